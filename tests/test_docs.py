@@ -68,7 +68,8 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "page", [*RUNNABLE, "docs/kernels.md", "docs/server.md", "docs/structured_output.md", "docs/tools.md"]
+    "page",
+    [*RUNNABLE, "docs/cli.md", "docs/kernels.md", "docs/server.md", "docs/structured_output.md", "docs/tools.md"],
 )
 def test_the_code_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -298,6 +298,8 @@ def resolved_hints(initializer: Any, owner: Any) -> dict[str, Any]:
 
 NEED_A_MODEL = ("BlockingModel", "Conversation", "Model")
 RESULTS = (
+    "paged_sdk.build.machine",
+    "paged_sdk.types.memory_plan",
     "paged_sdk.types.response",
     "paged_sdk.types.embedding",
     "paged_sdk.types.score",

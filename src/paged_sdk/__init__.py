@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from paged_sdk.blocking import BlockingCompletionStream as BlockingCompletionStream
     from paged_sdk.blocking import BlockingModel as BlockingModel
     from paged_sdk.build.gguf_export import write_gguf as write_gguf
+    from paged_sdk.build.machine import GpuReport as GpuReport
+    from paged_sdk.build.machine import MachineReport as MachineReport
+    from paged_sdk.build.machine import describe_machine as describe_machine
+    from paged_sdk.build.memory_plan import plan_memory as plan_memory
     from paged_sdk.build.safetensors_export import write_safetensors as write_safetensors
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
     from paged_sdk.builders import LoraModelBuilder as LoraModelBuilder
@@ -70,6 +74,7 @@ if TYPE_CHECKING:
     from paged_sdk.types.logprobs import Logprobs as Logprobs
     from paged_sdk.types.logprobs import TokenLogprob as TokenLogprob
     from paged_sdk.types.logprobs import TopLogprob as TopLogprob
+    from paged_sdk.types.memory_plan import MemoryPlan as MemoryPlan
     from paged_sdk.types.messages import Message as Message
     from paged_sdk.types.messages import TextMessageRole as TextMessageRole
     from paged_sdk.types.messages import TextMessages as TextMessages
@@ -110,6 +115,8 @@ _HOME = {
         "VisionModelBuilder",
     ),
     "build.gguf_export": ("write_gguf",),
+    "build.machine": ("GpuReport", "MachineReport", "describe_machine"),
+    "build.memory_plan": ("plan_memory",),
     "build.safetensors_export": ("write_safetensors",),
     "config.images": ("ImageLimits",),
     "config.isq": ("IsqType",),
@@ -150,6 +157,7 @@ _HOME = {
     "types.image": ("Image",),
     "types.logits_processor": ("BatchLogitsProcessor", "LogitsProcessor"),
     "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
+    "types.memory_plan": ("MemoryPlan",),
     "types.messages": ("Message", "TextMessageRole", "TextMessages", "VisionMessages"),
     "types.request": ("CompletionOptions", "ReadingOptions", "RequestBuilder"),
     "types.response": (

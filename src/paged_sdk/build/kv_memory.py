@@ -27,7 +27,7 @@ from paged_sdk.kv.pool_size import (
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.device import device_memory
 
-__all__ = ["make_kv_manager", "size_pool", "size_pools"]
+__all__ = ["block_layout", "make_kv_manager", "size_pool", "size_pools"]
 
 _log = get_logger(__name__)
 
@@ -57,7 +57,7 @@ def size_pools(
         return size_pool(config, shapes, dtype=dtype, device=device, activations=bytes_of_steps)
     asked = config
     if isinstance(config.gpu_memory, MB):
-        whole, memories = _layout(config, [model for model, _ in models], dtype), map(device_memory, devices)
+        whole, memories = block_layout(config, [model for model, _ in models], dtype), map(device_memory, devices)
         total, free = (sum(each) for each in zip(*((memory.total, memory.free) for memory in memories), strict=True))
         num_blocks = blocks_for(config.gpu_memory, whole, DeviceMemory(total=total, free=free))
         asked = evolve(config, gpu_memory=ContextSize(num_blocks * config.block_size))
@@ -97,7 +97,7 @@ def size_pool(
     """
     if not config.paged:
         return config
-    layout = _layout(config, models, dtype)
+    layout = block_layout(config, models, dtype)
     memory = device_memory(device)
     memory = evolve(memory, free=max(0, memory.free - activations))
     pool = config.gpu_memory or (DEFAULT_CUDA_MEMORY if device.type == "cuda" else None)
@@ -109,7 +109,7 @@ def size_pool(
     return evolve(config, num_blocks=num_blocks)
 
 
-def _layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: torch.dtype) -> BlockLayout:
+def block_layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: torch.dtype) -> BlockLayout:
     """Return what a block of some models takes."""
     elements_per_token = sum(model.kv_elements_per_token for model in models)
     elements = {"block_size": config.block_size, "elements_per_token": elements_per_token}

@@ -62,6 +62,7 @@ __all__ = [
     "load_weights",
     "make_storage",
     "model_path",
+    "place",
     "unfused",
     "weight_policy",
 ]
@@ -134,7 +135,7 @@ def load_weights(
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
         max_model_len = resolve_max_model_len(settings, shape)
-        placed = _place(settings.topology, device, plan, checkpoint)
+        placed = place(settings.topology, device, plan, checkpoint)
         placement = placed.placement
         importance = load_importance(checkpoint, settings, go_on)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, importance)
@@ -224,7 +225,7 @@ def _vision(
     return load_vision_door(checkpoint.path, model, text.tokenizer, limits)
 
 
-def _place(topology: Topology | None, device: torch.device, plan: ModelPlan, checkpoint: Checkpoint) -> PlacedNames:
+def place(topology: Topology | None, device: torch.device, plan: ModelPlan, checkpoint: Checkpoint) -> PlacedNames:
     """Decide where the tensors of a checkpoint are to be."""
     names = tuple(checkpoint.source.names())
     if topology is not None:

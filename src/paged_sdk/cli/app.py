@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from paged_sdk.cli.doctor import doctor
 from paged_sdk.cli.options import PAGED_ATTN, SPECULATE, ModelFormat, PagedAttnMode, Version
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
@@ -68,6 +69,7 @@ def _is_number(arg: str) -> bool:
 app.command(cls=_Command)(run)
 app.command(cls=_Command)(serve)
 app.command()(quantize)
+app.command(cls=_Command)(doctor)
 
 
 @app.callback()

@@ -236,6 +236,7 @@ class PagedFlags:
     paged_attn: PagedAttnMode = PagedAttnMode.AUTO
     no_paged_attn: bool = False
     pa_context_len: int | None = None
+    pa_ctxt_len: int | None = None
     pa_memory_mb: int | None = None
     pa_gpu_mem: int | None = None
     pa_memory_fraction: float | None = None
@@ -252,6 +253,7 @@ class PagedFlags:
         """
         pool_sizes = {
             "--pa-context-len": self.pa_context_len,
+            "--pa-ctxt-len": self.pa_ctxt_len,
             "--pa-memory-mb": self.pa_memory_mb,
             "--pa-gpu-mem": self.pa_gpu_mem,
             "--pa-memory-fraction": self.pa_memory_fraction,
@@ -275,8 +277,9 @@ class PagedFlags:
 
     def _meta(self) -> PagedAttentionMeta:
         meta = PagedAttentionMetaBuilder()
-        if self.pa_context_len is not None:
-            meta = meta.with_gpu_memory(MemoryGpuConfig.ContextSize(self.pa_context_len))
+        for tokens in (self.pa_context_len, self.pa_ctxt_len):
+            if tokens is not None:
+                meta = meta.with_gpu_memory(MemoryGpuConfig.ContextSize(tokens))
         for megabytes in (self.pa_memory_mb, self.pa_gpu_mem):
             if megabytes is not None:
                 meta = meta.with_gpu_memory(MemoryGpuConfig.MB(megabytes))

@@ -204,6 +204,7 @@ PaCacheType = Annotated[
 # Spellings of earlier command lines of mistral.rs.
 PaGpuMem = Annotated[int | None, typer.Option("--pa-gpu-mem", hidden=True)]
 PaGpuMemUsage = Annotated[float | None, typer.Option("--pa-gpu-mem-usage", hidden=True)]
+PaCtxtLen = Annotated[int | None, typer.Option("--pa-ctxt-len", hidden=True)]
 PaBlkSize = Annotated[int | None, typer.Option("--pa-blk-size", hidden=True)]
 NoPagedAttn = Annotated[bool, typer.Option("--no-paged-attn", metavar=FLAG, hidden=True)]
 

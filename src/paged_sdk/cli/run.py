@@ -39,6 +39,7 @@ def run(
     pa_cache_type: options.PaCacheType = None,
     pa_gpu_mem: options.PaGpuMem = None,
     pa_gpu_mem_usage: options.PaGpuMemUsage = None,
+    pa_ctxt_len: options.PaCtxtLen = None,
     pa_blk_size: options.PaBlkSize = None,
     no_paged_attn: options.NoPagedAttn = False,
     max_seqs: options.MaxSeqs = None,

@@ -196,19 +196,19 @@ class WeightPolicy:
 
     def is_quantized(self, named: NamedMatrix, role: Role) -> bool:
         """Return whether a matrix will be held in fewer bits than the model's dtype has."""
-        return self._isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)
+        return self.isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)
 
     def narrow(self, named: NamedMatrix, role: Role) -> tuple[IsqType, str] | None:
         """Return the type that a matrix is to be quantized to, and ggml's name of the blocks that it takes instead, as
         its rows do not fit the type's own; None: they do, or it is not quantized.
         """
-        isq = self._isq_of(named, role)
+        isq = self.isq_of(named, role)
         taken = None if isq is None else blocks_for(isq, named.matrix.shape[1])
         return None if isq is None or taken is None or taken == blocks_of(isq) else (isq, taken)
 
     def _held(self, named: NamedMatrix, role: Role, place: Place) -> StoredMatrix:
         """Return the matrix that forms are made from: as it is stored, quantized now, or to be decoded."""
-        isq = self._isq_of(named, role)
+        isq = self.isq_of(named, role)
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
             importance = None if self.importance is None else self.importance(named.name, named.index)
@@ -222,7 +222,7 @@ class WeightPolicy:
             return named.matrix
         return DecodedMatrix(named.matrix)
 
-    def _isq_of(self, named: NamedMatrix, role: Role) -> IsqType | None:
+    def isq_of(self, named: NamedMatrix, role: Role) -> IsqType | None:
         """Return the type that a matrix is quantized to in situ; None: it is not quantized, or its rows fit no format's
         blocks.
         """

@@ -1,0 +1,177 @@
+"""Describes the machine that models would run on, and what this package uses of it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import asdict, frozen
+
+from paged_sdk.processors import usable_processors
+
+__all__ = ["GpuReport", "MachineReport", "describe_machine"]
+
+PACKAGES: Final = (
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "llguidance",
+    "starlette",
+    "uvicorn",
+    "pillow",
+)
+
+FEATURES: Final = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimddp",
+    "i8mm",
+    "bf16",
+)
+"""Those that decide about kernels, by Linux's names."""
+
+
+@frozen(kw_only=True)
+class GpuReport:
+    """Describes a CUDA device.
+
+    :ivar name: what its maker calls it
+    :ivar capability: its compute capability, such as "9.0"
+    :ivar memory_mib: MiB that it has
+    :ivar free_mib: of them, those that nobody uses
+    :ivar why_no_triton: why Triton's kernels cannot run there; None: they can
+    """
+
+    name: str
+    capability: str
+    memory_mib: int
+    free_mib: int
+    why_no_triton: str | None
+
+
+@frozen(kw_only=True)
+class MachineReport:
+    """Describes a machine, and what is used of it.
+
+    :ivar package: this package's version
+    :ivar python: the interpreter's version
+    :ivar system: the operating system
+    :ivar processor: its name; empty: the system does not say
+    :ivar num_processors: how many this process may use, by its affinity and the quotas of its control groups
+    :ivar features: instruction sets of the processor that kernels exist for; empty where the system does not say
+    :ivar kernel_level: the instruction-set level that the native CPU kernels run on; None: they are absent
+    :ivar kernel_levels: all levels that this machine can run, best first
+    :ivar why_no_kernels: why the native kernels are absent, and torch's operations serve; None: they are there
+    :ivar dtype: what "auto" stands for on the CPU
+    :ivar memory_mib: MiB that this process may have
+    :ivar free_mib: of them, those that are free
+    :ivar address_mib: MiB of addresses that the process may have (``ulimit -v``); None: no limit
+    :ivar gpus: the CUDA devices
+    :ivar versions: of the packages that matter; None: it is not installed
+    """
+
+    package: str
+    python: str
+    system: str
+    processor: str
+    num_processors: int
+    features: tuple[str, ...]
+    kernel_level: str | None
+    kernel_levels: tuple[str, ...]
+    why_no_kernels: str | None
+    dtype: str
+    memory_mib: int
+    free_mib: int
+    address_mib: int | None
+    gpus: tuple[GpuReport, ...]
+    versions: Mapping[str, str | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain data, for JSON."""
+        return asdict(self)
+
+
+def describe_machine() -> MachineReport:
+    """Find out what models would run on. Nothing is changed; where there is a CUDA device, it is opened."""
+    # Imported here and below, because the tensor libraries take over a second.
+    import torch
+
+    from paged_sdk.kernels.native import library
+    from paged_sdk.runner.device import address_space, choose_dtype, device_memory
+
+    cpu = torch.device("cpu")
+    memory, space = device_memory(cpu), address_space()
+    name, features = _processor()
+    loaded = library.load()
+    return MachineReport(
+        package=version("paged-sdk"),
+        python=platform.python_version(),
+        system=platform.platform(),
+        processor=name,
+        num_processors=usable_processors(),
+        features=features,
+        kernel_level=None if loaded is None else loaded.isa,
+        kernel_levels=library.available_levels(),
+        why_no_kernels=library.why_not(),
+        dtype=str(choose_dtype("auto", cpu)).removeprefix("torch."),
+        memory_mib=memory.total >> 20,
+        free_mib=memory.free >> 20,
+        address_mib=None if space is None else space.total >> 20,
+        gpus=tuple(_gpu(index) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
+        versions={package: _version(package) for package in PACKAGES},
+    )
+
+
+def _processor(file: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
+    """Return the processor's name and its features, as far as the system says them.
+
+    :param file: Linux's account of processors; another in tests
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return platform.processor(), ()
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    there = set((fields.get("flags") or fields.get("Features") or "").split())
+    return fields.get("model name") or platform.processor(), tuple(name for name in FEATURES if name in there)
+
+
+def _gpu(index: int) -> GpuReport:
+    import torch
+
+    from paged_sdk.kernels.triton import availability
+    from paged_sdk.runner.device import device_memory
+
+    device = torch.device("cuda", index)
+    memory = device_memory(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return GpuReport(
+        name=torch.cuda.get_device_name(device),
+        capability=f"{major}.{minor}",
+        memory_mib=memory.total >> 20,
+        free_mib=memory.free >> 20,
+        why_no_triton=availability.why_not(device),
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

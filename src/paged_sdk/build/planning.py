@@ -1,0 +1,122 @@
+"""Computes what memory a model would take, from the heads of its files: no weight is read."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import torch
+
+from paged_sdk.build.kv_memory import block_layout, size_pools
+from paged_sdk.build.loaded_model import model_path, place, weight_policy
+from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
+from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
+from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.env import read_environment
+from paged_sdk.config.isq import IsqFamily, IsqType
+from paged_sdk.errors import ConfigError
+from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
+from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.models.any_model import plan_model
+from paged_sdk.quant.isq import blocks_for
+from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
+from paged_sdk.types.memory_plan import MemoryPlan
+from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.weights.source import WeightSource
+
+__all__ = ["compute_plan"]
+
+GROUP: Final = 64
+"""The columns that share a scale in types of groups."""
+
+
+def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
+    """Return what :func:`~paged_sdk.build.memory_plan.plan_memory` promises."""
+    environment = read_environment()
+    if settings.draft is not None or environment.draft_model is not None:
+        raise ConfigError.of("draft", "a draft model", "none: what it takes beside is not planned")
+    devices = choose_devices(settings)
+    path = model_path(source, settings)
+    dtype = common_dtype(settings.dtype, devices)
+    checkpoint = open_checkpoint(path)
+    try:
+        plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
+        max_model_len = resolve_max_model_len(settings, plan.config)
+        placed = place(settings.topology, devices[0], plan, checkpoint)
+        library = load() if any(device.type == "cpu" for device in devices) else None
+        workspace = None if library is None else Workspace(library, num_threads=1)
+        policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, None)
+        weights = _bytes_by_device(checkpoint.source, policy, placed, dtype)
+    finally:
+        checkpoint.source.close()
+    config = resolve_engine_config(
+        plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
+    )
+    config = size_pools(config, [(plan.config, placed.placement)], dtype=dtype, activations=weights)
+    layout = block_layout(config, [plan.config], dtype)
+    tokens = config.num_blocks * config.block_size if config.paged else max_model_len
+    bytes_per_token = layout.block_bytes / layout.block_size
+    return MemoryPlan(
+        model=path.stem if path.is_file() else path.name,
+        architecture=plan.config.model_type,
+        devices=tuple(str(device) for device in placed.placement.devices),
+        dtype=str(dtype).removeprefix("torch."),
+        isq=None if policy.isq is None else policy.isq.value,
+        weight_bytes=sum(weights.values()),
+        paged=config.paged,
+        cache_type=config.cache_type.value,
+        block_size=config.block_size,
+        bytes_per_token=bytes_per_token,
+        num_blocks=config.num_blocks if config.paged else 0,
+        kv_bytes=int(tokens * bytes_per_token),
+        kv_tokens=tokens,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+def _bytes_by_device(
+    source: WeightSource, policy: WeightPolicy, placed: PlacedNames, dtype: torch.dtype
+) -> dict[torch.device, int]:
+    """Return how many bytes of weights each device would hold."""
+    found: dict[torch.device, int] = {}
+    own, placement = placed.tensor_names, placed.placement
+    roles = {} if own is None else {own.table: Role.EMBEDDING, f"{own.head}.weight": Role.HEAD}
+    for name in source.names():
+        devices = placed.devices_of(re.compile(f"^{re.escape(name)}$"))
+        device = devices[0] if devices else placement.head
+        found[device] = found.get(device, 0) + _bytes_of(
+            source, name, policy, roles.get(name, Role.LINEAR), dtype, is_decoded=device in policy.decoded_on
+        )
+    return found
+
+
+def _bytes_of(
+    source: WeightSource, name: str, policy: WeightPolicy, role: Role, dtype: torch.dtype, *, is_decoded: bool
+) -> int:
+    """Return how many bytes a tensor would take.
+
+    :param is_decoded: whether what is stored quantized is decoded on its device
+    """
+    shape = source.shape(name)
+    elements = torch.Size(shape).numel()
+    if len(shape) < 2:
+        return elements * dtype.itemsize
+    matrix = source.matrix(name)
+    named = NamedMatrix(name, matrix)
+    isq = policy.isq_of(named, role)
+    if isq is not None:
+        return int(elements * _bits(isq, matrix.shape[1]) / 8)
+    is_kept = policy.is_quantized(named, role) and not is_decoded
+    return matrix.num_bytes if is_kept else elements * dtype.itemsize
+
+
+def _bits(isq: IsqType, cols: int) -> float:
+    """Return the bits that a weight takes with its share of the scales."""
+    blocks = blocks_for(isq, cols)
+    if blocks is not None:
+        form = BLOCK_FORMATS[tensor_type_of(blocks)]
+        return form.num_bytes * 8 / form.elements
+    if isq.family is IsqFamily.ROW:
+        return isq.bits + 32 / cols
+    return isq.bits + (16 if isq.family is IsqFamily.LEVELS else 32) / GROUP
