@@ -174,7 +174,7 @@ class ModelFlags:
     chat_template: str | None = None
     dtype: str | None = None
     isq: str | None = None
-    topology: Path | None = None
+    topology: Path | Topology | None = None
     vision: bool = False
     imatrix: Path | None = None
     calibration_file: Path | None = None
@@ -208,7 +208,9 @@ class ModelFlags:
         if self.isq is not None:
             builder = builder.with_isq(IsqType.parse(self.isq, setting="--isq"))
         if self.topology is not None:
-            builder = builder.with_topology(Topology.from_yaml(self.topology))
+            builder = builder.with_topology(
+                self.topology if isinstance(self.topology, Topology) else Topology.from_yaml(self.topology)
+            )
         if self.imatrix is not None:
             builder = builder.with_imatrix(self.imatrix)
         if self.calibration_file is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -94,9 +96,45 @@ AdapterFolder = Annotated[
         "--adapter-folder", metavar="DIR", help="Clients may load adapters from there.", rich_help_panel=SERVER
     ),
 ]
+Page = Annotated[
+    bool, typer.Option("--page/--no-page", help="Whether there is a chat page at /.", rich_help_panel=SERVER)
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="JSON: the model, and how it is served. Options of the command line count before it.",
+        rich_help_panel=SERVER,
+    ),
+]
+
+
+def _show_schema(asked: bool) -> None:
+    if asked:
+        from paged_sdk.cli.service_file import service_file_schema
+
+        typer.echo(json.dumps(service_file_schema(), indent=2))
+        raise typer.Exit
+
+
+ConfigSchema = Annotated[
+    bool,
+    typer.Option(
+        "--config-schema",
+        callback=_show_schema,
+        is_eager=True,
+        metavar=options.FLAG,
+        help="Show the JSON schema of such files and exit.",
+        rich_help_panel=SERVER,
+    ),
+]
 
 
 def serve(
+    ctx: typer.Context,
+    config: Config = None,
+    config_schema: ConfigSchema = False,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: ApiKey = None,
@@ -108,6 +146,7 @@ def serve(
     drain_timeout: DrainTimeout = 60.0,
     image_host: ImageHost = None,
     adapter_folder: AdapterFolder = None,
+    page: Page = True,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     version: options.Version = False,
@@ -147,7 +186,7 @@ def serve(
     adapter: Adapters = None,
 ) -> None:
     """Serve a model over HTTP, as OpenAI's API has it."""
-    given = dict(locals())
+    given: dict[str, Any] = dict(locals())
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.flags import builder_of, exclusive, naming_flags
     from paged_sdk.cli.serving import keep_serving
@@ -156,19 +195,30 @@ def serve(
     terminal = Terminal(quiet=quiet)
     with terminal.reporting(verbose=verbose), naming_flags():
         exclusive({"--verbose": verbose, "--quiet": quiet})
-        builder = builder_of({**given, "adapters": tuple(adapter or ())})
+        sampling: Mapping[str, object] = {}
+        if config is not None:
+            from paged_sdk.cli.service_file import ServiceFile
+
+            file = ServiceFile.read(config)
+            sampling = file.sampling
+            for name, value in file.options.items():
+                source = ctx.get_parameter_source(name)
+                if source is None or source.name == "DEFAULT":
+                    given[name] = value
         keep_serving(
-            builder,
+            builder_of({**given, "adapters": tuple(given["adapter"] or ())}),
             terminal,
-            host=host,
-            port=port,
-            name=served_model_name,
-            arch=arch,
-            api_keys=tuple(api_key or ()),
-            cors_origins=tuple(cors_origin or ()),
-            max_body_bytes=max_body_mb << 20,
-            timeout=timeout,
-            drain_timeout=drain_timeout,
-            image_hosts=tuple(image_host or ()),
-            adapter_folder=adapter_folder,
+            host=given["host"],
+            port=given["port"],
+            name=given["served_model_name"],
+            arch=given["arch"],
+            api_keys=tuple(given["api_key"] or ()),
+            cors_origins=tuple(given["cors_origin"] or ()),
+            max_body_bytes=given["max_body_mb"] << 20,
+            timeout=given["timeout"],
+            drain_timeout=given["drain_timeout"],
+            image_hosts=tuple(given["image_host"] or ()),
+            adapter_folder=given["adapter_folder"],
+            page=given["page"],
+            sampling=sampling,
         )

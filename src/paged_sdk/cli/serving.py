@@ -67,7 +67,9 @@ def keep_serving(
             check_arch(model.architecture, arch)
             named = name or model.name
             shown = f"[{host}]" if ":" in host else host
-            terminal.reply(f"{named} at http://{shown}:{listener.getsockname()[1]}/v1 (Ctrl-C ends it)")
+            url = f"http://{shown}:{listener.getsockname()[1]}"
+            chat = f" with a chat page at {url}/" if checked.page else ""
+            terminal.reply(f"{named} at {url}/v1{chat} (Ctrl-C ends it)")
             return await run(create_app({named: model}, checked), listener)
 
     with closing(listener):

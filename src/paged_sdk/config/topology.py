@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -127,8 +127,21 @@ class Topology:
             text = read_text(file)
         except CheckpointError as error:
             raise ConfigError.of("topology", str(file), f"a file that can be read ({error})") from error
+        return cls.from_dict(dict(_entries(text, file)))
+
+    @classmethod
+    def from_dict(cls, layers: Mapping[str, Mapping[str, str | None]]) -> Topology:
+        """Make a topology of what such a file says, as in ``Topology.from_dict({"0-8": {"isq": "Q3K"}})``.
+
+        :param layers: what layers are to be, by selector
+        :raises ConfigError: it says something else
+        """
+        if not isinstance(layers, Mapping):
+            raise ConfigError.of("layers", layers, "selectors, each with isq and device")
         topology = cls.empty()
-        for key, entry in _entries(text, file):
+        for key, entry in layers.items():
+            if not isinstance(key, str) or not isinstance(entry, Mapping):
+                raise ConfigError.of("layers", {key: entry}, "selectors, each with isq and device")
             topology = _with_selector(topology, key, _layer(entry, key))
         return topology
 
@@ -196,11 +209,15 @@ def _text(node: Node) -> str | None:
     return node.value if isinstance(node.value, str) else None
 
 
-def _layer(entry: dict[str, str], key: str) -> LayerTopology:
-    unknown = next((name for name in entry if name not in ("isq", "device")), None)
-    if unknown is not None:
-        raise ConfigError.of("topology", f"{key}: {unknown}", "isq and device of a selector")
-    says = {name: value for name, value in entry.items() if value.lower() not in ("", "null", "~")}
+def _layer(entry: Mapping[str, str | None], key: str) -> LayerTopology:
+    says: dict[str, str] = {}
+    for name, value in entry.items():
+        if name not in ("isq", "device"):
+            raise ConfigError.of("topology", f"{key}: {name}", "isq and device of a selector")
+        if value is not None and not isinstance(value, str):
+            raise ConfigError.of("topology", {key: {name: value}}, "text, such as Q4K")
+        if value is not None and value.lower() not in ("", "null", "~"):
+            says[name] = value
     isq = says.get("isq")
     return LayerTopology(isq=None if isq is None else IsqType.parse(isq, setting="topology"), device=says.get("device"))
 

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from paged_sdk import Model
 from paged_sdk.server.adapter_routes import AdapterRoutes
 from paged_sdk.server.answers import Answers
+from paged_sdk.server.chat_page import PAGE_ROUTES, ChatPage
 from paged_sdk.server.count_route import CountRoute
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.embedding_route import EmbeddingRoute
@@ -115,10 +116,15 @@ class ModelServer(Starlette):
         embeddings = EmbeddingRoute(models=models, settings=settings)
         counts = CountRoute(models=models, settings=settings, images=images)
         adapters = AdapterRoutes(models=models, settings=settings)
+        page = ChatPage()
         super().__init__(
             routes=[
                 *(
-                    Route(api.path, answers(operation=api.operation, read=api.read).answer, methods=["POST"])
+                    Route(
+                        api.path,
+                        answers(operation=api.operation, read=settings.reader(api.body, api.read)).answer,
+                        methods=["POST"],
+                    )
                     for api in APIS
                 ),
                 Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
@@ -131,6 +137,7 @@ class ModelServer(Starlette):
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", lambda request: Response(metrics.text(), media_type=METRICS_TYPE)),
+                *(Route(path, page.answer, include_in_schema=False) for path in PAGE_ROUTES if settings.page),
             ],
             middleware=[cors, front] if settings.cors_origins else [front],
             exception_handlers={HTTPException: _http_problem},

@@ -13,6 +13,7 @@ from attrs import frozen
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paged_sdk.server.chat_page import PAGE_PATHS
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.errors import LOGGER_NAME, path_of, problem_for, problem_response
 from paged_sdk.server.metrics import Metrics
@@ -97,7 +98,8 @@ class Front:
             return None
         if self.drain.has_begun:
             return self.drain.refusal
-        if self.settings.api_keys and not self._has_key(headers):
+        is_page = self.settings.page and path in PAGE_PATHS
+        if self.settings.api_keys and not is_page and not self._has_key(headers):
             return Problem(
                 status=401,
                 message="an API key is needed: send Authorization: Bearer KEY, and a key that this server has",

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, cast
 
 from attrs import Attribute, field, frozen
 
-from paged_sdk import ConfigError
+from paged_sdk import ConfigError, InvalidRequestError
+from paged_sdk.wire.body import BodyReader
+from paged_sdk.wire.sampling import SamplingDefaults, SamplingFields, read_sampling
 
 __all__ = ["ServerSettings"]
 
+T = TypeVar("T")
+
+SAMPLING: Final = BodyReader(SamplingDefaults)
 MAX_BODY_BYTES = 64 << 20
 """A dozen photographs as data URLs, or a text of ten million tokens."""
 
 
 def _texts(value: Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _fixed(value: object) -> object:
+    return MappingProxyType(dict(value)) if isinstance(value, Mapping) else value
 
 
 def _are_texts(instance: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
@@ -55,6 +65,10 @@ class ServerSettings:
     :ivar image_hosts: images are fetched from these hosts, where requests name them by address; ``*``: from any with a
         public address; none: images have to come as ``data:`` URLs
     :ivar adapter_folder: adapters can be loaded from here by request, and from nowhere else; None: not at all
+    :ivar page: whether there is a chat page at ``/``
+    :ivar sampling: what requests get that leave it open, by the names of the API's fields: ``temperature``, ``top_p``,
+        ``top_k``, ``min_p``, ``frequency_penalty``, ``presence_penalty``, ``repetition_penalty``, ``stop``, ``seed``;
+        the others come from the checkpoint. Where an API has no such field, it is left out
     :raises ConfigError: at construction
     """
 
@@ -67,8 +81,34 @@ class ServerSettings:
     drain_timeout: float = field(default=60.0, validator=_is_time)
     image_hosts: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts)
     adapter_folder: Path | None = field(default=None)
+    page: bool = field(default=True)
+    sampling: Mapping[str, Any] = field(factory=dict, converter=_fixed, hash=False)
 
     @adapter_folder.validator
     def _is_folder(self, attribute: Attribute[Any], value: object) -> None:
         if value is not None and not (isinstance(value, Path) and value.is_dir()):
             raise ConfigError.of("adapter_folder", value, "a Path of a directory that exists")
+
+    @page.validator
+    def _is_switch(self, attribute: Attribute[Any], value: object) -> None:
+        if not isinstance(value, bool):
+            raise ConfigError.of("page", value, "True or False")
+
+    @sampling.validator
+    def _can_sample(self, attribute: Attribute[Any], value: object) -> None:
+        try:
+            read_sampling(cast(SamplingFields, SAMPLING.read(value)), max_len=None, top_n=None)
+        except InvalidRequestError as error:
+            field_name = "sampling" if error.field in (None, "body") else f"sampling.{error.field}"
+            raise ConfigError.of(field_name, error.value, error.allowed) from None
+
+    def reader(self, body: BodyReader[Any], read: Callable[[object], T]) -> Callable[[object], T]:
+        """Return what reads bodies, with the sampling that they leave open filled in."""
+        known = {name: value for name, value in self.sampling.items() if name in body.names and value is not None}
+
+        def filled(value: object) -> T:
+            if isinstance(value, Mapping):
+                value = {**value, **{name: said for name, said in known.items() if value.get(name) is None}}
+            return read(value)
+
+        return filled if known else read

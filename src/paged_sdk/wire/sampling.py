@@ -11,6 +11,7 @@ from paged_sdk.wire.body import Bounds
 __all__ = [
     "MAX_TOP_LOGPROBS",
     "Grammar",
+    "SamplingDefaults",
     "SamplingFields",
     "constraint_of",
     "dry_params",
@@ -31,8 +32,8 @@ class Grammar(TypedDict):
     value: str | dict[str, Any]
 
 
-class SamplingFields(TypedDict, total=False):
-    """What a body may say about how tokens are chosen. What it leaves open comes from the checkpoint."""
+class SamplingDefaults(TypedDict, total=False):
+    """What a server may say for requests that do not say it."""
 
     temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
     top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
@@ -40,13 +41,18 @@ class SamplingFields(TypedDict, total=False):
     presence_penalty: Annotated[float | None, Bounds(-2, 2), "Lowers a token that occurred."]
     stop: Annotated[str | list[str] | None, "Texts that end the answer, which does not hold them."]
     seed: Annotated[int | None, Bounds(-(2**63), 2**63 - 1), "The same choices for the same request."]
+    top_k: Annotated[int | None, Bounds(-1), "Extension: keep the k likeliest tokens; 0 or -1 keeps all."]
+    min_p: Annotated[float | None, Bounds(0, 1), "Extension: keep tokens this times as likely as the likeliest."]
+    repetition_penalty: Annotated[float | None, Bounds(0.01, 100), "Extension: divides logits of tokens that occurred."]
+
+
+class SamplingFields(SamplingDefaults, total=False):
+    """What a body may say about how tokens are chosen. What it leaves open comes from the checkpoint."""
+
     logit_bias: Annotated[dict[str, float] | None, "Token ids to numbers added to their logits."]
     n: Annotated[int | None, Bounds(1), "How many answers."]
     max_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most."]
     user: Annotated[str | None, "A label for whom this is; it is in the server's log."]
-    top_k: Annotated[int | None, Bounds(-1), "Extension: keep the k likeliest tokens; 0 or -1 keeps all."]
-    min_p: Annotated[float | None, Bounds(0, 1), "Extension: keep tokens this times as likely as the likeliest."]
-    repetition_penalty: Annotated[float | None, Bounds(0.01, 100), "Extension: divides logits of tokens that occurred."]
     stop_token_ids: Annotated[list[int] | None, "Extension: tokens that end the answer."]
     min_tokens: Annotated[int | None, Bounds(0), "Extension: no end before so many tokens."]
     ignore_eos: Annotated[bool | None, "Extension: go on past the end token."]

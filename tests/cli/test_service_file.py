@@ -1,0 +1,124 @@
+"""What a file for ``paged-sdk serve --config`` says, and that what it cannot say is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from jsonschema import Draft202012Validator, ValidationError
+from typer.testing import CliRunner
+
+from paged_sdk import IsqType, MemoryGpuConfig, PagedCacheType, TextModelBuilder
+from paged_sdk.cli import serving
+from paged_sdk.cli.app import app
+from paged_sdk.cli.service_file import service_file_schema
+
+PUBLISHED: Final = Path(__file__).parents[2] / "docs" / "serve.schema.json"
+WHOLE: Final[dict[str, Any]] = {
+    "$schema": "serve.schema.json",
+    "model": "some/model",
+    "name": "ours",
+    "isq": "Q4K",
+    "topology": {"0-8": {"isq": "Q3K"}, "/down_proj/": {"isq": "Q6K", "device": None}},
+    "paged": {"memory_mb": 512, "block_size": 16, "cache_type": "f8e4m3"},
+    "max_seqs": 8,
+    "max_queue": 64,
+    "speculate": 4,
+    "adapters": {"poems": "adapters/poems"},
+    "sampling": {"temperature": 0.7, "top_p": 0.9, "seed": None},
+    "server": {"host": "127.0.0.1", "port": 0, "api_keys": ["k"], "max_body_mb": 8, "timeout": 60.5, "page": False},
+}
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Return what runs a command line with a file, and returns what would have been served."""
+
+    def run(content: object, *arguments: str, code: int = 0) -> Any:
+        calls: list[tuple[Any, dict[str, Any]]] = []
+
+        def keep_serving(builder: Any, terminal: Any, **settings: Any) -> None:
+            calls.append((builder, settings))
+
+        monkeypatch.setattr(serving, "keep_serving", keep_serving)
+        path = tmp_path / "config.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        result = CliRunner().invoke(app, ["serve", "--config", str(path), *arguments], env={"COLUMNS": "200"})
+        assert result.exit_code == code, result.output
+        return calls[0] if calls else result.output
+
+    return run
+
+
+def test_a_whole_file(serve: Any) -> None:
+    builder, settings = serve(WHOLE)
+    assert isinstance(builder, TextModelBuilder)
+    assert builder.source.location == "some/model"
+    said = builder.settings
+    assert said.isq is IsqType.Q4K
+    assert said.topology is not None
+    assert [str(each) for each in said.topology.selectors] == ["0-8", "/down_proj/"]
+    meta = said.paged_meta
+    assert meta is not None
+    assert (meta.block_size, meta.cache_type, meta.gpu_memory) == (16, PagedCacheType.F8E4M3, MemoryGpuConfig.MB(512))
+    assert (said.max_num_seqs, said.max_queue, said.gamma) == (8, 64, 4)
+    assert [(each.name, each.location) for each in said.adapters] == [("poems", "adapters/poems")]
+    assert settings["sampling"] == {"temperature": 0.7, "top_p": 0.9}
+    assert settings["name"] == "ours"
+    assert (settings["port"], settings["api_keys"], settings["page"]) == (0, ("k",), False)
+    assert (settings["max_body_bytes"], settings["timeout"], settings["drain_timeout"]) == (8 << 20, 60.5, 60.0)
+
+
+def test_an_empty_file_is_as_no_options(serve: Any) -> None:
+    builder, settings = serve({})
+    assert builder.source.location.endswith(".gguf")
+    assert (settings["host"], settings["port"], settings["page"]) == ("127.0.0.1", 8000, True)
+
+
+def test_the_command_line_counts_before_the_file(serve: Any) -> None:
+    builder, settings = serve(WHOLE, "--isq", "Q8_0", "--port", "9", "--page")
+    assert builder.settings.isq is IsqType.Q8_0
+    assert (settings["port"], settings["page"], settings["name"]) == (9, True, "ours")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"modle": "a"}, "modle"),
+        ({"paged": {"blocks": 4}}, "paged.blocks"),
+        ({"server": {"prot": 4}}, "server.prot"),
+        ({"sampling": {"temperature": -1}}, "sampling.temperature"),
+        ({"sampling": {"max_tokens": 1}}, "sampling.max_tokens"),
+        ({"server": {"port": "80"}}, "server.port"),
+        ({"paged": {"mode": "perhaps"}}, "paged.mode"),
+        ({"topology": {"0-8": {"bits": "4"}}}, 'topology["0-8"].bits'),
+        ({"topology": {"8-0": {"isq": "Q4K"}}}, "8-0"),
+        ({"isq": "Q9"}, "--isq"),
+        ({"paged": {"memory_mb": 4, "context_len": 4}}, "exclude"),
+        ("[1]", "a JSON object"),
+        ("{", "no JSON"),
+    ],
+)
+def test_what_a_file_cannot_say_is_named(serve: Any, content: object, said: str) -> None:
+    shown = serve(content, code=2)
+    assert said in shown
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    result = CliRunner().invoke(app, ["serve", "--config", "no/such.json"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "No such file" in result.stderr
+
+
+def test_the_published_schema_is_the_one_that_is_held_to() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--config-schema"]).stdout
+    assert json.loads(shown) == json.loads(PUBLISHED.read_text()) == service_file_schema()
+    Draft202012Validator.check_schema(service_file_schema())
+    judge = Draft202012Validator(service_file_schema())
+    judge.validate(WHOLE)
+    judge.validate({})
+    for wrong in ({"modle": "a"}, {"paged": {"blocks": 4}}, {"server": {"port": "80"}}):
+        with pytest.raises(ValidationError):
+            judge.validate(wrong)
