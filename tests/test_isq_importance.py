@@ -206,9 +206,9 @@ async def test_another_model_s_is_refused(checkpoint: Path, imatrix: Path, tmp_p
 
 
 async def test_a_family_that_llama_cpp_does_not_name(imatrix: Path, text: Path, tmp_path: Path) -> None:
-    path = tiny.make_other_checkpoint("phi", tmp_path / "model")
+    path = tiny.make_other_checkpoint("glm", tmp_path / "model")
     for builder in (builder_of(path).with_imatrix(imatrix), builder_of(path).with_calibration_file(text)):
-        with pytest.raises(UnsupportedArchitectureError, match="no names for the tensors of a phi model"):
+        with pytest.raises(UnsupportedArchitectureError, match="no names for the tensors of a glm model"):
             await builder.build()
 
 

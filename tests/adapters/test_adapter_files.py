@@ -424,6 +424,13 @@ def gguf_file(path: Path, *, tensors: dict[str, tuple[int, ...]], **values: Any)
 GOOD: dict[str, tuple[int, ...]] = {"blk.0.ffn_up.weight.lora_a": (4, 64), "blk.0.ffn_up.weight.lora_b": (128, 4)}
 
 
+def test_rows_in_another_order_are_refused(tmp_path: Path) -> None:
+    tensors = {"blk.0.attn_qkv.weight.lora_a": (4, 64), "blk.0.attn_qkv.weight.lora_b": (192, 4)}
+    path = gguf_file(tmp_path / "adapter.gguf", tensors=tensors, architecture="bloom")
+    with pytest.raises(AdapterError, match="rows bloom has in another order"):
+        read_gguf(path)
+
+
 def test_scales_of_gguf_files(tmp_path: Path) -> None:
     for alpha, scale in ((8.0, 2.0), (0.0, 1.0)):
         path = gguf_file(tmp_path / f"{alpha}.gguf", tensors=GOOD, **{"adapter.lora.alpha": alpha})

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-__all__ = ["FAMILIES", "draw_config", "reference_of"]
+__all__ = ["ABSENT", "FAMILIES", "draw_config", "reference_of"]
 
 ABSENT: Final = object()
 """Stands for a field that the config leaves out."""
@@ -264,6 +264,7 @@ def _draw_rope(draw: random.Random, model_type: str, config: dict[str, Any]) -> 
 
 def reference_of(config: dict[str, Any], directory: Path) -> PreTrainedModel:
     """Build the model of a config.json with random weights, as transformers reads the file."""
+    config = {key: value for key, value in config.items() if value is not ABSENT}
     (directory / "config.json").write_text(json.dumps(config))
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")

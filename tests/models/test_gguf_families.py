@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from odd_configs import reference_of
+from odd_configs import ABSENT, reference_of
 from reference_decoding import CPU, logits, paged, random_prompt
 
 import tiny
+from native_weights import needs_library, workspace
 from paged_sdk.errors import UnsupportedArchitectureError
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.models.family import read_config
 from paged_sdk.models.loading import load_model
+from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights import write_gguf
 from paged_sdk.weights.gguf_source import GgufSource
 
@@ -41,6 +44,8 @@ _COMMON: Final[dict[str, Any]] = {
     "tie_word_embeddings": False,
 }
 _TIED: Final = {"tie_word_embeddings": True}
+#: Of families whose heads share the hidden size and have keys of their own.
+_WIDE: Final = {"intermediate_size": 256, "num_key_value_heads": 4, "head_dim": ABSENT}
 # By GGUF's architecture: the config that makes the model, and the keys that only this architecture has.
 FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, float]]]] = {
     "gemma": ({"model_type": "gemma", **_TIED}, {}),
@@ -58,6 +63,10 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, float]]]] = {
     "smollm3": ({"model_type": "smollm3"}, {}),
     "arcee": ({"model_type": "arcee"}, {}),
     "olmo2": ({"model_type": "olmo2"}, {}),
+    "olmo2 with windows": (
+        {"model_type": "olmo3", "sliding_window": 16, "rope_theta": 500_000.0},
+        {"attention.sliding_window": 16, "rope.freq_base": 500_000.0},
+    ),
     "ernie4_5": ({"model_type": "ernie4_5", **_TIED}, {}),
     "exaone4": ({"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 4}, {}),
     "glm4": ({"model_type": "glm4"}, {"rope.dimension_count": 8}),
@@ -72,13 +81,45 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, float]]]] = {
         {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
         {"expert_count": 4, "expert_used_count": 2},
     ),
+    "phi2": ({"model_type": "phi", "partial_rotary_factor": 0.5}, {"rope.dimension_count": 8}),
+    "stablelm": (
+        {"model_type": "stablelm", "partial_rotary_factor": 0.25, "use_qkv_bias": True},
+        {"rope.dimension_count": 4},
+    ),
+    "stablelm with norms of heads": (
+        {"model_type": "stablelm", "partial_rotary_factor": 0.5, "qk_layernorm": True, "use_parallel_residual": True},
+        {"rope.dimension_count": 8},
+    ),
+    "falcon": (
+        {"model_type": "falcon", **_TIED, **_WIDE, "multi_query": True},
+        {"attention.head_count_kv": 1},
+    ),
+    "bloom": ({"model_type": "bloom", **_TIED, **_WIDE, "seq_length": 512}, {}),
+    "falcon with two norms": (
+        {"model_type": "falcon", **_TIED, **_WIDE, "new_decoder_architecture": True, "num_kv_heads": 2},
+        {"attention.head_count_kv": 2},
+    ),
+    "mpt": (
+        {
+            "model_type": "mpt",
+            **_TIED,
+            **_WIDE,
+            "max_seq_len": 512,
+            "attn_config": {"alibi": True, "clip_qkv": 3.0},
+        },
+        {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 3.0},
+    ),
 }
 _PERMUTED: Final = ("granite", "smollm3", "arcee")
 _NORMS_LESS_1: Final = ("gemma", "nemotron")
 
 
 def write(architecture: str, reference: Any, own: dict[str, float], path: Path) -> None:
-    """Write a model as llama.cpp's converter does."""
+    """Write a model as llama.cpp's converter does.
+
+    :param architecture: GGUF's name of it, and after a space what tells it from others of that name
+    """
+    architecture = architecture.partition(" ")[0]
     config, writer = reference.config, gguf.GGUFWriter(path, architecture)
     values = {
         "block_count": config.num_hidden_layers,
@@ -86,7 +127,7 @@ def write(architecture: str, reference: Any, own: dict[str, float], path: Path) 
         "feed_forward_length": config.intermediate_size,
         "context_length": config.max_position_embeddings,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": getattr(config, "num_key_value_heads", config.num_attention_heads),
         "attention.key_length": 16,
         "attention.value_length": 16,
         "attention.layer_norm_rms_epsilon": 1e-5,
@@ -99,6 +140,7 @@ def write(architecture: str, reference: Any, own: dict[str, float], path: Path) 
         add(f"{architecture}.{key}", value)
     number = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads_of: dict[str, list[torch.Tensor]] = {}
     for name, tensor in reference.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -109,6 +151,12 @@ def write(architecture: str, reference: Any, own: dict[str, float], path: Path) 
             parts = {f"{block}.experts.gate_proj.weight": gate, f"{block}.experts.up_proj.weight": up}
         elif projection:
             parts = {f"{name}.weight": tensor}
+        elif ".norms." in name:
+            stem, _, head = name.partition(".norms.")
+            heads_of.setdefault(stem, []).append(tensor)
+            assert head == f"{len(heads_of[stem]) - 1}.weight"
+            count = config.num_attention_heads if ".q_" in stem else config.num_key_value_heads
+            parts = {f"{stem}.weight": torch.stack(heads_of[stem])} if len(heads_of[stem]) == count else {}
         for part, part_values in parts.items():
             array = part_values.contiguous().numpy()
             if architecture in _PERMUTED and (".q_proj." in part or ".k_proj." in part):
@@ -117,7 +165,13 @@ def write(architecture: str, reference: Any, own: dict[str, float], path: Path) 
                 array = np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(array.shape))
             if architecture in _NORMS_LESS_1 and part.endswith("norm.weight"):
                 array = array + 1
-            stored = names.get_name(part, try_suffixes=(".weight", ".bias"))
+            if ".query_key_value." in part:
+                heads = int(values["attention.head_count_kv"])
+                groups = array.reshape(heads, -1, 16, *array.shape[1:])
+                parted = (groups[:, :-2], groups[:, -2], groups[:, -1])
+                array = np.concatenate([each.reshape(-1, *array.shape[1:]) for each in parted])
+            own_name = part.removeprefix("transformer.") if architecture == "bloom" else part
+            stored = names.get_name(own_name, try_suffixes=(".weight", ".bias"))
             assert stored is not None, part
             writer.add_tensor(stored, array)
     writer.write_header_to_file()
@@ -142,12 +196,67 @@ def test_logits_are_those_of_the_model(architecture: str, tmp_path: Path) -> Non
     assert (scores - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_olmo3_is_refused_by_its_windows(tmp_path: Path) -> None:
-    config, _ = FAMILIES["olmo2"]
+@pytest.mark.parametrize(
+    ("architecture", "own", "told"),
+    [
+        ("olmo2", {"attention.sliding_window": 16, "attention.sliding_window_pattern": 3}, "sliding_window_pattern"),
+        ("bloom", {"feed_forward_length": 128}, "feed_forward_length = 128"),
+        (
+            "falcon",
+            {"attention.key_length": 8, "attention.value_length": 8, "rope.dimension_count": 8},
+            "4 heads of 8 in a hidden size of 64",
+        ),
+        ("mpt", {"attention.max_alibi_bias": 0.0}, "max_alibi_bias = 0.0"),
+    ],
+)
+def test_other_shapes_are_refused(architecture: str, own: dict[str, float], told: str, tmp_path: Path) -> None:
+    config, usual = FAMILIES[architecture]
     path = tmp_path / "model.gguf"
-    write("olmo2", reference_of(_COMMON | config, tmp_path), {"attention.sliding_window": 16}, path)
-    with pytest.raises(UnsupportedArchitectureError, match="sliding_window = 16, which OLMo 3 has"):
+    write(architecture, reference_of(_COMMON | config, tmp_path), usual | own, path)
+    with pytest.raises(UnsupportedArchitectureError, match=told):
         GgufSource(path)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "falcon", **_TIED, **_WIDE, "alibi": True},
+        {"model_type": "falcon", **_TIED, **_WIDE, "bias": True},
+        {"model_type": "falcon", **_TIED, **_WIDE, "parallel_attn": False},
+        {"model_type": "mpt", **_TIED, **_WIDE, "attn_config": {"softmax_scale": 0.5}},
+        {"model_type": "olmo3", "sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
+        {"model_type": "gptj", **_WIDE, "rotary_dim": 8},
+    ],
+)
+def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], tmp_path: Path) -> None:
+    reference_of(_COMMON | config, tmp_path).save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    with pytest.raises(UnsupportedArchitectureError):
+        write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
+    assert not (tmp_path / "written.gguf").exists()
+
+
+@needs_library
+def test_quantized_rows_keep_their_blocks_in_another_order(tmp_path: Path) -> None:
+    config, _ = FAMILIES["falcon with two norms"]
+    reference: Any = reference_of(_COMMON | config, tmp_path)
+    reference.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    source = GgufSource(write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="Q8_0"))
+    policy = WeightPolicy(keep_blocks=True, workspace=workspace())
+    model = load_model(source.config, source, dtype=torch.float32, device=CPU, policy=policy)
+    prompt = random_prompt(40)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([prompt])).logits[0]
+    (scores,) = logits(model, paged(16)(model), [(prompt, 0, [0, 1, 2])])
+    name = "transformer.h.1.self_attention.query_key_value.weight"
+    whole = source.matrix(name)
+    assert isinstance(whole, BlockMatrix)
+    assert torch.equal(whole.rows(slice(5, 77)).decoded(), source.tensor(name, torch.float32, CPU)[5:77])
+    source.close()
+    # In blocks it takes 1.06 bytes of a weight.
+    assert model.layers[0].linears[0].num_bytes < 2 * whole.shape[0] * whole.shape[1]
+    assert (scores - expected).norm() < 0.2 * expected.norm()  # it is 0.05; in the file's order of rows 0.83
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)

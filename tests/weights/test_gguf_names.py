@@ -12,7 +12,6 @@ from paged_sdk.weights.gguf_metadata import _NUMBERS
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH
 
 NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-TOP: Final = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -21,12 +20,22 @@ def test_names_are_the_converters(name: str) -> None:
     for stem, block_name in architecture.block_names.items():
         for kind in ("weight", "bias"):
             found = architecture.hugging_face_name(f"blk.2.{stem}.{kind}")
-            assert found == f"model.layers.2.{block_name}.{kind}"
-            # The converter stacks experts, whose names then have no number.
-            original = found.replace(f".{EACH}.", ".")
+            assert found == f"{architecture.body}{architecture.layers}.2.{block_name}.{kind}"
+            assert architecture.gguf_name(found) == f"blk.2.{stem}.{kind}"
+            # The converter stacks experts and norms of heads, whose names then have no number.
+            original = found.replace(f".norms.{EACH}.", ".").replace(f".{EACH}.", ".")
+            if name == "bloom":  # whose released checkpoints have no prefix
+                original = original.removeprefix(architecture.body)
             assert names.get_name(original, try_suffixes=(".weight", ".bias")) == f"blk.2.{stem}.{kind}"
-    for original, stem in TOP.items():
+    for stem, block_name in architecture.beside_names.items():
+        both = architecture.of_file(["blk.0.attn_norm_2.weight"])
+        found = both.hugging_face_name(f"blk.2.{stem}.weight")
+        assert found == f"{architecture.body}{architecture.layers}.2.{block_name}.weight"
+        assert names.get_name(found, try_suffixes=(".weight",)) == f"blk.2.{stem}.weight"
+    for stem, original in architecture.top_names.items():
         assert architecture.hugging_face_name(f"{stem}.weight") == f"{original}.weight"
+        if name == "bloom":
+            original = original.removeprefix(architecture.body)
         is_always_tied = name in ("gemma", "gemma2", "command-r", "cohere2") and original == "lm_head"
         assert names.get_name(original) == (None if is_always_tied else stem)
 

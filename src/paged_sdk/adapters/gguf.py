@@ -85,6 +85,10 @@ def _update(
     if name is None or EACH in name:
         what = f"tensor {shown(tensor)} is of a matrix that {architecture.model_type} has not, or of experts"
         raise AdapterError(f"{path}: {what}", path=path, tensor=tensor)
+    if architecture.grouped_qkv and ".attn_qkv." in matrix:
+        # Its rows are in GGUF's order, and how many heads of keys there are is not said here.
+        what = f"tensor {shown(tensor)} is of a matrix whose rows {architecture.model_type} has in another order"
+        raise AdapterError(f"{path}: {what}, which is not supported", path=path, tensor=tensor)
     down, up = _values(sides["a"]), _values(sides["b"])
     rank = down.shape[0]
     if rank < 1 or up.shape[1] != rank:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.grouped_matrix import every_other_row
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
 from paged_sdk.quant.dense_experts import DenseExperts
@@ -151,12 +152,17 @@ class WeightLoader:
         (name,) = names
         tensor_name, height = f"{name}.weight", sum(out_features)
         self._check_shape(tensor_name, (height, in_features))
-        values = self._source.tensor(tensor_name, self._dtype, torch.device("cpu"))[order]
+        stored = self._source.matrix(tensor_name)
+        matrix: StoredMatrix
+        if isinstance(stored, BlockMatrix):
+            matrix = BlockMatrix(stored.tensor_type, stored.blocks[order])
+        else:
+            matrix = DenseMatrix(self._source.tensor(tensor_name, self._dtype, torch.device("cpu"))[order])
         biases: Sequence[Tensor | None] = [None] * len(out_features)
         if bias:
             bias_rows = self.tensor(f"{name}.bias", height)[order.to(self._device)]
             biases = torch.split(bias_rows, list(out_features))
-        matrices = _split(NamedMatrix(tensor_name, DenseMatrix(values)), out_features)
+        matrices = _split(NamedMatrix(tensor_name, matrix), out_features)
         self._note_narrow(matrices[:1], Role.LINEAR)
         linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
         self._loaded(tensor_name)

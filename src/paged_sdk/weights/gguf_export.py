@@ -5,6 +5,7 @@ It is what :mod:`paged_sdk.weights.gguf_source` and :mod:`paged_sdk.weights.gguf
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKi
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
+from paged_sdk.weights.grouped_rows import grouped_rows, runs
 from paged_sdk.weights.source import WeightSource
 
 __all__ = [
@@ -36,9 +38,10 @@ __all__ = [
 _ARCHITECTURE_OF: Final = MappingProxyType(
     {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
+    | {"olmo3": "olmo2"}
 )
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
-_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
+_EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
 _MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
 _UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
@@ -63,7 +66,7 @@ class GgufPlace:
     """Says where GGUF has a tensor of a checkpoint.
 
     :ivar names: of GGUF's tensor; two where the checkpoint has merged what GGUF has apart, each expert's gate and up
-    :ivar expert: the number of the expert whose matrix it is; None: it is no single expert's
+    :ivar expert: the number of the expert whose matrix it is, or of the head whose norm; None: it is no single one's
     """
 
     names: tuple[str, ...]
@@ -151,9 +154,9 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         f"attention.layer_norm_{'rms_' if config.norm is NormKind.RMS else ''}epsilon": float(config.norm_eps),
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
-        "rope.dimension_count": rope.rotary_dim,
-        "rope.freq_base": float(rope.theta),
     }
+    if rope.rotates:
+        values |= {"rope.dimension_count": rope.rotary_dim, "rope.freq_base": float(rope.theta)}
     if config.moe is not None:
         values |= _mixture(config)
     match rope.kind:
@@ -176,6 +179,15 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
     if name in ("gemma2", "gemma3"):
         values |= _gemma(config, name)
     values |= _factors(config, name)
+    match config.model_type:
+        case "olmo3":
+            values |= _olmo3(config, rope)
+        case "stablelm":
+            values["use_parallel_residual"] = config.parallel_residual
+        case "mpt":
+            values["attention.max_alibi_bias"] = _largest_exponent(config)
+            if config.qkv_clip is not None:
+                values["attention.clamp_kqv"] = config.qkv_clip
     if name in ("cohere2", "exaone4") and any(config.sliding_windows):
         values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
     return {f"{name}.{key}": value for key, value in values.items()}
@@ -217,7 +229,7 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
     architecture = ARCHITECTURES[gguf_architecture(config)]
     places: dict[str, GgufPlace | None] = {}
     for name in stored:
-        plain = _plain_name(name, names)
+        plain = _plain_name(name, names, architecture)
         if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
             continue
         merged = _MERGED.fullmatch(plain)
@@ -227,8 +239,9 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
             places[name] = GgufPlace(tuple(f"blk.{merged[1]}.{stem}.weight" for stem in stems)) if known else None
             continue
         expert = _EXPERT.search(plain)
-        own = _of_mixture(_EXPERT.sub(f".experts.{EACH}.", plain), names) or architecture.gguf_name(plain)
-        places[name] = GgufPlace((own,), None if expert is None else int(expert[1])) if own else None
+        of_each = _EXPERT.sub(rf".\1.{EACH}.", plain)
+        own = _of_mixture(of_each, names) or architecture.gguf_name(of_each)
+        places[name] = GgufPlace((own,), None if expert is None else int(expert[2])) if own else None
     return places
 
 
@@ -238,12 +251,13 @@ def _place(name: str) -> int:
     return int(parts[1]) if parts[0] == "blk" else 1 << 20 if parts[0].startswith("output") else -1
 
 
-def _plain_name(name: str, names: CheckpointNames) -> str | None:
+def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitecture) -> str | None:
     """Return the name that a plain checkpoint would have; None: the tensor is not the decoder's."""
+    parent, _, kind = name.rpartition(".")
+    if parent == names.head:
+        return f"lm_head.{kind}"
     if name.startswith(names.body):
-        return f"model.{name.removeprefix(names.body)}"
-    if name == f"{names.head}.weight":
-        return "lm_head.weight"
+        return f"{architecture.body}{name.removeprefix(names.body)}"
     return None
 
 
@@ -258,14 +272,15 @@ def _one(
     source: WeightSource, name: str, stored: str, config: DecoderConfig, architecture: GgufArchitecture
 ) -> GgufMatrix:
     shape = source.shape(name)
+    if architecture.grouped_qkv and ".attn_qkv." in stored:
+        return _ungrouped(source, name, config)
     heads = 0
     if architecture.permuted_qk:
         heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(stored.split(".")[-2], 0)
     if len(shape) == 1:
-        values = source.tensor(name, torch.float32, torch.device("cpu"))
         return GgufMatrix(
             shape=shape,
-            matrices=[DenseMatrix(values.view(-1, 1))],
+            matrices=[_column(source, name)],
             permuted_heads=heads,
             offset=architecture.norm_offset if stored.endswith("norm.weight") else 0.0,
         )
@@ -274,12 +289,37 @@ def _one(
     return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)
 
 
+def _ungrouped(source: WeightSource, name: str, config: DecoderConfig) -> GgufMatrix:
+    """Return queries, keys and values one after the other."""
+    shape = source.shape(name)
+    whole = source.matrix(name) if len(shape) > 1 else _column(source, name)
+    order = grouped_rows(config.num_heads, config.num_kv_heads, config.head_dim)
+    if shape[0] != len(order):
+        raise CheckpointError(f"tensor {shown(name)} has {shape[0]} rows: expected {len(order)}")
+    return GgufMatrix(shape=shape, matrices=[whole.rows(slice(first, end)) for first, end in runs(order)])
+
+
+def _column(source: WeightSource, name: str) -> DenseMatrix:
+    """Return a vector as a matrix of one column."""
+    return DenseMatrix(source.tensor(name, torch.float32, torch.device("cpu")).view(-1, 1))
+
+
 def _stack(source: WeightSource, stored: str, members: Mapping[int, str], config: DecoderConfig) -> GgufMatrix:
+    if "_norm." in stored:
+        return _norms_of_heads(source, stored, members, config)
     count = 0 if config.moe is None else config.moe.num_experts
     if sorted(members) != list(range(count)):
         raise CheckpointError(f"the checkpoint has {len(members)} of the {count} experts of {shown(stored)}")
     matrices = [source.matrix(members[expert]) for expert in range(count)]
     return GgufMatrix(shape=(count, *matrices[0].shape), matrices=matrices)
+
+
+def _norms_of_heads(source: WeightSource, stored: str, members: Mapping[int, str], config: DecoderConfig) -> GgufMatrix:
+    count = config.num_heads if ".attn_q_norm." in stored else config.num_kv_heads
+    if sorted(members) != list(range(count)):
+        raise CheckpointError(f"the checkpoint has {len(members)} of the {count} norms of {shown(stored)}")
+    rows = [source.tensor(members[head], torch.float32, torch.device("cpu")).view(1, -1) for head in range(count)]
+    return GgufMatrix(shape=(count, rows[0].shape[1]), matrices=[DenseMatrix(row) for row in rows])
 
 
 def _merged_experts(
@@ -344,6 +384,24 @@ def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
     elif config.logit_scale is not None:
         values = {"logit_scale": config.logit_scale}
     return {key: float(value) for key, value in values.items()}
+
+
+def _olmo3(config: DecoderConfig, full: RopeConfig) -> dict[str, Any]:
+    if not any(config.sliding_windows):
+        raise _unsupported(config, "no OLMo 3 without windows")
+    windows = config.sliding_windows
+    local = next(rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None)
+    values: dict[str, Any] = {
+        "attention.sliding_window": max(width for width in windows if width is not None),
+        "attention.sliding_window_pattern": [width is not None for width in windows],
+    }
+    return values if local.theta == full.theta else values | {"rope.freq_base_swa": float(local.theta)}
+
+
+def _largest_exponent(config: DecoderConfig) -> float:
+    """Return by which power of 1/2 the slopes of ALiBi end, or would end were there as many as a power of two."""
+    whole = 1 << (config.num_heads.bit_length() - 1)
+    return -math.log2(config.alibi_slopes[whole - 1])
 
 
 def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:

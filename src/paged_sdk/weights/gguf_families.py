@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from paged_sdk.errors import shown
 from paged_sdk.weights.gguf_model import GgufModel
 
 __all__ = ["FAMILIES", "biases_of", "norm_eps"]
@@ -17,6 +18,26 @@ _LAYER_NORM_EPS: Final = MappingProxyType(
         "command-r": "layer_norm_eps",
         "cohere2": "layer_norm_eps",
         "nemotron": "norm_eps",
+        "phi2": "layer_norm_eps",
+        "stablelm": "layer_norm_eps",
+        "falcon": "layer_norm_epsilon",
+        "bloom": "layer_norm_epsilon",
+        "mpt": "layer_norm_epsilon",
+    }
+)
+_NORMS: Final = frozenset({"attn_norm", "ffn_norm", "output_norm"})
+_QKV: Final = frozenset({"attn_q", "attn_k", "attn_v"})
+_MLP: Final = frozenset({"ffn_up", "ffn_down"})
+_BIASES: Final = MappingProxyType(
+    {
+        "starcoder2": _NORMS,
+        "nemotron": _NORMS,
+        "glm4": _QKV,
+        "seed_oss": _QKV,
+        "phi2": _NORMS | _QKV | _MLP | {"attn_output", "output"},
+        "stablelm": _NORMS | _QKV,
+        "falcon": _NORMS | {"attn_norm_2"},
+        "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
     }
 )
 _PERIOD: Final = 4  # of windows, and of layers without positions; files do not say it
@@ -32,9 +53,7 @@ def norm_eps(model: GgufModel) -> dict[str, Any]:
 
 def biases_of(architecture: str) -> frozenset[str]:
     """Return the tensors that have a bias beside those that the config says."""
-    if architecture in ("starcoder2", "nemotron"):
-        return frozenset({"attn_norm", "ffn_norm", "output_norm"})
-    return frozenset({"attn_q", "attn_k", "attn_v"}) if architecture in ("glm4", "seed_oss") else frozenset()
+    return _BIASES.get(architecture, frozenset())
 
 
 def _has(model: GgufModel, name: str) -> bool:
@@ -72,9 +91,22 @@ def _arcee(model: GgufModel) -> dict[str, Any]:
 
 
 def _olmo2(model: GgufModel) -> dict[str, Any]:
-    if (window := model.number("attention.sliding_window", 0)) != 0:
-        raise model.unsupported(f"metadata olmo2.attention.sliding_window = {window}, which OLMo 3 has")
-    return {"attention_bias": False}
+    """Return what OLMo 2 has, or OLMo 3, which has windows: layers with one rotate without any scaling."""
+    window = model.integer("attention.sliding_window", 0, minimum=0)
+    if window == 0:
+        return {"attention_bias": False}
+    types = _layer_types(model.num_layers, window)
+    pattern = model.metadata.get("olmo2.attention.sliding_window_pattern", _PERIOD)
+    if pattern not in (_PERIOD, [each == "sliding_attention" for each in types]):
+        raise model.unsupported(f"metadata olmo2.attention.sliding_window_pattern = {shown(pattern)}")
+    theta = model.number("rope.freq_base_swa", model.number("rope.freq_base", 10_000.0))
+    return {
+        "model_type": "olmo3",
+        "attention_bias": False,
+        "sliding_window": window,
+        "layer_types": types,
+        "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": theta}},
+    }
 
 
 def _ernie4_5(model: GgufModel) -> dict[str, Any]:
@@ -136,6 +168,68 @@ def _olmoe(model: GgufModel) -> dict[str, Any]:
     return {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False}
 
 
+def _phi2(model: GgufModel) -> dict[str, Any]:
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        "qk_layernorm": False,
+    }
+
+
+def _stablelm(model: GgufModel) -> dict[str, Any]:
+    return {
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        # What llama.cpp goes by; the key of the same name it does not ask.
+        "use_parallel_residual": not _has(model, "ffn_norm.weight"),
+        "use_qkv_bias": _has(model, "attn_q.bias"),
+        "qk_layernorm": _has(model, "attn_q_norm.weight"),
+    }
+
+
+def _falcon(model: GgufModel) -> dict[str, Any]:
+    _must_share(model)
+    num_kv_heads = model.integer("attention.head_count_kv", 1)
+    has_two = _has(model, "attn_norm_2.weight")
+    return {
+        "num_kv_heads": num_kv_heads,
+        "ffn_hidden_size": model.integer("feed_forward_length"),
+        "activation": "gelu",
+        "new_decoder_architecture": num_kv_heads > 1 or has_two,
+        "num_ln_in_parallel_attn": 2 if has_two else 1,
+        "multi_query": True,
+        "parallel_attn": True,
+        "alibi": False,
+        "bias": False,
+    }
+
+
+def _bloom(model: GgufModel) -> dict[str, Any]:
+    _must_share(model, expansion=4)
+    return {"seq_length": model.integer("context_length")}
+
+
+def _mpt(model: GgufModel) -> dict[str, Any]:
+    _must_share(model, expansion=4)
+    largest = model.number("attention.max_alibi_bias", 0.0)
+    if largest < 1 or largest != int(largest):
+        raise model.unsupported(f"metadata mpt.attention.max_alibi_bias = {largest}")
+    clip = model.number("attention.clamp_kqv", 0.0)
+    return {"attn_config": {"alibi": True, "alibi_bias_max": int(largest), "clip_qkv": clip or None}}
+
+
+def _must_share(model: GgufModel, expansion: int | None = None) -> None:
+    """Refuse heads that do not share the hidden size, and MLPs of another width, for which configs have no fields.
+
+    :param expansion: how many times the hidden size an MLP is wide; None: any
+    :raises UnsupportedArchitectureError: there are such
+    """
+    hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")
+    if model.head_dim * num_heads != hidden_size:
+        raise model.unsupported(f"{num_heads} heads of {model.head_dim} in a hidden size of {hidden_size}")
+    if expansion is not None and (width := model.integer("feed_forward_length")) != expansion * hidden_size:
+        raise model.unsupported(f"metadata {model.architecture}.feed_forward_length = {width}")
+
+
 def _layer_types(num_layers: int, window: int | None) -> list[str]:
     """Return the types of layers of which each fourth attends to everything."""
     windowed = "full_attention" if window is None else "sliding_attention"
@@ -158,6 +252,11 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "cohere2": _cohere2,
         "nemotron": _nemotron,
         "olmoe": _olmoe,
+        "phi2": _phi2,
+        "stablelm": _stablelm,
+        "falcon": _falcon,
+        "bloom": _bloom,
+        "mpt": _mpt,
     }
 )
 """Makes the part of a config that is an architecture's own, by its GGUF name."""

@@ -15,7 +15,7 @@ from paged_sdk.weights.gguf_tensor import GgufTensor
 
 __all__ = ["GgufModel"]
 
-_PARTLY_ROTATED: Final = frozenset({"phi3", "glm4", "nemotron"})
+_PARTLY_ROTATED: Final = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm"})
 
 
 @frozen

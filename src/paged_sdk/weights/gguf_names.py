@@ -1,8 +1,10 @@
 """List what GGUF calls the tensors of each architecture, and what converters did to their values.
 
-GGUF's names come from llama.cpp; values differ from the Hugging Face checkpoint in three places only: llama's query and
+GGUF's names come from llama.cpp; values differ from the Hugging Face checkpoint in four places only: llama's query and
 key rows are permuted (its rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head), gemma's norm
-weights have 1 added, and the matrices of a layer's experts are stacked.
+weights have 1 added, the matrices of a layer's experts are stacked, as are stablelm's norms of each head, and where
+queries, keys and values are one matrix they follow one another (falcon's and bloom's checkpoints have them head by
+head).
 
 The table is our own. The gguf package's maps lead the other way, from every name that any checkpoint ever used to
 GGUF's: to turn them round would take a list of the Hugging Face names for each architecture, which is this table. The
@@ -13,16 +15,16 @@ table to the package's maps.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 __all__ = ["ARCHITECTURES", "EACH", "GgufArchitecture"]
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 EACH = "*"
-"""Stands in a Hugging Face name for the number of each expert whose matrix is in the stack."""
+"""Stands in a Hugging Face name for the number of each expert whose matrix is in the stack, or of each head."""
 
 _PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
@@ -75,8 +77,29 @@ _FUSED = {
     "ffn_down": "mlp.down_proj",
 }
 
+_DENSE_UP_DOWN = {"ffn_up": "mlp.dense_h_to_4h", "ffn_down": "mlp.dense_4h_to_h"}
+_GROUPED = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+} | _DENSE_UP_DOWN
+_MPT = {
+    "attn_norm": "norm_1",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_norm": "norm_2",
+    "ffn_up": "ffn.up_proj",
+    "ffn_down": "ffn.down_proj",
+}
+_NORMS_OF_HEADS = {
+    "attn_q_norm": f"self_attn.q_layernorm.norms.{EACH}",
+    "attn_k_norm": f"self_attn.k_layernorm.norms.{EACH}",
+}
+# A layer with this norm reads the other one beside attention.
+_SECOND_NORM = "blk.0.attn_norm_2.weight"
+
 _BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_LAYER_NUMBER = re.compile(r"(\d+)\.(.+)")
 _TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
 
 
@@ -85,39 +108,58 @@ class GgufArchitecture:
     """Maps one of GGUF's architectures to Hugging Face's.
 
     :ivar model_type: Hugging Face's ``model_type``
-    :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within ``model.layers.N.``
+    :ivar block_names: GGUF name of a tensor within ``blk.N.`` -> Hugging Face name within a layer
+    :ivar beside_names: like ``block_names``, in files whose layers have two norms side by side
+    :ivar top_names: GGUF name of a tensor outside of the layers -> Hugging Face name
+    :ivar body: the prefix of Hugging Face's names but the output projection's
+    :ivar layers: what layers are numbered under there
     :ivar permuted_qk: whether query and key rows are permuted within each head
+    :ivar grouped_qkv: whether Hugging Face has the rows of ``attn_qkv`` key head by key head: its queries, it and its
+        values
     :ivar norm_offset: what was added to the weights of norms
     """
 
     model_type: str
     block_names: Mapping[str, str]
+    beside_names: Mapping[str, str] = MappingProxyType({})
+    top_names: Mapping[str, str] = MappingProxyType(_TOP)
+    body: str = "model."
+    layers: str = "layers"
     permuted_qk: bool = False
+    grouped_qkv: bool = False
     norm_offset: float = 0.0
+
+    def of_file(self, names: Collection[str]) -> GgufArchitecture:
+        """Return the architecture as a file with these tensors has it."""
+        if _SECOND_NORM not in names:
+            return self
+        return evolve(self, block_names={**self.block_names, **self.beside_names})
 
     def gguf_name(self, name: str) -> str | None:
         """Return GGUF's name of a tensor, or None if the architecture has no such tensor; :data:`EACH` stands for an
         expert's number.
         """
         parent, _, kind = name.rpartition(".")
-        if match := _LAYER_NAME.fullmatch(parent):
-            stem = next((stem for stem, block_name in self.block_names.items() if block_name == match[2]), None)
+        prefix = f"{self.body}{self.layers}."
+        if parent.startswith(prefix) and (match := _LAYER_NUMBER.fullmatch(parent.removeprefix(prefix))):
+            known = [*self.block_names.items(), *self.beside_names.items()]
+            stem = next((stem for stem, block_name in known if block_name == match[2]), None)
             return stem and f"blk.{match[1]}.{stem}.{kind}"
-        top = next((stem for stem, top_name in _TOP.items() if top_name == parent), None)
+        top = next((stem for stem, top_name in self.top_names.items() if top_name == parent), None)
         return top and f"{top}.{kind}"
 
     def hugging_face_name(self, name: str) -> str | None:
         """Return the Hugging Face name of a tensor, or None if the architecture has no such tensor.
 
-        For a stack of experts' matrices it is the name of each, with :data:`EACH` for its number.
+        For a stack of experts' matrices, or of heads' norms, it is the name of each, with :data:`EACH` for its number.
         """
         if match := _BLOCK_TENSOR.fullmatch(name):
             layer, stem, kind = match.groups()
             block_name = self.block_names.get(stem)
-            return block_name and f"model.layers.{layer}.{block_name}.{kind}"
+            return block_name and f"{self.body}{self.layers}.{layer}.{block_name}.{kind}"
         if match := _TOP_TENSOR.fullmatch(name):
             stem, kind = match.groups()
-            top_name = _TOP.get(stem)
+            top_name = self.top_names.get(stem)
             return top_name and f"{top_name}.{kind}"
         return None
 
@@ -163,5 +205,42 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="nemotron", block_names=_ATTENTION | _PRE_NORM | _UP_DOWN, norm_offset=1.0
         ),
         "olmoe": GgufArchitecture(model_type="olmoe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
+        "phi2": GgufArchitecture(
+            model_type="phi",
+            block_names=_ATTENTION | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+            top_names=_TOP | {"output_norm": "model.final_layernorm"},
+        ),
+        "stablelm": GgufArchitecture(
+            model_type="stablelm", block_names=_ATTENTION | _NORMS_OF_HEADS | _PRE_NORM | _MLP
+        ),
+        "falcon": GgufArchitecture(
+            model_type="falcon",
+            block_names=_GROUPED,
+            beside_names={"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"},
+            top_names=_TOP | {"token_embd": "transformer.word_embeddings", "output_norm": "transformer.ln_f"},
+            body="transformer.",
+            layers="h",
+            grouped_qkv=True,
+        ),
+        "bloom": GgufArchitecture(
+            model_type="bloom",
+            block_names=_GROUPED | _PRE_NORM,
+            top_names=_TOP
+            | {
+                "token_embd": "transformer.word_embeddings",
+                "token_embd_norm": "transformer.word_embeddings_layernorm",
+                "output_norm": "transformer.ln_f",
+            },
+            body="transformer.",
+            layers="h",
+            grouped_qkv=True,
+        ),
+        "mpt": GgufArchitecture(
+            model_type="mpt",
+            block_names=_MPT,
+            top_names=_TOP | {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
+            body="transformer.",
+            layers="blocks",
+        ),
     }
 )

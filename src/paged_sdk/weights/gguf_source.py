@@ -19,6 +19,7 @@ from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import open_gguf
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
 from paged_sdk.weights.gguf_tensor import GgufTensor
+from paged_sdk.weights.grouped_rows import grouped_rows, runs
 
 __all__ = ["GgufSource"]
 
@@ -27,16 +28,18 @@ _MAX_STACK = 1 << 12  # experts of a layer; the most in use are 512
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
 
-@frozen
+@frozen(eq=False)
 class _Weight:
     """Describes a tensor and how its values differ from the Hugging Face checkpoint's.
 
     :ivar permuted_heads: heads within which the rows are permuted; 0: they are not
+    :ivar order: which row each of Hugging Face's is; None: its own
     :ivar offset: what was added to the values
     """
 
     tensor: GgufTensor
     permuted_heads: int = 0
+    order: Tensor | None = None
     offset: float = 0.0
 
     def blocks(self) -> Tensor:
@@ -44,6 +47,8 @@ class _Weight:
         if len(self.tensor.shape) > 1:
             return self.unread_rows().tensor().view(*self.tensor.shape[:-1], -1)
         blocks = self.tensor.blocks()
+        if self.order is not None:
+            return blocks.view(self.tensor.shape[0], -1)[self.order].view(-1)
         if not self.permuted_heads:
             return blocks
         return _unpermuted(blocks.view(self.tensor.shape[0], -1), self.tensor.shape[0] // self.permuted_heads).view(-1)
@@ -51,6 +56,8 @@ class _Weight:
     def unread_rows(self) -> UnreadRows:
         """Return the matrix that is stored, uint8 [rows, bytes of a row], with its rows in Hugging Face's order."""
         rows = self.tensor.unread_rows()
+        if self.order is not None:
+            return evolve(rows, read=partial(_read_in_order, rows, self.order))
         if not self.permuted_heads:
             return rows
         return evolve(rows, read=partial(_read_unpermuted, rows, rows.shape[0] // self.permuted_heads))
@@ -77,7 +84,7 @@ class GgufSource:
                 raise CheckpointError(f"{file.path} repeats tensor {shown(min(twice))} of another part", path=path)
             tensors |= file.tensors
         self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
-        architecture = ARCHITECTURES[self.metadata["general.architecture"]]
+        architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
         self._weights = {
             name: self._weight(architecture, tensor)
             for stored in tensors.values()
@@ -147,9 +154,11 @@ class GgufSource:
             is_row = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1
             yield name, evolve(tensor, shape=(1, *tensor.shape)) if is_row else tensor
             return
-        if len(tensor.shape) != 3 or tensor.shape[0] > _MAX_STACK:
+        is_norm = tensor.name.endswith("_norm.weight")  # a row for each head
+        if len(tensor.shape) != (2 if is_norm else 3) or tensor.shape[0] > _MAX_STACK:
             raise CheckpointError(
-                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} is no stack of matrices",
+                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} is no stack of "
+                f"{'norms' if is_norm else 'matrices'}",
                 path=self._path,
             )
         for index, matrix in enumerate(tensor.unstacked()):
@@ -171,6 +180,8 @@ class GgufSource:
             return self._permuted(tensor, self.config["num_attention_heads"])
         if architecture.permuted_qk and ".attn_k." in tensor.name:
             return self._permuted(tensor, self.config["num_key_value_heads"])
+        if architecture.grouped_qkv and ".attn_qkv." in tensor.name:
+            return self._grouped(tensor)
         if tensor.name.endswith("norm.weight"):
             return _Weight(tensor, offset=architecture.norm_offset)
         return _Weight(tensor)
@@ -182,6 +193,22 @@ class GgufSource:
                 path=self._path,
             )
         return _Weight(tensor, permuted_heads=num_heads)
+
+    def _grouped(self, tensor: GgufTensor) -> _Weight:
+        heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
+        head_dim = self.config["head_dim"]
+        if tensor.shape[0] != (heads + 2 * kv_heads) * head_dim or (len(tensor.shape) == 1 and tensor.is_quantized):
+            raise CheckpointError(
+                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} cannot be {heads} heads of "
+                f"queries and {kv_heads} of keys and of values, of {head_dim} each",
+                path=self._path,
+            )
+        return _Weight(tensor, order=grouped_rows(heads, kv_heads, head_dim).argsort())
+
+
+def _read_in_order(rows: UnreadRows, order: Tensor, first: int, last: int) -> Tensor:
+    """Read some rows in Hugging Face's order, those at once that follow one another in the file too."""
+    return torch.cat([rows[start:end].tensor() for start, end in runs(order[first:last])])
 
 
 def _read_unpermuted(rows: UnreadRows, head_size: int, first: int, last: int) -> Tensor:
