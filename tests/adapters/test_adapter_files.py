@@ -425,7 +425,10 @@ GOOD: dict[str, tuple[int, ...]] = {"blk.0.ffn_up.weight.lora_a": (4, 64), "blk.
 
 
 def test_rows_in_another_order_are_refused(tmp_path: Path) -> None:
-    tensors = {"blk.0.attn_qkv.weight.lora_a": (4, 64), "blk.0.attn_qkv.weight.lora_b": (192, 4)}
+    tensors: dict[str, tuple[int, ...]] = {
+        "blk.0.attn_qkv.weight.lora_a": (4, 64),
+        "blk.0.attn_qkv.weight.lora_b": (192, 4),
+    }
     path = gguf_file(tmp_path / "adapter.gguf", tensors=tensors, architecture="bloom")
     with pytest.raises(AdapterError, match="rows bloom has in another order"):
         read_gguf(path)
