@@ -103,6 +103,13 @@ def test_a_model_sees_images(tmp_path: Path) -> None:
             blocks: list[dict[str, str]] = served.post("/v1/messages", **{**body, "model": "v"}).json()["content"]
             return "".join(block["text"] for block in blocks)
 
+        def response(address: str) -> str:
+            part: Any = [{"type": "input_image", "image_url": address}, {"type": "input_text", "text": "What is this?"}]
+            return served.openai.responses.create(
+                model="v", input=[{"role": "user", "content": part}], max_output_tokens=8, temperature=0
+            ).output_text
+
+        assert response(url(1)) == response(f"{site}/a.png?x=1") == texts[0]
         data = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(png(1)).decode()}
         assert message(data) == message({"type": "url", "url": f"{site}/a.png?x=1"}) == texts[0]
         assert [answer(url(1)), answer(url(2))] == texts

@@ -39,6 +39,7 @@ from paged_sdk.wire.embeddings import EMBEDDING
 from paged_sdk.wire.messages import COUNT_TOKENS, MESSAGES, read_messages
 from paged_sdk.wire.models import model_card, model_list
 from paged_sdk.wire.problem import Problem
+from paged_sdk.wire.responses import RESPONSES, read_responses
 
 __all__ = ["ModelServer", "create_app"]
 
@@ -63,6 +64,7 @@ class Api:
 APIS: Final = (
     Api("/v1/chat/completions", "chat", "Continue a conversation.", CHAT_COMPLETION, read_chat_completion),
     Api("/v1/completions", "text_completion", "Continue a text.", COMPLETION, read_completion),
+    Api("/v1/responses", "chat", "Continue a conversation, as items.", RESPONSES, read_responses),
     Api(
         "/v1/messages",
         "chat",

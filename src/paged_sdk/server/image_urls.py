@@ -127,13 +127,18 @@ def _read(answer: http.client.HTTPResponse, address: str, deadline: float) -> by
 
 
 def _addresses(body: object) -> Iterator[tuple[dict[str, Any], str]]:
-    """Return where in the messages of a body images' addresses are: the mapping, and the key."""
-    messages = body.get("messages") if isinstance(body, dict) else None
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            image = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
-            if isinstance(part, dict) and part.get("type") == "image":
-                image = part.get("source")
-            if isinstance(image, dict) and isinstance(image.get("url"), str):
-                yield image, "url"
+    """Return where in the messages of a body, of any API, images' addresses are: the mapping, and the key."""
+    given = body if isinstance(body, dict) else {}
+    for message in [*_list(given.get("messages")), *_list(given.get("input"))]:
+        for part in _list(message.get("content")) if isinstance(message, dict) else ():
+            match part:
+                case {"type": "image_url", "image_url": {"url": str()}}:
+                    yield part["image_url"], "url"
+                case {"type": "image", "source": {"url": str()}}:
+                    yield part["source"], "url"
+                case {"type": "input_image", "image_url": str()}:
+                    yield part, "image_url"
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

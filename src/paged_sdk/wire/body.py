@@ -321,6 +321,10 @@ class _Fields(_Shape):
         shape = self.fields[key].shape if key in self.fields else None
         return shape.values if isinstance(shape, _Values) else ()
 
+    def is_tagged(self, value: Mapping[str, object]) -> bool:
+        """Tell whether the ``type`` of an object is this one's, or it has none and needs none."""
+        return value["type"] in self.tag("type") if "type" in value else not self.fields["type"].is_required
+
     def schema(self) -> dict[str, Any]:
         properties = {}
         for name, each in self.fields.items():
@@ -347,7 +351,7 @@ class _OneOf(_Shape):
         fitting: list[_Shape] = [shape for shape in self.shapes if shape.takes(value)]
         if len(fitting) > 1 and isinstance(value, Mapping):
             tagged = [shape for shape in fitting if isinstance(shape, _Fields) and shape.tag("type")]
-            found = [shape for shape in tagged if value.get("type") in shape.tag("type")]
+            found = [shape for shape in tagged if shape.is_tagged(value)]
             if tagged and not found:
                 types = " or ".join(json.dumps(tag) for shape in tagged for tag in shape.tag("type"))
                 raise InvalidRequestError.of(f"{path}.type", value.get("type"), types)

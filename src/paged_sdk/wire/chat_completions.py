@@ -23,8 +23,11 @@ from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint
 
 __all__ = [
     "CHAT_COMPLETION",
+    "CacheOptions",
     "ChatCompletionCall",
+    "JsonObjectFormat",
     "StreamOptions",
+    "TextFormat",
     "chunk_events",
     "includes_usage",
     "read_chat_completion",

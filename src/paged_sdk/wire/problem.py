@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from paged_sdk import (
     AdapterError,
@@ -20,7 +20,15 @@ from paged_sdk import (
     RequestTimeoutError,
 )
 
-__all__ = ["Problem", "ProblemError", "anthropic_error", "openai_error", "problem_of"]
+__all__ = [
+    "Problem",
+    "ProblemError",
+    "anthropic_error",
+    "openai_error",
+    "problem_of",
+    "responses_error",
+    "responses_problem",
+]
 
 RETRY_AFTER_SECONDS: Final = 1
 """A full queue moves on with every text that ends, which takes about so long."""
@@ -115,21 +123,48 @@ def openai_error(problem: Problem) -> dict[str, Any]:
 
 def anthropic_error(problem: Problem) -> dict[str, Any]:
     """Return the body that Anthropic's API has for a problem. It has no place for a field but the message."""
-    message, param = problem.message, problem.param
-    if param is not None:
-        name = ANTHROPIC_NAMES.get(param, param)
-        message = name + message[len(param) :] if message.startswith(param) else message
-        message = message if name in message else f"{name}: {message}"
+    named = _renamed(problem, ANTHROPIC_NAMES)
+    message = named.message
+    if named.param is not None and named.param not in message:
+        message = f"{named.param}: {message}"
     kind = ANTHROPIC_TYPES.get(problem.status, "invalid_request_error" if problem.status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
+
+def responses_error(problem: Problem) -> dict[str, Any]:
+    """Return the body that OpenAI's responses API has for a problem."""
+    return openai_error(responses_problem(problem))
+
+
+def responses_problem(problem: Problem) -> Problem:
+    """Return a problem with the field's name in OpenAI's responses API."""
+    return _renamed(problem, RESPONSES_NAMES)
+
+
+def _renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
+    param = problem.param
+    if param is None or param not in names:
+        return problem
+    message = problem.message
+    if message.startswith(param):
+        message = names[param] + message[len(param) :]
+    return evolve(problem, message=message, param=names[param])
+
+
+RESPONSES_NAMES: Final[Mapping[str, str]] = {
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "truncate_sequence": "truncation",
+}
+"""Maps names of the fields of chat completions to those of responses."""
 
 ANTHROPIC_NAMES: Final[Mapping[str, str]] = {
     "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "tools.parameters": "tools.input_schema",
 }
-"""Maps names of OpenAI's fields to those of Anthropic's."""
+"""Maps names of the fields of chat completions to those of Anthropic's."""
 
 ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",

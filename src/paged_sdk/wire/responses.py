@@ -1,0 +1,257 @@
+"""Maps OpenAI's responses. Nothing is stored: a request holds its whole conversation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+from attrs import define, field, frozen
+
+from paged_sdk import (
+    ChatCompletionResponse,
+    ChatStream,
+    Constraint,
+    InvalidRequestError,
+    Message,
+    Model,
+    RequestBuilder,
+    ToolCall,
+)
+from paged_sdk.wire.body import BodyReader
+from paged_sdk.wire.call import stream_chat
+from paged_sdk.wire.responses_answer import ItemWriter, response_of
+from paged_sdk.wire.responses_body import FunctionTool, NamedFunction, ResponsesBody, TextConfig
+from paged_sdk.wire.sampling import read_sampling
+
+__all__ = ["RESPONSES", "ResponsesCall", "read_responses"]
+
+RESPONSES: Final = BodyReader(ResponsesBody)
+LOGPROBS: Final = "message.output_text.logprobs"
+
+
+@frozen(kw_only=True)
+class ResponsesCall:
+    """Is what a body asks of a model.
+
+    :ivar said: what a response repeats of the request
+    :ivar has_one_call: whether an answer calls one function at most
+    :ivar label: for whom it is
+    """
+
+    model: str
+    request: RequestBuilder
+    said: dict[str, Any]
+    is_streamed: bool = False
+    has_one_call: bool = False
+    label: str | None = None
+
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
+        """Ask a model.
+
+        :param adapter: the loaded adapter that the texts go through
+        :param timeout: seconds that it may take
+        :raises PagedError: the model refuses it
+        """
+        return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
+
+    def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
+        """Return the whole answer as OpenAI's API has it."""
+        return response_of(answer, self.said, has_one_call=self.has_one_call)
+
+    def writer(self) -> ItemWriter:
+        """Return what writes the answer as events."""
+        return ItemWriter(self.said, has_one_call=self.has_one_call)
+
+
+def read_responses(value: object) -> ResponsesCall:
+    """Return what a body asks for.
+
+    :raises PagedError: it is malformed, or asks for what there is not
+    """
+    body = RESPONSES.read(value)
+    is_streamed = body.get("stream") or False
+    if body.get("stream_options") is not None and not is_streamed:
+        raise InvalidRequestError.of("stream_options", body["stream_options"], "null without stream")
+    sampling = read_sampling(
+        {"temperature": body.get("temperature"), "top_p": body.get("top_p")},
+        max_len=body.get("max_output_tokens"),
+        top_n=_top_n(body),
+    )
+    request = RequestBuilder.from_messages(_conversation(body)).with_sampling(sampling)
+    effort = (body.get("reasoning") or {}).get("effort")
+    if effort == "none":
+        request = request.with_enable_thinking(False)
+    elif effort is not None:
+        request = request.with_reasoning_effort(effort)
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools or choice is not None:
+        request = request.with_tools([_tool(tool) for tool in tools or ()], _choice(choice))
+    constraint = _constraint(body.get("text") or {})
+    if constraint is not None:
+        if request.options.shown_tools:
+            allowed = 'a text beside tools that may be called: give tool_choice "none", or no tools'
+            raise InvalidRequestError.of("text.format", body["text"], allowed)
+        request = request.with_constraint(constraint)
+    if body.get("truncation") == "auto":
+        request = request.with_truncation()
+    return ResponsesCall(
+        model=body["model"],
+        request=request,
+        said=_said(body),
+        is_streamed=is_streamed,
+        has_one_call=body.get("parallel_tool_calls") is False,
+        label=body.get("safety_identifier") or body.get("user"),
+    )
+
+
+def _said(body: ResponsesBody) -> dict[str, Any]:
+    """Return what a response repeats of its request, with what holds where nothing is said."""
+    text: TextConfig = body.get("text") or {}
+    defaults: dict[str, Any] = {
+        "background": False,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "metadata": {},
+        "model": body["model"],
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": None,
+        "safety_identifier": None,
+        "store": False,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": None,
+        "truncation": "disabled",
+        "user": None,
+    }
+    given = {key: each for key, each in body.items() if key in defaults and each is not None}
+    return {
+        **defaults,
+        **given,
+        "service_tier": "default",
+        "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
+        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
+    }
+
+
+def _top_n(body: ResponsesBody) -> int | None:
+    top_n = body.get("top_logprobs")
+    if LOGPROBS in (body.get("include") or ()):
+        return top_n or 0
+    if top_n:
+        raise InvalidRequestError.of("top_logprobs", top_n, f'0 unless include has "{LOGPROBS}"')
+    return None
+
+
+def _constraint(text: TextConfig) -> Constraint | None:
+    form = text.get("format")
+    if form is None or form["type"] == "text":
+        return None
+    return Constraint.json_schema({"type": "object"} if form["type"] == "json_object" else form["schema"])
+
+
+def _tool(tool: FunctionTool) -> dict[str, Any]:
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool.get(name) for name in names}}
+
+
+def _choice(choice: Literal["auto", "none", "required"] | NamedFunction | None) -> Any:
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _conversation(body: ResponsesBody) -> list[Message]:
+    messages = _Messages()
+    instructions, given = body.get("instructions"), body["input"]
+    if instructions:
+        messages.add(Message("system", instructions))
+    if isinstance(given, str):
+        messages.add(Message("user", given))
+    else:
+        for place, item in enumerate(given):
+            messages.take(item, f"input[{place}]")
+    return messages.all()
+
+
+@define
+class _Messages:
+    """Makes messages of items: what the model thought, said and called one after the other is one turn of its own."""
+
+    _messages: list[Message] = field(factory=list)
+    _thoughts: list[str] = field(factory=list)
+    _texts: list[str] = field(factory=list)
+    _calls: list[ToolCall] = field(factory=list)
+
+    def add(self, message: Message) -> None:
+        """Add a message that is not the model's."""
+        self._end_turn()
+        self._messages.append(message)
+
+    def all(self) -> list[Message]:
+        """Return the messages."""
+        self._end_turn()
+        return self._messages
+
+    def take(self, item: Mapping[str, Any], at: str) -> None:
+        """Take the next item.
+
+        :param at: where it is in the body
+        """
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            if self._texts or self._calls:
+                self._end_turn()
+            self._thoughts += [part["text"] for part in item.get("content") or item.get("summary") or ()]
+        elif kind == "function_call":
+            self._calls.append(ToolCall(item["name"], _arguments(item["arguments"], at), item["call_id"]))
+        elif kind == "function_call_output":
+            output = item["output"]
+            text = output if isinstance(output, str) else "".join(part["text"] for part in output)
+            self.add(Message("tool", text, tool_call_id=item["call_id"]))
+        elif item["role"] == "assistant":
+            if self._texts or self._calls:
+                self._end_turn()
+            self._texts.append(_text(item["content"], f"{at}.content"))
+        else:
+            content = item["content"]
+            self.add(Message.of_parts(item["role"], content if isinstance(content, str) else _parts(content)))
+
+    def _end_turn(self) -> None:
+        thoughts, text = "".join(self._thoughts), "".join(self._texts)
+        if thoughts or self._texts or self._calls:
+            turn = Message("assistant", text, tool_calls=self._calls, reasoning_content=thoughts or None)
+            self._messages.append(turn)
+        self._thoughts, self._texts, self._calls = [], [], []
+
+
+def _arguments(text: str, at: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError.of(f"{at}.arguments", text, "JSON of an object")
+    return arguments
+
+
+def _text(parts: str | list[dict[str, Any]], at: str) -> str:
+    if isinstance(parts, str):
+        return parts
+    for place, part in enumerate(parts):
+        if part["type"] == "input_image":
+            raise InvalidRequestError.of(f"{at}[{place}].type", part["type"], '"output_text" in the model\'s messages')
+    return "".join(part["text"] for part in parts)
+
+
+def _parts(parts: Sequence[Any]) -> list[dict[str, Any]]:
+    return [
+        {"type": "image_url", "image_url": {"url": part["image_url"]}}
+        if part["type"] == "input_image"
+        else {"type": "text", "text": part["text"]}
+        for part in parts
+    ]

@@ -1,0 +1,198 @@
+"""Describe the body of OpenAI's responses API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Required, TypeAlias, TypedDict
+
+from paged_sdk.wire.body import Bounds
+from paged_sdk.wire.chat_completions import CacheOptions, JsonObjectFormat, TextFormat
+from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS
+
+__all__ = ["FunctionTool", "NamedFunction", "ResponsesBody", "TextConfig"]
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(TypedDict):
+    """Is a text of the user's."""
+
+    type: Literal["input_text"]
+    text: str
+
+
+class InputImage(TypedDict, total=False):
+    """Is an image."""
+
+    type: Required[Literal["input_image"]]
+    image_url: Required[Annotated[str, "A data: URL, or an address where the server fetches images."]]
+    detail: Annotated[Literal["auto"] | None, "images are seen as the model does"]
+    file_id: Annotated[None, "no files are kept"]
+
+
+class OutputText(TypedDict, total=False):
+    """Is a text of the model's, as an earlier answer had it."""
+
+    type: Required[Literal["output_text"]]
+    text: Required[str]
+    annotations: Annotated[list[Any] | None, Bounds(0, 0), "there are none"]
+    logprobs: Annotated[list[dict[str, Any]] | None, "Of any value: the text is what counts."]
+
+
+class InputMessage(TypedDict, total=False):
+    """Is a message of anybody's."""
+
+    type: Literal["message"]
+    role: Required[Literal["user", "assistant", "system", "developer"]]
+    content: Required[str | list[InputText | InputImage | OutputText]]
+    id: str | None
+    status: Status | None
+    phase: Annotated[None, "answers have no phases"]
+
+
+class FunctionCall(TypedDict, total=False):
+    """Is a call of a function, by the model."""
+
+    type: Required[Literal["function_call"]]
+    call_id: Required[Annotated[str, Bounds(1)]]
+    name: Required[Annotated[str, Bounds(1)]]
+    arguments: Required[Annotated[str, "JSON of an object."]]
+    id: str | None
+    status: Status | None
+    caller: Annotated[None, "the model alone calls functions"]
+    namespace: Annotated[None, "there are none"]
+
+
+class FunctionCallOutput(TypedDict, total=False):
+    """Is what a function has answered."""
+
+    type: Required[Literal["function_call_output"]]
+    call_id: Required[Annotated[str, Bounds(1)]]
+    output: Required[Annotated[str | list[InputText], "Texts: images go into a message."]]
+    id: str | None
+    status: Status | None
+    caller: Annotated[None, "the model alone calls functions"]
+
+
+class ReasoningText(TypedDict):
+    """Is what the model thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryText(TypedDict):
+    """Is a summary of what the model thought."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ReasoningItem(TypedDict, total=False):
+    """Holds what the model thought before it answered."""
+
+    type: Required[Literal["reasoning"]]
+    id: str | None
+    summary: Annotated[list[SummaryText] | None, "Taken where there is no content."]
+    content: list[ReasoningText] | None
+    encrypted_content: Annotated[None, "thoughts are not encrypted"]
+    status: Status | None
+
+
+class FunctionTool(TypedDict, total=False):
+    """Describes a function that the model may call."""
+
+    type: Required[Literal["function"]]
+    name: Required[str]
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: Annotated[bool | None, "Whether every call is held to the parameters' schema; null: no."]
+    defer_loading: Annotated[Literal[False] | None, "the model is told of every tool"]
+    allowed_callers: Annotated[list[Literal["direct"]] | None, "The model alone calls tools."]
+    output_schema: Annotated[None, "say it in the description"]
+
+
+class NamedFunction(TypedDict):
+    """Has the model call one function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class JsonSchemaText(TypedDict, total=False):
+    """Asks for JSON of a schema."""
+
+    type: Required[Literal["json_schema"]]
+    name: Required[str]
+    schema: Required[dict[str, Any]]
+    strict: Annotated[bool | None, "Answers are held to the schema either way."]
+    description: Annotated[Literal[""] | None, "say it in a message: the model is not told of the schema"]
+
+
+class TextConfig(TypedDict, total=False):
+    """Says what texts are to be."""
+
+    format: TextFormat | JsonObjectFormat | JsonSchemaText | None
+    verbosity: Annotated[Literal["medium"] | None, "say it in a message"]
+
+
+class ReasoningConfig(TypedDict, total=False):
+    """Says how the model thinks."""
+
+    effort: Annotated[str | None, "What the chat template gets as reasoning_effort; none: no thoughts."]
+    summary: Annotated[None, "thoughts come in full"]
+    generate_summary: Annotated[None, "thoughts come in full"]
+    context: Annotated[Literal["auto"] | None, "the chat template says which thoughts the model sees again"]
+    mode: Annotated[Literal["standard"] | None, "there is one mode"]
+
+
+class StreamOptions(TypedDict, total=False):
+    """Says what a stream holds beside the answer."""
+
+    include_obfuscation: Annotated[Literal[False] | None, "there is none"]
+
+
+class ResponsesBody(TypedDict, total=False):
+    """Is what a client sends to ``/v1/responses``."""
+
+    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    input: Required[
+        Annotated[
+            str | list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem],
+            Bounds(1),
+            "A text of the user's, or the whole conversation so far.",
+        ]
+    ]
+    instructions: Annotated[str | None, "What the model is told before the conversation."]
+    stream: Annotated[bool | None, "Whether the answer comes piece by piece."]
+    stream_options: StreamOptions | None
+    max_output_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most, thoughts among them."]
+    temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
+    top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
+    include: Annotated[list[Literal["message.output_text.logprobs"]] | None, "What texts come with."]
+    top_logprobs: Annotated[int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest come with logprobs."]
+    text: TextConfig | None
+    reasoning: ReasoningConfig | None
+    tools: Annotated[list[FunctionTool] | None, "Functions that the model may call."]
+    tool_choice: Annotated[
+        Literal["auto", "none", "required"] | NamedFunction | None, "Whether it calls any, and which one."
+    ]
+    parallel_tool_calls: Annotated[bool | None, "False: one call at most."]
+    truncation: Annotated[Literal["auto", "disabled"] | None, "auto: cut a conversation that is too long at its front."]
+    metadata: Annotated[dict[str, str] | None, "Comes back with the response, and is not kept."]
+    user: Annotated[str | None, "A label for whom this is; it is in the server's log."]
+    safety_identifier: Annotated[str | None, "A label for whom this is; it is in the server's log."]
+    prompt_cache_key: Annotated[str | None, "A group of like prompts; there is one cache for all groups."]
+    prompt_cache_options: CacheOptions | None
+    prompt_cache_retention: Annotated[Literal["in_memory"] | None, "prefixes are kept in memory"]
+    service_tier: Annotated[Literal["auto", "default"] | None, "there is one tier"]
+    store: Annotated[Literal[False] | None, "no responses are stored"]
+    previous_response_id: Annotated[None, "no responses are stored: send the whole conversation as input"]
+    conversation: Annotated[None, "no conversations are stored: send the whole conversation as input"]
+    background: Annotated[Literal[False] | None, "no responses are stored"]
+    background_options: Annotated[None, "no responses are stored"]
+    prompt: Annotated[None, "no prompts are stored"]
+    max_tool_calls: Annotated[None, "clients run all tools"]
+    context_management: Annotated[None, "there is none but truncation"]
+    moderation: Annotated[None, "nothing is moderated"]
+    access_programs: Annotated[None, "there are none"]
+    image: Annotated[None, "answers are texts"]
