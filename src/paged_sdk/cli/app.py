@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from paged_sdk.cli.doctor import doctor
+from paged_sdk.cli.from_config import from_config
 from paged_sdk.cli.options import PAGED_ATTN, SPECULATE, ModelFormat, PagedAttnMode, Version
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
@@ -70,6 +71,7 @@ app.command(cls=_Command)(run)
 app.command(cls=_Command)(serve)
 app.command()(quantize)
 app.command(cls=_Command)(doctor)
+app.command("from-config")(from_config)
 
 
 @app.callback()

@@ -1,0 +1,238 @@
+"""Reads files that hold a command line, and publishes the schema of them.
+
+Keys and types come from the signatures of the commands, so that an option is known here as soon as it exists.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType, NoneType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import typer
+import yaml
+from attrs import frozen
+from typer.models import OptionInfo
+
+from paged_sdk.cli.doctor import doctor
+from paged_sdk.cli.options import PAGED_ATTN, SPECULATE
+from paged_sdk.cli.quantize import quantize
+from paged_sdk.cli.run import run
+from paged_sdk.cli.serve import serve
+
+__all__ = ["COMMANDS", "json_schema", "read_arguments"]
+
+COMMANDS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
+    {"run": run, "serve": serve, "quantize": quantize, "doctor": doctor}
+)
+COMMAND: Final = "command"
+JSON_TYPES: Final[Mapping[type, str]] = MappingProxyType({bool: "boolean", int: "integer", float: "number"})
+
+
+@frozen(kw_only=True)
+class _Parameter:
+    """Describes an option or argument of a command.
+
+    :ivar name: the first of its keys
+    :ivar flag: how the option is spelled; None: it is an argument
+    :ivar kind: the type of its value, or of each of its values
+    :ivar is_list: whether there can be several
+    """
+
+    name: str
+    flag: str | None
+    kind: type
+    is_list: bool
+    is_required: bool
+    description: str
+
+    @property
+    def may_be_alone(self) -> bool:
+        """Say whether the option may stand without its value, so that true means it."""
+        return self.flag in (SPECULATE, PAGED_ATTN)
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema of its value."""
+        one: dict[str, Any] = {"type": JSON_TYPES.get(self.kind, "string")}
+        if issubclass(self.kind, Enum):
+            one["enum"] = [member.value for member in self.kind]
+        kinds = [one]
+        if self.kind is str:
+            kinds = [{"type": ["string", "number"]}]  # "isq: 4" is a number to YAML
+        if self.may_be_alone:
+            kinds.append({"type": "boolean"})
+        if self.is_list:
+            kinds.append({"type": "array", "items": kinds[0]})
+        value = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+        return {**value, "description": self.description}
+
+    def arguments(self, value: object) -> list[str]:
+        """Return what stands for a value on a command line.
+
+        :raises ValueError: saying what is allowed
+        """
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and not self.is_list:
+            raise ValueError("expected one value, not a list")
+        return [each for one in values for each in self._argument(one)]
+
+    def _argument(self, value: object) -> Iterator[str]:
+        if self.may_be_alone and isinstance(value, bool):
+            # YAML reads on and off as booleans.
+            if self.flag == PAGED_ATTN:
+                yield f"{PAGED_ATTN}={'on' if value else 'off'}"
+            elif value:
+                yield SPECULATE
+            return
+        if self.kind is bool:
+            if not isinstance(value, bool):
+                raise ValueError("expected true or false")
+            if value:
+                yield str(self.flag)
+            return
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ValueError(f"expected {'a text' if self.kind is str else JSON_TYPES.get(self.kind, 'a text')}")
+        yield str(value) if self.flag is None else f"{self.flag}={value}"
+
+
+def _parameters(command: Callable[..., None]) -> dict[str, _Parameter]:
+    """Return what a command takes, by key; an option that has several spellings has several keys."""
+    hints = get_type_hints(command, include_extras=True)
+    found: dict[str, _Parameter] = {}
+    for name, parameter in inspect.signature(command).parameters.items():
+        hint, info = get_args(hints[name])
+        if name == "version":
+            continue
+        kind = next((each for each in get_args(hint) if each is not NoneType), hint)
+        is_list = get_origin(hint) is list or get_origin(kind) is list
+        if is_list:
+            (kind,) = get_args(hint if get_origin(hint) is list else kind)
+        # What Option() takes first is a default to it, and becomes a spelling only within Annotated.
+        spellings = [info.default, *(info.param_decls or ())]
+        flags = [each for each in spellings if isinstance(each, str) and each.startswith("--")]
+        is_option = isinstance(info, OptionInfo)
+        keys = [flag.removeprefix("--") for flag in flags] if is_option else [name]
+        made = _Parameter(
+            name=keys[0],
+            flag=flags[0] if is_option else None,
+            kind=kind,
+            is_list=is_list,
+            is_required=parameter.default is inspect.Parameter.empty,
+            description=info.help or f"Another name for an option of {command.__name__}.",
+        )
+        found |= dict.fromkeys(keys, made)
+    return found
+
+
+def read_arguments(file: Path) -> list[str]:
+    """Return the command line that a file holds, with the command's name in front.
+
+    :param file: YAML, JSON or TOML, as its name says
+    :raises typer.BadParameter: naming the key that is not known or has another value than it may have
+    """
+    content = _read(file)
+    name = content.pop(COMMAND, None)
+    if not isinstance(name, str) or name not in COMMANDS:
+        raise _refused(COMMAND, f"expected one of {', '.join(COMMANDS)}, not {name!r}" if name else "it is missing")
+    known = _parameters(COMMANDS[name])
+    options: list[str] = []
+    places: dict[str, list[str]] = {}
+    given: dict[str, str] = {}
+    for key, value in content.items():
+        parameter = known.get(key)
+        if parameter is None:
+            near = get_close_matches(key.replace("_", "-"), known, n=1)
+            raise _refused(key, f"{name} has no such option{f'; did you mean {near[0]}?' if near else ''}")
+        if given.setdefault(parameter.name, key) != key:
+            raise _refused(key, f"it means the same as {given[parameter.name]}, which is there too")
+        try:
+            arguments = parameter.arguments(value)
+        except ValueError as error:
+            raise _refused(key, str(error)) from None
+        if parameter.flag is None:
+            places[key] = arguments
+        else:
+            options += arguments
+    missing = next((key for key, each in known.items() if each.is_required and key not in content), None)
+    if missing is not None:
+        raise _refused(missing, f"{name} needs it")
+    in_order = [each for key in known for each in places.get(key, ())]
+    return [name, *options, *(["--", *in_order] if in_order else [])]
+
+
+def json_schema() -> str:
+    """Return the JSON schema of files as text."""
+    return json.dumps(
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "A command of paged-sdk",
+            "oneOf": [_schema_of(name, command) for name, command in COMMANDS.items()],
+        },
+        indent=2,
+    )
+
+
+def _schema_of(name: str, command: Callable[..., None]) -> dict[str, Any]:
+    known = _parameters(command)
+    required = [key for key, parameter in known.items() if parameter.is_required]
+    return {
+        "type": "object",
+        "title": name,
+        "properties": {COMMAND: {"const": name}} | {key: each.schema() for key, each in known.items()},
+        "required": [COMMAND, *required],
+        "additionalProperties": False,
+    }
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read a file's keys and values."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        match file.suffix.lower():
+            case ".json":
+                content = json.loads(text, object_pairs_hook=_unique)
+            case ".toml":
+                content = tomllib.loads(text)
+            case ".yaml" | ".yml":
+                content = _yaml(text)
+            case _:
+                raise typer.BadParameter(f"{file}: expected a name that ends in .yaml, .json or .toml")
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:  # those of JSON, TOML and UTF-8 are ValueErrors
+        raise typer.BadParameter(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise typer.BadParameter(f"{file}: expected names of options, each with its value")
+    return content
+
+
+def _yaml(text: str) -> object:
+    """Read YAML; of a key that comes twice it would take the last."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    nodes = root.value if root is not None and isinstance(root.value, list) else []
+    _check_unique([str(node[0].value) for node in nodes if isinstance(node, tuple)])
+    return yaml.safe_load(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _check_unique([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _check_unique(keys: list[str]) -> None:
+    twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
+    if twice is not None:
+        raise ValueError(f"{twice} is there twice")
+
+
+def _refused(key: str, why: str) -> typer.BadParameter:
+    return typer.BadParameter(why, param_hint=key)
