@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-long test-aarch64 fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format clean help
+.PHONY: demo test test-browser test-long test-aarch64 fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite, in two processes"
 	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
+	@echo "make test-browser  the chat page in Chromium; needs chromium"
 	@echo "make test-aarch64  the native kernels for ARM, cross-compiled and emulated; needs g++-aarch64-linux-gnu, qemu-user"
 	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
 	@echo "make soak      10,000 requests that end in every way, in five modes of KV: SOAK='--requests 100000'"
@@ -42,6 +43,10 @@ test: $(READY)
 
 test-long: $(READY)
 	$(BIN)/python -m pytest -q -m long
+
+test-browser: $(READY)
+	$(BIN)/python -m pip install --quiet playwright axe-playwright-python
+	$(BIN)/python -m pytest -q -m browser tests/server/test_chat_page_in_a_browser.py
 
 test-aarch64: $(READY)
 	$(BIN)/python -m pytest -q -rs -m aarch64 tests/kernels/test_native_levels.py
