@@ -22,14 +22,15 @@ def message_of(
     :param has_one_call: whether calls of tools but the first are left out
     """
     (choice,) = answer.choices
-    message, blocks = choice.message, []
+    message = choice.message
+    blocks: list[dict[str, Any]] = []
     if message.reasoning_content is not None:
         blocks.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
     if message.content:
-        blocks.append({"type": "text", "text": message.content})
+        blocks.append({"type": "text", "text": message.content, "citations": None})
     for call in message.tool_calls[: 1 if has_one_call else None]:
         tool = {"id": call.id, "name": call.function.name, "input": json.loads(call.function.arguments)}
-        blocks.append({"type": "tool_use", **tool})
+        blocks.append({"type": "tool_use", **tool, "caller": {"type": "direct"}})
     return {
         **_head(answer, model),
         "content": blocks,
@@ -40,7 +41,7 @@ def message_of(
 
 def _head(answer: ChatCompletionResponse, model: str) -> dict[str, Any]:
     name = answer.id.removeprefix("chatcmpl-")
-    return {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model}
+    return {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model, "container": None}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
@@ -50,7 +51,12 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens - cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
+        "cache_creation": None,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": None,
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
     }
 
 
@@ -64,7 +70,11 @@ def _stop(choice: Choice, usage: Usage, max_tokens: int) -> dict[str, Any]:
         reason = "model_context_window_exceeded"
     else:
         reason = "max_tokens"
-    return {"stop_reason": reason, "stop_sequence": choice.stop_string if reason == "stop_sequence" else None}
+    return {
+        "stop_reason": reason,
+        "stop_sequence": choice.stop_string if reason == "stop_sequence" else None,
+        "stop_details": None,
+    }
 
 
 class BlockWriter:
@@ -102,14 +112,16 @@ class BlockWriter:
                 events += self._block("thinking", {"thinking": "", "signature": ""})
                 events.append(self._delta("thinking_delta", thinking=delta.reasoning_content))
             if delta.content:
-                events += self._block("text", {"text": ""})
+                events += self._block("text", {"text": "", "citations": None})
                 events.append(self._delta("text_delta", text=delta.content))
             for call in delta.tool_call_deltas:
                 if self._has_one_call and call.index > 0:
                     continue
                 if call.id is not None:
                     events += self._close()
-                    events += self._block("tool_use", {"id": call.id, "name": call.name, "input": {}})
+                    events += self._block(
+                        "tool_use", {"id": call.id, "name": call.name, "input": {}, "caller": {"type": "direct"}}
+                    )
                 if call.arguments:
                     events.append(self._delta("input_json_delta", partial_json=call.arguments))
         return "".join(events)

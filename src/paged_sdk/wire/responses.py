@@ -111,18 +111,19 @@ def _said(body: ResponsesBody) -> dict[str, Any]:
     defaults: dict[str, Any] = {
         "background": False,
         "instructions": None,
+        "frequency_penalty": 0,
         "max_output_tokens": None,
         "max_tool_calls": None,
         "metadata": {},
         "model": body["model"],
         "parallel_tool_calls": True,
+        "presence_penalty": 0,
         "previous_response_id": None,
         "prompt_cache_key": None,
         "safety_identifier": None,
         "store": False,
         "temperature": None,
         "tool_choice": "auto",
-        "tools": [],
         "top_logprobs": 0,
         "top_p": None,
         "truncation": "disabled",
@@ -132,6 +133,9 @@ def _said(body: ResponsesBody) -> dict[str, Any]:
     return {
         **defaults,
         **given,
+        "tools": [
+            {"description": None, "parameters": None, "strict": False, **tool} for tool in body.get("tools") or ()
+        ],
         "service_tier": "default",
         "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
