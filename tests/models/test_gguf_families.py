@@ -12,9 +12,11 @@ import torch
 from attrs import evolve
 from odd_configs import ABSENT, reference_of
 from reference_decoding import CPU, logits, paged, random_prompt
+from transformers import AutoModelForCausalLM
 
 import tiny
 from native_weights import needs_library, workspace
+from paged_sdk import write_safetensors
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.models.family import read_config
@@ -234,6 +236,22 @@ def test_what_llama_cpp_does_not_compute_is_not_written(config: dict[str, Any], 
     with pytest.raises(UnsupportedArchitectureError):
         write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
     assert not (tmp_path / "written.gguf").exists()
+
+
+@pytest.mark.parametrize("architecture", ["falcon", "falcon with two norms", "bloom", "stablelm with norms of heads"])
+@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")
+def test_transformers_reads_what_becomes_of_a_file(architecture: str, tmp_path: Path) -> None:
+    reference: Any = reference_of(_COMMON | FAMILIES[architecture][0], tmp_path)
+    reference.save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
+    path = write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
+    back = write_safetensors(path, tmp_path / "back", type="F32")
+    attention = reference.config._attn_implementation
+    read: Any = AutoModelForCausalLM.from_pretrained(back, attn_implementation=attention, dtype=torch.float32)
+    prompt = torch.tensor([random_prompt(40)])
+    with torch.inference_mode():
+        expected, found = reference(prompt).logits, read.eval()(prompt).logits
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 @needs_library

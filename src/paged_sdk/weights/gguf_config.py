@@ -56,6 +56,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
     _check_positions(model)
     config = _common(model) | _experts(model) | _FAMILIES[model.architecture](model)
+    if config["model_type"] == "falcon":
+        del config["head_dim"]  # transformers' class computes it, and refuses to be told
     _check_biases(model, config)
     return config
 

@@ -196,7 +196,7 @@ class GgufSource:
 
     def _grouped(self, tensor: GgufTensor) -> _Weight:
         heads, kv_heads = self.config["num_attention_heads"], self.config["num_key_value_heads"]
-        head_dim = self.config["head_dim"]
+        head_dim = self.config["hidden_size"] // heads
         if tensor.shape[0] != (heads + 2 * kv_heads) * head_dim or (len(tensor.shape) == 1 and tensor.is_quantized):
             raise CheckpointError(
                 f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} cannot be {heads} heads of "
