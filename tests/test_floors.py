@@ -97,6 +97,7 @@ def _units() -> Mapping[str, Unit]:
     faces = (
         "model",
         "builders",
+        "building",
         "streaming",
         "blocking",
         "conversation",

@@ -8,8 +8,6 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelClosedError, NumericalError, RequestError
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
@@ -154,6 +152,8 @@ class FakeRunner:
         sequence, reading = row.sequence, row.sequence.request.reading
         if reading is None or row.end != sequence.num_prompt_tokens:
             return
+        import numpy as np  # here, since a test of chats alone needs none
+
         if isinstance(reading, PromptScores):
             prompt, text = sequence.token_ids[: reading.first_token], sequence.token_ids[reading.first_token :]
             said = [self._say(sequence.request, prompt, text[:place], 0) for place in range(len(text))]

@@ -1,0 +1,87 @@
+"""Defines a build under way, which loads a model when it is awaited."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+
+from paged_sdk.build.collector import collector_paused
+from paged_sdk.build.parts import ModelParts
+from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.env import read_environment
+from paged_sdk.errors import ConfigError, ModelLoadError
+from paged_sdk.logs import show_logs
+from paged_sdk.model import Model
+from paged_sdk.threads import thread_must_start
+
+__all__ = ["Building"]
+
+
+class Building:
+    """Loads a model when awaited; as an async context manager it also closes the model on exit.
+
+    It loads one model: to await or enter it again is a :class:`ConfigError`.
+    """
+
+    def __init__(self, source: ModelSource, settings: BuildSettings) -> None:
+        self._source = source
+        self._settings = settings
+        self._model: Model | None = None
+        self._has_begun = False
+
+    if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(
+                f"{name!r} is nothing that build() has: it gives a model when it is awaited, as in "
+                "`model = await builder.build()` or `async with builder.build() as model`"
+            )
+
+    def __await__(self) -> Generator[Any, Any, Model]:
+        return self._build().__await__()
+
+    async def __aenter__(self) -> Model:
+        self._model = await self._build()
+        return self._model
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._model is not None:
+            await self._model.aclose()
+
+    async def _build(self) -> Model:
+        if self._has_begun:
+            raise ConfigError(
+                "this build() was used already: call build() again for another model",
+                setting="build",
+                allowed="one await or async with for each build()",
+            )
+        self._has_begun = True
+        if self._settings.logging:
+            show_logs()
+        environment = read_environment()
+        cancelled = threading.Event()
+
+        def go_on() -> None:
+            if cancelled.is_set():
+                raise ModelLoadError("the loading was cancelled")  # nobody hears it
+
+        def load() -> ModelParts:
+            # Imported here: the tensor libraries take over a second, and their place is the helper thread.
+            with collector_paused():
+                from paged_sdk.build.assembly import load_parts
+
+            return load_parts(self._source, self._settings, environment, go_on=go_on)
+
+        try:
+            with thread_must_start("to load a model in"):
+                parts = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+        except BaseException:
+            cancelled.set()  # the thread notices before the next tensor, and what it has loaded goes
+            raise
+        return Model(parts)
