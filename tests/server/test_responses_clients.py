@@ -70,6 +70,7 @@ def test_a_response(served: Serving) -> None:
     assert again.usage is not None
     assert again.usage.input_tokens_details.cached_tokens > 0
     assert again.usage.input_tokens == response.usage.input_tokens
+    assert (again.temperature, again.top_p) == (1.0, 1.0)
 
 
 def test_a_response_that_is_cut_off(served: Serving) -> None:

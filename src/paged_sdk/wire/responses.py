@@ -53,6 +53,10 @@ class ResponsesCall:
         :param timeout: seconds that it may take
         :raises PagedError: the model refuses it
         """
+        for name in ("temperature", "top_p"):  # a response says what held, which the model knows
+            if self.said[name] is None:
+                default = getattr(model.generation_defaults, name)
+                self.said[name] = 1.0 if default is None else default
         return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
 
     def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
