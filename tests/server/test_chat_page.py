@@ -88,6 +88,16 @@ def test_what_requests_leave_open_comes_from_the_settings() -> None:
     assert [(each.temperature, each.seed) for each in seen] == [(0.25, 7), (0.25, 8), (0.25, 7)]
 
 
+def test_what_an_api_does_not_take_is_left_out_there() -> None:
+    model = fake_model("Hello!")
+    with serving(model, sampling={"temperature": 1.5, "top_p": 0.5, "min_p": 0.1}) as served:
+        assert served.post().status_code == 200
+        answer = served.post("/v1/messages", messages=HI, max_tokens=4)
+        assert answer.status_code == 200, answer.text
+    seen = [request.sampling for request in model.requests if request.sampling is not None]
+    assert [(each.temperature, each.top_p, each.min_p) for each in seen] == [(1.5, 0.5, 0.1), (1.5, 0.5, None)]
+
+
 @pytest.mark.parametrize(
     ("sampling", "said"),
     [
