@@ -78,9 +78,9 @@ def test_an_empty_file_is_as_no_options(serve: Any) -> None:
 
 
 def test_the_command_line_counts_before_the_file(serve: Any) -> None:
-    builder, settings = serve(WHOLE, "--isq", "Q8_0", "--port", "9", "--page")
+    builder, settings = serve(WHOLE, "--isq", "Q8_0", "--port", "9")
     assert builder.settings.isq is IsqType.Q8_0
-    assert (settings["port"], settings["page"], settings["name"]) == (9, True, "ours")
+    assert (settings["port"], settings["page"], settings["name"]) == (9, False, "ours")
 
 
 @pytest.mark.parametrize(

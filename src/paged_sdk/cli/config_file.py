@@ -106,9 +106,9 @@ def _parameters(command: Callable[..., None]) -> dict[str, _Parameter]:
     hints = get_type_hints(command, include_extras=True)
     found: dict[str, _Parameter] = {}
     for name, parameter in inspect.signature(command).parameters.items():
-        hint, info = get_args(hints[name])
-        if name == "version":
+        if name in ("ctx", "version", "config_schema"):
             continue
+        hint, info = get_args(hints[name])
         kind = next((each for each in get_args(hint) if each is not NoneType), hint)
         is_list = get_origin(hint) is list or get_origin(kind) is list
         if is_list:

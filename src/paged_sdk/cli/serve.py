@@ -96,8 +96,9 @@ AdapterFolder = Annotated[
         "--adapter-folder", metavar="DIR", help="Clients may load adapters from there.", rich_help_panel=SERVER
     ),
 ]
-Page = Annotated[
-    bool, typer.Option("--page/--no-page", help="Whether there is a chat page at /.", rich_help_panel=SERVER)
+NoPage = Annotated[
+    bool,
+    typer.Option("--no-page", metavar=options.FLAG, help="Serve no chat page at /.", rich_help_panel=SERVER),
 ]
 Config = Annotated[
     Path | None,
@@ -146,7 +147,7 @@ def serve(
     drain_timeout: DrainTimeout = 60.0,
     image_host: ImageHost = None,
     adapter_folder: AdapterFolder = None,
-    page: Page = True,
+    no_page: NoPage = False,
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
     version: options.Version = False,
@@ -219,6 +220,6 @@ def serve(
             drain_timeout=given["drain_timeout"],
             image_hosts=tuple(given["image_host"] or ()),
             adapter_folder=given["adapter_folder"],
-            page=given["page"],
+            page=not given["no_page"],
             sampling=sampling,
         )

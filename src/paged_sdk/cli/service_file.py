@@ -104,6 +104,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "server.api_keys": "api_key",
     "server.cors_origins": "cors_origin",
     "server.image_hosts": "image_host",
+    "server.page": "no_page",
 }
 READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "format": ModelFormat,
@@ -116,6 +117,7 @@ READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "paged.mode": PagedAttnMode,
     "paged.cache_type": PagedCacheType,
     "server.adapter_folder": Path,
+    "server.page": lambda value: not value,
 }
 
 
