@@ -107,6 +107,7 @@ def _units() -> Mapping[str, Unit]:
         "scorer",
         "preparation",
         "prompt_batch",
+        "reading_requests",
         "pydantic_schema",
         "structured",
         "tool_loop",

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
-from paged_sdk.chat.token_healing import EncodedPrompt
-from paged_sdk.config.checks import as_optional_int, is_token_id, is_unicode
+from paged_sdk.config.checks import as_optional_int, is_token_id
 from paged_sdk.config.embedding import POOLINGS, EmbeddingRecipe, Pooling
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
-from paged_sdk.loaded_adapters import LoadedAdapters
 from paged_sdk.logs import get_logger
-from paged_sdk.preparation import RequestPreparer, in_thread
-from paged_sdk.prompt_batch import PromptBatch, most_under_way
-from paged_sdk.scheduler.request import Request
+from paged_sdk.preparation import in_thread
+from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.reading import PooledVector
 from paged_sdk.types.request import PromptLike, RequestOptions
-from paged_sdk.worker.worker import Worker
 
 if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np
@@ -40,17 +34,13 @@ class Embedder:
 
     def __init__(
         self,
-        worker: Worker,
-        preparer: RequestPreparer,
-        adapters: LoadedAdapters,
+        reader: ReadingRequests,
         *,
         recipe: EmbeddingRecipe,
         hidden_size: int,
         model: str,
     ) -> None:
-        self._worker = worker
-        self._preparer = preparer
-        self._adapters = adapters
+        self._reader = reader
         self._recipe = recipe
         self._size = recipe.dense[-1].weight.shape[0] if recipe.dense else hidden_size
         self._model = model
@@ -69,8 +59,7 @@ class Embedder:
         options: RequestOptions,
     ) -> EmbeddingResponse:
         """Do what :meth:`paged_sdk.Model.embed` says."""
-        recipe, preparer = self._recipe, self._preparer
-        pooling = self._pooling(pooling)
+        recipe, pooling = self._recipe, self._pooling(pooling)
         for name, flag in (
             ("truncation", truncation),
             ("normalize", recipe.normalize if normalize is None else normalize),
@@ -82,39 +71,13 @@ class Embedder:
             raise InvalidRequestError.of("dimensions", dimensions, f"an int from 1 to {self._size}, or None")
         put_before = self._prompt(prompt_name)
         prompts = [self._checked(text, prompt_name) for text in texts]
-        adapter = self._adapters.use(options.adapter)
-        sampling = preparer.sampling(RequestOptions())
 
-        def make(first: int, end: int) -> list[Request]:
-            arrival, made = time.monotonic(), []
-            for place in range(first, end):
-                token_ids, num_before = self._encode(prompts[place], put_before, place, truncation=truncation)
-                made.append(
-                    preparer.prepare(
-                        EncodedPrompt(token_ids),
-                        options,
-                        sampling,
-                        request_id=f"{request_id}-{place}",
-                        arrival=arrival,
-                        continues_prompt=True,
-                        adapter=adapter,
-                        reading=PooledVector(
-                            pooling, 0 if recipe.pools_prompt else min(num_before, len(token_ids) - 1)
-                        ),
-                    )
-                )
-            return made
+        def encode(place: int) -> tuple[Sequence[int], PooledVector]:
+            token_ids, num_before = self._encode(prompts[place], put_before, place, truncation=truncation)
+            first_token = 0 if recipe.pools_prompt else min(num_before, len(token_ids) - 1)
+            return token_ids, PooledVector(pooling, first_token)
 
-        batch = PromptBatch(
-            self._worker,
-            lambda first, end: in_thread(partial(make, first, end)),
-            len(prompts),
-            most=most_under_way(preparer.config),
-            request_id=request_id,
-            timeout=options.timeout,
-        )
-        read = await batch.read()
-        usage = batch.usage(time.monotonic())
+        read, usage = await self._reader.read(encode, len(prompts), options, request_id)
         normalizes = recipe.normalize if normalize is None else normalize
         vectors = await in_thread(
             lambda: self._finish([each.vector for each in read], dimensions, normalize=normalizes)
@@ -155,13 +118,9 @@ class Embedder:
 
     def _checked(self, text: PromptLike, prompt_name: str | None) -> str | Sequence[int]:
         """Return a text, or token ids that nobody changes meanwhile."""
-        if isinstance(text, str):
-            if not is_unicode(text):
-                raise InvalidRequestError.of("texts", text, "Unicode without lone surrogates")
-            return text
-        if prompt_name is not None:
+        if prompt_name is not None and not isinstance(text, str):
             raise InvalidRequestError.of("prompt_name", prompt_name, "None beside texts that are token ids")
-        return list(self._preparer.check_token_ids("texts", text))
+        return self._reader.checked("texts", text)
 
     def _encode(
         self, text: str | Sequence[int], put_before: str, place: int, *, truncation: bool
@@ -171,9 +130,10 @@ class Embedder:
         :raises InvalidRequestError: there are none
         :raises ContextLengthError: there are too many
         """
-        tokenizer, limit = self._preparer.text.tokenizer, self._preparer.max_prompt_tokens
+        preparer = self._reader.preparer
+        tokenizer, limit = preparer.text.tokenizer, preparer.max_prompt_tokens
         if self._recipe.pooling is not None:  # else what the tokenizer's files say of a length is of chats
-            most = self._recipe.max_tokens or self._preparer.text.model_max_length
+            most = self._recipe.max_tokens or preparer.text.model_max_length
             limit = limit if most is None else min(limit, most)
         num_before, suffix = 0, tokenizer.special.suffix
         if isinstance(text, str):

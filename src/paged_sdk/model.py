@@ -28,6 +28,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.loaded_adapters import LoadedAdapters
 from paged_sdk.preparation import RequestPreparer, in_thread
+from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.scorer import Scorer
@@ -95,15 +96,9 @@ class Model:
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
         self._adapters = LoadedAdapters(self._worker, parts.bank, parts.adapters)
-        self._embedder = Embedder(
-            self._worker,
-            self._preparer,
-            self._adapters,
-            recipe=parts.recipe,
-            hidden_size=parts.hidden_size,
-            model=parts.name,
-        )
-        self._scorer = Scorer(self._worker, self._preparer, self._adapters, parts.name)
+        reader = ReadingRequests(self._worker, self._preparer, self._adapters)
+        self._embedder = Embedder(reader, recipe=parts.recipe, hidden_size=parts.hidden_size, model=parts.name)
+        self._scorer = Scorer(reader, parts.name)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
         self._finalizer = weakref.finalize(self, _end, self._worker)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 from benchmarks.server_overhead import Overhead, measure
 
 from paged_sdk.testing import fake_model
@@ -18,4 +19,15 @@ def test_both_ways_are_measured() -> None:
     assert min(*found.in_process, *found.served, *found.first_in_process, *found.first_served) > 0
     assert found.without_client >= found.served
     assert found.share < 1
-    assert found.added_ms
+
+
+def test_what_is_added() -> None:
+    found = Overhead(
+        in_process=(10.0, 20.0, 30.0),
+        served=(15.0, 17.0, 19.0),
+        without_client=(16.0, 18.0, 20.0),
+        first_in_process=(0.1, 0.2),
+        first_served=(0.153, 0.153),
+    )
+    assert found.share == pytest.approx(0.1)
+    assert found.added_ms == pytest.approx(3.0)

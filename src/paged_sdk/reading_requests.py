@@ -1,0 +1,91 @@
+"""Has something read off texts, each a request of its own for the engine, which ends with its prompt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from attrs import frozen
+
+from paged_sdk.chat.token_healing import EncodedPrompt
+from paged_sdk.config.checks import is_unicode
+from paged_sdk.errors import InvalidRequestError
+from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.preparation import RequestPreparer, in_thread
+from paged_sdk.prompt_batch import PromptBatch, ReadPrompt, most_under_way
+from paged_sdk.scheduler.request import Request
+from paged_sdk.types.reading import Reading
+from paged_sdk.types.request import PromptLike, RequestOptions
+from paged_sdk.types.response import Usage
+from paged_sdk.worker.worker import Worker
+
+__all__ = ["ReadingRequests"]
+
+
+@frozen
+class ReadingRequests:
+    """Makes the requests by which texts are read, and waits for what is read.
+
+    :ivar adapters: those that texts may go through
+    """
+
+    worker: Worker
+    preparer: RequestPreparer
+    adapters: LoadedAdapters
+
+    def checked(self, name: str, text: PromptLike) -> str | list[int]:
+        """Return a text, or token ids that nobody changes meanwhile.
+
+        :param name: what the caller calls it
+        :raises InvalidRequestError: it is no Unicode, or has ids outside the vocabulary
+        """
+        if not isinstance(text, str):
+            return list(self.preparer.check_token_ids(name, text))
+        if not is_unicode(text):
+            raise InvalidRequestError.of(name, text, "Unicode without lone surrogates")
+        return text
+
+    async def read(
+        self,
+        encode: Callable[[int], tuple[Sequence[int], Reading]],
+        num_texts: int,
+        options: RequestOptions,
+        request_id: str,
+    ) -> tuple[list[ReadPrompt], Usage]:
+        """Return what was read, in the texts' order, and what they have used together.
+
+        :param encode: returns a text's tokens, by its index, and what is read off them; is called in order, in a
+            helper thread
+        :raises RequestError: as :meth:`PromptBatch.read`, or what ``encode`` raises
+        """
+        adapter = self.adapters.use(options.adapter)
+        sampling = self.preparer.sampling(RequestOptions())
+
+        def make(first: int, end: int) -> list[Request]:
+            arrival, made = time.monotonic(), []
+            for place in range(first, end):
+                token_ids, reading = encode(place)
+                made.append(
+                    self.preparer.prepare(
+                        EncodedPrompt(token_ids),
+                        options,
+                        sampling,
+                        request_id=f"{request_id}-{place}",
+                        arrival=arrival,
+                        continues_prompt=True,
+                        adapter=adapter,
+                        reading=reading,
+                    )
+                )
+            return made
+
+        batch = PromptBatch(
+            self.worker,
+            lambda first, end: in_thread(partial(make, first, end)),
+            num_texts,
+            most=most_under_way(self.preparer.config),
+            request_id=request_id,
+            timeout=options.timeout,
+        )
+        return await batch.read(), batch.usage(time.monotonic())
