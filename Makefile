@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-browser test-long test-aarch64 fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format clean help
+.PHONY: demo test test-browser test-long test-aarch64 fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
@@ -15,8 +15,9 @@ help:
 	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
 	@echo "make soak      10,000 requests that end in every way, in five modes of KV: SOAK='--requests 100000'"
 	@echo "make sanitize  the native kernels' tests under AddressSanitizer and UBSan, in a library of their own; needs gcc"
+	@echo "make docs      the documentation as a site in build/site, without a warning"
 	@echo "make timing    the tests of how long something takes, which need a quiet machine"
-	@echo "make check     ruff and mypy --strict over src, tests, examples and benchmarks"
+	@echo "make check     ruff and mypy --strict over src, tests, examples, benchmarks and documentation"
 	@echo "make types     what of the public API has a type that type checkers agree on, by pyright: has to be 100 %"
 	@echo "make coverage  the pure-Python pillar's tests, with coverage"
 	@echo "make gpu-compile  compiles every variant of the Triton kernels for every GPU; needs none, takes minutes"
@@ -70,8 +71,8 @@ timing: $(READY)
 	$(BIN)/python -m pytest -q -m timing
 
 check: $(READY)
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/ruff check src tests examples benchmarks documentation
+	$(BIN)/ruff format --check src tests examples benchmarks documentation
 	$(BIN)/mypy
 
 types: $(READY)
@@ -87,6 +88,13 @@ gpu-compile: $(READY)
 
 gpu-bench: $(READY)
 	$(BIN)/python -m benchmarks.gpu $(GPU)
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 $(VENV)/.bench: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
@@ -108,8 +116,8 @@ support-table: $(READY)
 	$(BIN)/python -m benchmarks.support_table
 
 format: $(READY)
-	$(BIN)/ruff check --fix src tests examples benchmarks
-	$(BIN)/ruff format src tests examples benchmarks
+	$(BIN)/ruff check --fix src tests examples benchmarks documentation
+	$(BIN)/ruff format src tests examples benchmarks documentation
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache src/*.egg-info

@@ -26,7 +26,7 @@ PAGES: Final = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md")),
+    *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 )
 RUNNABLE: Final = ("README.md", "docs/quickstart.md")
 

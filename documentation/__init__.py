@@ -1,0 +1,1 @@
+"""Makes the documentation's site and the pages that follow from the code; nothing of it is installed."""

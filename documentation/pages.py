@@ -1,0 +1,160 @@
+"""Makes the pages of the site that do not stand under docs/, from the files they follow from."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+from posixpath import normpath, relpath
+from typing import Final
+
+import paged_sdk
+
+__all__ = ["API", "api_names", "generated_pages", "source_of", "with_links_of_the_site"]
+
+ROOT: Final = Path(__file__).parents[1]
+
+API: Final = {
+    "builders": ("Builders", ("builders",)),
+    "model": ("Models", ("model", "blocking", "conversation", "tool_loop")),
+    "requests": (
+        "Requests",
+        (
+            "types.messages",
+            "types.request",
+            "config.sampling",
+            "types.constraint",
+            "types.tool",
+            "types.tool_call",
+            "types.image",
+            "types.logits_processor",
+        ),
+    ),
+    "responses": (
+        "Responses",
+        ("types.response", "types.logprobs", "types.embedding", "types.score", "types.stats"),
+    ),
+    "settings": (
+        "Settings",
+        (
+            "config.paged",
+            "config.memory",
+            "config.isq",
+            "config.topology",
+            "config.speculative",
+            "config.images",
+        ),
+    ),
+    "errors": ("Errors", ("errors",)),
+    "files": (
+        "Files, memory, machine",
+        (
+            "weights.embedded",
+            "build.gguf_export",
+            "build.safetensors_export",
+            "build.memory_plan",
+            "types.memory_plan",
+            "build.machine",
+        ),
+    ),
+}
+"""The pages of the API reference: which modules' public names stand on which."""
+
+PACKAGES: Final = {
+    "server": ("paged_sdk.server", "The server as an application"),
+    "testing": ("paged_sdk.testing", "Models for tests"),
+    "kernels": ("paged_sdk.kernels", "Kernels"),
+    "mistralrs": ("paged_sdk.mistralrs", "The drop-in for mistral.rs"),
+}
+"""The other packages with names for users."""
+
+WHOLE_FILES: Final = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the pages that are not files under docs/: their text by their path in the site."""
+    pages = {page: (ROOT / file).read_text(encoding="utf-8") for page, file in WHOLE_FILES.items()}
+    pages["license.md"] = "# License\n\n```text\n" + (ROOT / "LICENSE").read_text(encoding="utf-8") + "```\n"
+    return pages | {"examples.md": _examples()} | _api_pages()
+
+
+def source_of(page: str) -> str:
+    """Return the file of the repository whose text, and so whose links, a page has."""
+    return WHOLE_FILES.get(page, f"docs/{page}")
+
+
+def with_links_of_the_site(text: str, page: str) -> str:
+    """Return a page's text with links to files outside of docs/ leading to the pages that are made of them.
+
+    :param page: the page's path in the site
+    """
+    folder = str(Path(source_of(page)).parent)
+
+    def replaced(match: re.Match[str]) -> str:
+        target, _, anchor = match[1].partition("#")
+        file = normpath(f"{folder}/{target}")
+        to = _page_of(file) if target and "://" not in target else None
+        if to is None:
+            return match[0]
+        found = relpath(to.partition("#")[0], str(Path(page).parent))
+        own_anchor = to.partition("#")[2] or anchor
+        return f"]({found}#{own_anchor})" if own_anchor else f"]({found})"
+
+    return re.sub(r"\]\(([^)\s]+)\)", replaced, text)
+
+
+def _page_of(file: str) -> str | None:
+    """Return the page, with its anchor, that a file of the repository is shown on; None: no page shows it."""
+    for page, whole in WHOLE_FILES.items():
+        if file == whole:
+            return page
+    if file == "LICENSE":
+        return "license.md"
+    if file == "examples":
+        return "examples.md"
+    if file.startswith("examples/"):
+        return f"examples.md#{Path(file).name.replace('.', '')}"
+    return file.removeprefix("docs/") if file.startswith("docs/") else None
+
+
+def _examples() -> str:
+    programs = sorted((ROOT / "examples").glob("*.py"))
+    parts = ["# Examples\n\nShort programs, one per topic. The tests run every one of them.\n"]
+    for program in programs:
+        text = program.read_text(encoding="utf-8")
+        summary = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].replace("\n", " ")
+        parts.append(f"## {program.name}\n\n{summary}\n\n```python\n{text}```\n")
+    return "\n".join(parts)
+
+
+def _api_pages() -> dict[str, str]:
+    pages: dict[str, str] = {}
+    contents = ["# API reference\n", "The names that programs may use, from the docstrings of the code.\n"]
+    for page, (title, names) in api_names().items():
+        pages[f"api/{page}.md"] = f"# {title}\n\n" + "\n".join(_directive(name) for name in names)
+        shown = ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)
+        contents.append(f"- **[{title}]({page}.md)**: {shown}")
+    return pages | {"api/index.md": "\n".join(contents) + "\n"}
+
+
+def _directive(name: str) -> str:
+    """Return what mkdocstrings replaces by a name's documentation."""
+    # The other builders have the same calls, which would be there five times.
+    with_base = "    options:\n      inherited_members: true\n" if name == "paged_sdk.TextModelBuilder" else ""
+    return f"::: {name}\n{with_base}"
+
+
+def api_names() -> dict[str, tuple[str, list[str]]]:
+    """Return each page's title and its names, in full."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for page, (title, modules) in API.items():
+        there = {name for module in modules for name in import_module(f"paged_sdk.{module}").__all__}
+        found[page] = (title, [f"paged_sdk.{name}" for name in paged_sdk.__all__ if name in there])
+    for page, (module, title) in PACKAGES.items():
+        found[page] = (title, [f"{module}.{name}" for name in import_module(module).__all__])
+    return found

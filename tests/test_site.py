@@ -1,0 +1,68 @@
+"""The documentation's site shows every page: what can be said without building it, which `make docs` does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import pytest
+import yaml
+from documentation.pages import api_names, generated_pages, with_links_of_the_site
+
+import paged_sdk
+
+ROOT: Final = Path(__file__).parents[1]
+SETTINGS: Final = cast("dict[str, Any]", yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+WRITTEN: Final = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+
+
+def named(nav: list[Any]) -> Iterator[str]:
+    for entry in nav:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for value in entry.values():
+                yield from [value] if isinstance(value, str) else named(value)
+
+
+def test_every_page_has_its_place_and_every_place_a_page() -> None:
+    places = list(named(SETTINGS["nav"]))
+    assert len(places) == len(set(places))
+    left_out = {line.lstrip("/") for line in SETTINGS["not_in_nav"].split()}
+    assert set(places) | left_out == WRITTEN | set(generated_pages())
+
+
+def test_every_public_name_has_its_documentation_on_one_page() -> None:
+    names = [name for _, names in api_names().values() for name in names]
+    assert len(names) == len(set(names))
+    assert {f"paged_sdk.{name}" for name in paged_sdk.__all__} <= set(names)
+
+
+def test_links_of_made_pages_lead_to_pages() -> None:
+    pages = WRITTEN | set(generated_pages())
+    for page, text in generated_pages().items():
+        for target in re.findall(r"\]\(([^)\s]+\.md)[)#]", with_links_of_the_site(text, page)):
+            assert (Path(page).parent / target).as_posix() in pages
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "there"),
+    [
+        ("index.md", "docs/server.md#errors", "server.md#errors"),
+        ("quickstart.md", "../README.md#install", "index.md#install"),
+        ("quickstart.md", "../examples/fastapi_service.py", "examples.md#fastapi_servicepy"),
+        ("changelog.md", "docs/quantization.md", "quantization.md"),
+        ("index.md", "examples", "examples.md"),
+        ("quickstart.md", "#errors", "#errors"),
+        ("quickstart.md", "https://example.org/a.md", "https://example.org/a.md"),
+    ],
+)
+def test_links_lead_to_where_the_site_has_what_they_name(page: str, link: str, there: str) -> None:
+    assert with_links_of_the_site(f"[so]({link})", page) == f"[so]({there})"
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    assert SETTINGS["theme"]["font"] is False
+    assert not [each for kind in ("extra_css", "extra_javascript") for each in SETTINGS.get(kind, []) if "://" in each]
