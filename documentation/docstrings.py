@@ -12,10 +12,10 @@ import griffe
 
 import paged_sdk
 from documentation.pages import api_names
+from documentation.rst import ROLE, plain_name
 
 __all__ = ["Docstrings"]
 
-_ROLE: Final = re.compile(r":(?:class|meth|func|attr|mod|exc|data):`([^`]+)`")
 _PUBLIC: Final = frozenset(paged_sdk.__all__)
 
 
@@ -33,7 +33,7 @@ class Docstrings(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of whatever was read."""
         if obj.docstring is not None:
-            obj.docstring.value = _ROLE.sub(_linked, obj.docstring.value).replace("``", "`")
+            obj.docstring.value = ROLE.sub(_linked, obj.docstring.value).replace("``", "`")
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
         """Add the constructor that attrs makes, which no source shows."""
@@ -64,7 +64,6 @@ def _named(path: str) -> object:
 
 
 def _linked(role: re.Match[str]) -> str:
-    target = role[1].lstrip("~").removeprefix("paged_sdk.")
-    shown = target.rpartition(".")[2] if role[1].startswith("~") else target
-    owner = target.split(".", maxsplit=1)[0]
+    shown = plain_name(role)
+    owner = role[1].lstrip("~").removeprefix("paged_sdk.").split(".", maxsplit=1)[0]
     return f"[`{shown}`][paged_sdk.{owner}]" if owner in _PUBLIC else f"`{shown}`"

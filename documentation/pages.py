@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +9,7 @@ from posixpath import normpath, relpath
 from typing import Final
 
 import paged_sdk
+from documentation.configuration import configuration_page
 
 __all__ = ["API", "api_names", "generated_pages", "source_of", "with_links_of_the_site"]
 
@@ -80,7 +80,7 @@ def generated_pages() -> dict[str, str]:
     """Return the pages that are not files under docs/: their text by their path in the site."""
     pages = {page: (ROOT / file).read_text(encoding="utf-8") for page, file in WHOLE_FILES.items()}
     pages["license.md"] = "# License\n\n```text\n" + (ROOT / "LICENSE").read_text(encoding="utf-8") + "```\n"
-    return pages | {"examples.md": _examples()} | _api_pages()
+    return pages | {"examples.md": _examples(), "configuration.md": configuration_page()} | _api_pages()
 
 
 def source_of(page: str) -> str:
@@ -127,8 +127,7 @@ def _examples() -> str:
     parts = ["# Examples\n\nShort programs, one per topic. The tests run every one of them.\n"]
     for program in programs:
         text = program.read_text(encoding="utf-8")
-        summary = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].replace("\n", " ")
-        parts.append(f"## {program.name}\n\n{summary}\n\n```python\n{text}```\n")
+        parts.append(f"## {program.name}\n\n```python\n{text}```\n")
     return "\n".join(parts)
 
 

@@ -9,9 +9,12 @@ from typing import Any, Final, cast
 
 import pytest
 import yaml
+from documentation.configuration import builder_calls, command_options, environment_variables, fields_of
 from documentation.pages import api_names, generated_pages, with_links_of_the_site
 
 import paged_sdk
+from paged_sdk.config import env
+from paged_sdk.server import ServerSettings
 
 ROOT: Final = Path(__file__).parents[1]
 SETTINGS: Final = cast("dict[str, Any]", yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
@@ -38,6 +41,35 @@ def test_every_public_name_has_its_documentation_on_one_page() -> None:
     names = [name for _, names in api_names().values() for name in names]
     assert len(names) == len(set(names))
     assert {f"paged_sdk.{name}" for name in paged_sdk.__all__} <= set(names)
+
+
+def test_every_environment_variable_says_what_it_does() -> None:
+    """What the page of settings says of a variable stands below its name in config/env.py."""
+    known = {value for name, value in vars(env).items() if name.isupper() and isinstance(value, str)}
+    variables = environment_variables()
+    assert set(variables) == known
+    assert all(variables.values())
+
+
+@pytest.mark.parametrize(
+    "builder", [paged_sdk.TextModelBuilder, paged_sdk.VisionModelBuilder, paged_sdk.RequestBuilder]
+)
+def test_every_call_says_what_it_does(builder: type) -> None:
+    calls = builder_calls(builder)
+    assert {call.partition("(")[0] for call in calls} == {name for name in dir(builder) if name.startswith("with")}
+    assert all(calls.values())
+
+
+@pytest.mark.parametrize("value", [paged_sdk.SamplingParams, paged_sdk.PagedAttentionMeta, ServerSettings])
+def test_every_field_says_what_it_means(value: type[Any]) -> None:
+    fields = fields_of(value)
+    assert all(meaning for _, meaning in fields.values())
+
+
+def test_every_option_has_its_help() -> None:
+    commands = command_options()
+    assert {"paged-sdk run", "paged-sdk serve", "paged-sdk doctor"} <= set(commands)
+    assert all(text for options in commands.values() for text in options.values())
 
 
 def test_links_of_made_pages_lead_to_pages() -> None:

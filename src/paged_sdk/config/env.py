@@ -19,16 +19,28 @@ from paged_sdk.errors import ConfigError, shown
 __all__ = ["Environment", "interpreter_variables", "read_environment", "read_variable"]
 
 PAGED_ATTN = "MISTRALRS_PAGED_ATTN"
+"""Whether keys and values are kept in a pool of blocks: ``true``, ``1``, ``on``, ``false``, ``0`` or ``off``; on for
+CPU and CUDA unless it is said."""
 BLOCK_SIZE = "MISTRALRS_PAGED_ATTN_BLOCK_SIZE"
+"""Tokens in a block, 1 to 1024; 32 unless it is said."""
 CACHE_TYPE = "MISTRALRS_PAGED_ATTN_CACHE_TYPE"
+"""What keys and values are stored as: ``auto``, the model's dtype, or ``f8e4m3``; ``auto`` unless it is said."""
 GPU_MEM = "MISTRALRS_PAGED_ATTN_GPU_MEM"
+"""The size of the pool in MiB. At most one of the three sizes may be set."""
 GPU_MEM_USAGE = "MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE"
+"""The size of the pool as a share of the device's memory, above 0 and at most 1; weights count in it."""
 CONTEXT_LEN = "MISTRALRS_PAGED_ATTN_CONTEXT_LEN"
+"""The size of the pool in tokens, over all sequences."""
 PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
+"""``0``, ``false`` or ``none`` turn the prefix cache off; any other number turns it on, and says how many finished
+sequences are kept where there are no blocks. 16 unless it is said."""
 ISQ = "MISTRALRS_ISQ"
+"""Quantize weights while loading, to a type such as ``Q4K`` or to ``2``, ``3``, ``4``, ``5``, ``6`` or ``8`` bits;
+``false`` and ``none`` are off. Checkpoints that are quantized already stay as they are."""
 GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
-
+"""The most tokens that are guessed ahead of a text in one step, 1 to 1024; off unless it is said."""
 DRAFT_MODEL = "MISTRALRS_SPECULATIVE_DRAFT_MODEL"
+"""The path or hub id of a smaller model with the same vocabulary that guesses tokens."""
 
 _INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
 MAX_DIGITS = 18
