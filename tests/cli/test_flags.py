@@ -26,7 +26,8 @@ from paged_sdk import (
 )
 from paged_sdk.cli import talk
 from paged_sdk.cli.app import app
-from paged_sdk.cli.flags import AnyBuilder, Builder, PromptFlags
+from paged_sdk.cli.loading import AnyBuilder, Builder
+from paged_sdk.cli.options import PromptOptions
 from paged_sdk.cli.terminal import Terminal
 
 GREEDY = SamplingParams.deterministic()
@@ -39,7 +40,7 @@ class CommandLine:
     :ivar calls: what would have been built and said, a tuple for each run that came that far
     """
 
-    calls: list[tuple[AnyBuilder, PromptFlags, SamplingParams]] = field(factory=list)
+    calls: list[tuple[AnyBuilder, PromptOptions, SamplingParams]] = field(factory=list)
 
     def __call__(self, *arguments: str, code: int = 0) -> str:
         """Run a command and return what it showed."""
@@ -47,14 +48,14 @@ class CommandLine:
         assert result.exit_code == code, result.output
         return result.output
 
-    def parsed(self, *arguments: str) -> tuple[AnyBuilder, PromptFlags, SamplingParams]:
+    def parsed(self, *arguments: str) -> tuple[AnyBuilder, PromptOptions, SamplingParams]:
         self(*arguments)
         return self.calls.pop()
 
     def talk(
         self,
         builder: AnyBuilder,
-        flags: PromptFlags,
+        flags: PromptOptions,
         sampling: SamplingParams,
         terminal: Terminal,
         *,
@@ -73,7 +74,7 @@ def command_line(monkeypatch: pytest.MonkeyPatch) -> CommandLine:
 def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
     builder, flags, sampling = command_line.parsed("Hello!")
     assert builder == GgufModelBuilder(embedded_model_path())
-    assert flags == PromptFlags(prompt="Hello!")
+    assert flags == PromptOptions(prompt="Hello!")
     assert sampling == GREEDY
 
 
@@ -178,7 +179,7 @@ def test_what_follows_a_flag_without_its_value_is_the_prompt(command_line: Comma
     for arguments in (["--speculate", "Hello!"], ["--speculate", "--", "7"], ["--", "--speculate"]):
         builder, flags, _ = command_line.parsed("-m", "some/model", *arguments)
         assert builder == (TextModelBuilder("some/model") if arguments[0] == "--" else expected)
-        assert flags == PromptFlags(prompt=arguments[-1])
+        assert flags == PromptOptions(prompt=arguments[-1])
 
 
 def test_the_tokenizer_may_be_a_directory(command_line: CommandLine, tmp_path: Path) -> None:

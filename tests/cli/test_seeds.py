@@ -19,7 +19,8 @@ from paged_sdk import (
 )
 from paged_sdk.cli import talk
 from paged_sdk.cli.app import app
-from paged_sdk.cli.flags import AnyBuilder, PromptFlags
+from paged_sdk.cli.loading import AnyBuilder
+from paged_sdk.cli.options import PromptOptions
 from paged_sdk.config.env import Environment, read_environment
 
 PHI = TextModelBuilder("microsoft/Phi-3-mini-128k-instruct")
@@ -54,7 +55,7 @@ LINES: dict[str, AnyBuilder] = {
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_line_means_what_it_meant(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[AnyBuilder, PromptFlags]] = []
+    seen: list[tuple[AnyBuilder, PromptOptions]] = []
     monkeypatch.setattr(talk, "talk", lambda builder, flags, *_, **named: seen.append((builder, flags)))
     words = shlex.split(line)
     result = CliRunner().invoke(app, words)

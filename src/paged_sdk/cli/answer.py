@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from attrs import evolve
+
 from paged_sdk import (
     BlockingChatStream,
     BlockingCompletionStream,
@@ -17,9 +19,28 @@ from paged_sdk import (
     Usage,
     VisionMessages,
 )
+from paged_sdk.cli.options import SamplingOptions
 from paged_sdk.cli.terminal import Terminal, usage_line
+from paged_sdk.wire.sampling import SamplingFields, read_sampling
 
-__all__ = ["asked", "chat_request", "opening", "show_answer"]
+__all__ = ["asked", "chat_request", "opening", "sampling_of", "show_answer"]
+
+
+def sampling_of(options: SamplingOptions) -> SamplingParams:
+    """Return the sampling settings; once any is given, the others come from the checkpoint.
+
+    :raises ConfigError: a value out of its range
+    """
+    said: SamplingFields = {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "min_p": options.min_p,
+    }
+    sampling = evolve(read_sampling(said, max_len=None, top_n=None), seed=options.seed)
+    if sampling == SamplingParams():
+        sampling = SamplingParams.deterministic()
+    return evolve(sampling, max_len=options.max_tokens)
 
 
 def opening(system: str | None) -> TextMessages:

@@ -18,9 +18,10 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 import typer
 import yaml
 from attrs import frozen
-from typer.models import OptionInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from paged_sdk.cli.doctor import doctor
+from paged_sdk.cli.groups import spellings
 from paged_sdk.cli.options import PAGED_ATTN, SPECULATE
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
@@ -106,21 +107,19 @@ def _parameters(command: Callable[..., None]) -> dict[str, _Parameter]:
     hints = get_type_hints(command, include_extras=True)
     found: dict[str, _Parameter] = {}
     for name, parameter in inspect.signature(command).parameters.items():
-        if name in ("ctx", "version", "config_schema"):
+        hint, *marks = get_args(hints[name]) or (hints[name],)
+        info = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
+        if info is None or info.is_eager:  # the context, and what shows something instead of running the command
             continue
-        hint, info = get_args(hints[name])
         kind = next((each for each in get_args(hint) if each is not NoneType), hint)
         is_list = get_origin(hint) is list or get_origin(kind) is list
         if is_list:
             (kind,) = get_args(hint if get_origin(hint) is list else kind)
-        # What Option() takes first is a default to it, and becomes a spelling only within Annotated.
-        spellings = [info.default, *(info.param_decls or ())]
-        flags = [each for each in spellings if isinstance(each, str) and each.startswith("--")]
-        is_option = isinstance(info, OptionInfo)
-        keys = [flag.removeprefix("--") for flag in flags] if is_option else [name]
+        flags = spellings(info) if isinstance(info, OptionInfo) else []
+        keys = [flag.removeprefix("--") for flag in flags] or [name]
         made = _Parameter(
             name=keys[0],
-            flag=flags[0] if is_option else None,
+            flag=next(iter(flags), None),
             kind=kind,
             is_list=is_list,
             is_required=parameter.default is inspect.Parameter.empty,

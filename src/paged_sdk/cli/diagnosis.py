@@ -11,7 +11,7 @@ from typing import Any, Self
 from attrs import asdict, frozen
 
 from paged_sdk import BlockingModel, MachineReport, MemoryPlan, describe_machine, plan_memory
-from paged_sdk.cli.flags import AnyBuilder
+from paged_sdk.cli.loading import AnyBuilder
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["Diagnosis", "LoadedReport", "plan_lines"]

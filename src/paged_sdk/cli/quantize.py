@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paged_sdk.cli import options
+from paged_sdk.cli.groups import Setting, grouped
 
 __all__ = ["quantize"]
 
@@ -32,6 +33,7 @@ Override = Annotated[
         help="The type of tensors in whose name the expression is found, such as 'ffn_down=Q6_K'; the last that is "
         "found decides. It can be repeated.",
     ),
+    Setting("overrides"),
 ]
 Imatrix = Annotated[
     Path | None,
@@ -75,7 +77,9 @@ Safetensors = Annotated[
 ]
 
 
+@grouped
 def quantize(
+    *,
     source: Source,
     target: Target,
     type: Type = None,
@@ -85,18 +89,14 @@ def quantize(
     imatrix_out: ImatrixOut = None,
     topology: TopologyFile = None,
     safetensors: Safetensors = False,
-    verbose: options.Verbose = False,
-    quiet: options.Quiet = False,
+    output: options.OutputOptions,
 ) -> None:
     """Write a model as a GGUF file, quantized, or as safetensors."""
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk import Topology, write_gguf, write_safetensors
-    from paged_sdk.cli.flags import exclusive, naming_flags
-    from paged_sdk.cli.terminal import Terminal
+    from paged_sdk.cli.flags import exclusive, reporting
 
-    terminal = Terminal(quiet=quiet)
-    with terminal.reporting(verbose=verbose), naming_flags():
-        exclusive({"--verbose": verbose, "--quiet": quiet})
+    with reporting(quantize, output) as terminal:
         for flag, value in {
             "--override": override,
             "--imatrix": imatrix,
@@ -106,7 +106,7 @@ def quantize(
         }.items():
             exclusive({"--safetensors": safetensors, flag: value})
         if safetensors:
-            directory = write_safetensors(source, target, type=type or "BF16", show_progress=not quiet)
+            directory = write_safetensors(source, target, type=type or "BF16", show_progress=not output.quiet)
             size = sum(file.stat().st_size for file in directory.iterdir())
             terminal.note(f"{directory}: {size / 2**20:.0f} MiB")
             return
@@ -120,7 +120,7 @@ def quantize(
             calibrate=calibrate,
             imatrix_out=imatrix_out,
             topology=None if topology is None else Topology.from_yaml(topology),
-            show_progress=not quiet,
+            show_progress=not output.quiet,
         )
         terminal.note(f"{path}: {path.stat().st_size / 2**20:.0f} MiB")
 

@@ -112,11 +112,15 @@ READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "imatrix": Path,
     "calibration_file": Path,
     "isq_cache": Path,
-    "topology": lambda value: Topology.from_dict(value) if isinstance(value, Mapping) else Path(value),
+    "topology": Path,
     "adapters": lambda value: [f"{name}={path}" for name, path in value.items()],
     "paged.mode": PagedAttnMode,
     "paged.cache_type": PagedCacheType,
+    "quantized_files": tuple,
     "server.adapter_folder": Path,
+    "server.api_keys": tuple,
+    "server.cors_origins": tuple,
+    "server.image_hosts": tuple,
     "server.page": lambda value: not value,
 }
 
@@ -126,11 +130,13 @@ class ServiceFile:
     """Holds what a file says, as the options of the command line say it.
 
     :ivar options: values of ``serve``'s parameters, of those that the file has
+    :ivar topology: one that the file holds itself
     :ivar sampling: what requests get that leave it open
     """
 
-    options: Mapping[str, object] = field(hash=False)
-    sampling: Mapping[str, object] = field(hash=False)
+    options: Mapping[str, Any] = field(factory=dict, hash=False)
+    topology: Topology | None = None
+    sampling: Mapping[str, object] = field(factory=dict, hash=False)
 
     @classmethod
     def read(cls, path: Path) -> ServiceFile:
@@ -150,12 +156,17 @@ class ServiceFile:
         for section in ("paged", "server"):
             for name, value in found.pop(section, {}).items():
                 found[f"{section}.{name}"] = value
+        held = found.pop("topology") if isinstance(found.get("topology"), Mapping) else None
         options = {
             RENAMED.get(name, name.rpartition(".")[2]): READ_AS.get(name, _as_it_is)(value)
             for name, value in found.items()
             if value is not None
         }
-        return cls(options=options, sampling={name: value for name, value in sampling.items() if value is not None})
+        return cls(
+            options=options,
+            topology=None if held is None else Topology.from_dict(held),
+            sampling={name: value for name, value in sampling.items() if value is not None},
+        )
 
 
 def _as_it_is(value: object) -> object:

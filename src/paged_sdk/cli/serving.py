@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from paged_sdk import ConfigError
-from paged_sdk.cli.flags import AnyBuilder, check_arch
+from paged_sdk.cli.loading import AnyBuilder, check_arch
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["keep_serving"]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+import typer
+
 from paged_sdk import BlockingModel, SamplingParams
 from paged_sdk.cli.answer import asked, chat_request, opening, show_answer
 from paged_sdk.cli.chat import Chat
-from paged_sdk.cli.flags import AnyBuilder, PromptFlags, check_arch
+from paged_sdk.cli.flags import exclusive
+from paged_sdk.cli.loading import AnyBuilder, check_arch
+from paged_sdk.cli.options import PromptOptions
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["talk"]
@@ -13,7 +19,7 @@ __all__ = ["talk"]
 
 def talk(
     builder: AnyBuilder,
-    flags: PromptFlags,
+    options: PromptOptions,
     sampling: SamplingParams,
     terminal: Terminal,
     *,
@@ -22,11 +28,11 @@ def talk(
     """Do what the command line says.
 
     :param arch: the family that the model has to be of
-    :raises typer.BadParameter: flags that contradict each other, or no prompt
+    :raises typer.BadParameter: options that contradict each other, or no prompt
     :raises KeyboardInterrupt: Ctrl-C
     :raises PagedError: the model cannot be loaded, or cannot answer
     """
-    prompt = flags.read()
+    prompt = _prompt(options)
     if builder.source.gguf and builder.settings.isq is not None:
         terminal.note(f"What the file holds quantized is decoded and quantized again, to {builder.settings.isq.value}.")
     with terminal.loading(builder.source.location):
@@ -34,11 +40,34 @@ def talk(
     adapter = next((source.name for source in builder.settings.adapters), None)
     with model:
         check_arch(model.architecture, arch)
-        if prompt is None or flags.interactive:
-            chat = Chat(model, terminal, system=flags.system, sampling=sampling, adapter=adapter, images=flags.image)
+        if prompt is None or options.interactive:
+            chat = Chat(
+                model, terminal, system=options.system, sampling=sampling, adapter=adapter, images=options.image
+            )
             chat.run(prompt)
-        elif flags.raw:
+        elif options.raw:
             show_answer(model.stream_completion_request(prompt, sampling, adapter=adapter), terminal)
         else:
-            conversation = asked(opening(flags.system), prompt, flags.image)
+            conversation = asked(opening(options.system), prompt, options.image)
             show_answer(model.stream_chat_request(chat_request(conversation, sampling, adapter)), terminal)
+
+
+def _prompt(options: PromptOptions) -> str | None:
+    """Return the prompt: the one that was given, or what is piped in; None for a chat that begins at the terminal.
+
+    :raises typer.BadParameter: there is none, or options contradict each other
+    """
+    exclusive({"--raw": options.raw, "--interactive": options.interactive})
+    exclusive({"--raw": options.raw, "--system": options.system})
+    exclusive({"--raw": options.raw, "--image": options.image})
+    if options.prompt is not None or options.interactive:
+        return options.prompt
+    try:
+        text = "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"what is piped in is no text in {error.encoding}") from None
+    if text:
+        return text
+    if options.raw or not sys.stdin.isatty():
+        raise typer.BadParameter("there is no prompt: give one, or pipe one in")
+    return None

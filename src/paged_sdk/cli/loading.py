@@ -1,0 +1,170 @@
+"""Turn groups of options into the builder of a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeAlias
+
+import typer
+
+from paged_sdk import (
+    GgufModelBuilder,
+    IsqType,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    PagedAttentionMetaBuilder,
+    SpeculativeConfig,
+    TextModelBuilder,
+    TextSpeculativeBuilder,
+    Topology,
+    VisionModelBuilder,
+    embedded_model_path,
+)
+from paged_sdk.cli.flags import exclusive
+from paged_sdk.cli.groups import apply_settings
+from paged_sdk.cli.options import EngineOptions, ModelFormat, ModelOptions, PagedAttnMode, PagedOptions
+
+__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch"]
+
+Builder: TypeAlias = TextModelBuilder | GgufModelBuilder | VisionModelBuilder
+AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
+
+
+def builder_of(
+    model_id: str | None,
+    model: ModelOptions,
+    paged: PagedOptions,
+    engine: EngineOptions,
+    *others: object,
+    images_by: str | None = None,
+    adapters: Iterable[str] = (),
+    topology: Topology | None = None,
+) -> AnyBuilder:
+    """Return the builder that a command line describes.
+
+    :param model_id: a directory, a file or a hub id; None: the embedded model
+    :param others: other groups that may have settings of builders
+    :param images_by: the option by which images are wanted, if they are
+    :param adapters: ``[NAME=]PATH`` of each
+    :param topology: one that is no file, in whose place the file of an option counts
+    :raises typer.BadParameter: options that contradict each other
+    :raises PagedError: a value that cannot be used, or no embedded model
+    """
+    location = str(embedded_model_path()) if model_id is None else model_id
+    builder = _paged(_model(location, model, images_by), paged)
+    for group in (model, engine, *others):
+        builder = apply_settings(builder, group)
+    if model.topology is not None:
+        topology = Topology.from_yaml(model.topology)
+    if topology is not None:
+        builder = builder.with_topology(topology)
+    for adapter in adapters:
+        name, found, path = adapter.partition("=")
+        # A path may hold the sign too.
+        is_named = bool(found) and not os.path.exists(os.path.expanduser(adapter))
+        builder = builder.with_adapter(path, name=name) if is_named else builder.with_adapter(adapter)
+    return _speculating(builder, engine)
+
+
+def check_arch(loaded: str, arch: str | None) -> None:
+    """Check that a model is of the family that was named.
+
+    :param loaded: its own
+    :param arch: None: none was
+    :raises typer.BadParameter: it is of another
+    """
+    if arch is not None and arch.lower().replace("_", "") != loaded.removesuffix("_text").replace("_", ""):
+        raise typer.BadParameter(f"the model is of the family {loaded}, not {arch}", param_hint="--arch")
+
+
+def _model(location: str, options: ModelOptions, images_by: str | None) -> Builder:
+    """Return the builder of a model, with those settings that are not as they were typed."""
+    is_plain = options.format is ModelFormat.PLAIN
+    exclusive({"--imatrix": options.imatrix, "--calibration-file": options.calibration_file})
+    exclusive({"--format plain": is_plain, "--quantized-file": options.quantized_file})
+    exclusive({"--cpu": options.cpu, "--device": options.device})
+    if is_plain and os.path.isfile(os.path.expanduser(location)):
+        raise typer.BadParameter(
+            f"{location} is a file: a plain checkpoint is a directory or a hub id", param_hint="--format plain"
+        )
+    builder: Builder = TextModelBuilder(location) if images_by is None else VisionModelBuilder(location)
+    if _is_gguf(location, options):
+        exclusive({str(images_by): images_by, "a GGUF file": True})
+        builder = GgufModelBuilder(location, options.quantized_file)
+    if options.tok_model_id is not None:
+        path = options.tok_model_id
+        builder = builder.with_tokenizer_json(path / "tokenizer.json" if os.path.isdir(path) else path)
+    return builder if options.isq is None else builder.with_isq(IsqType.parse(options.isq, setting="--isq"))
+
+
+def _is_gguf(location: str, options: ModelOptions) -> bool:
+    if options.format is not None:
+        return options.format is ModelFormat.GGUF
+    if options.quantized_file:
+        return True
+    path = Path(os.path.expanduser(location))
+    if os.path.isdir(path):  # which raises nothing, whatever the name, as Path.is_dir does
+        return not os.path.exists(path / "config.json")
+    # A path that does not exist is a hub id, in which a colon can only be followed by a quantization.
+    return path.suffix == ".gguf" if os.path.exists(path) else ":" in location
+
+
+def _paged(builder: Builder, options: PagedOptions) -> Builder:
+    pool_sizes = {
+        "--pa-context-len": options.pa_context_len,
+        "--pa-ctxt-len": options.pa_ctxt_len,
+        "--pa-memory-mb": options.pa_memory_mb,
+        "--pa-gpu-mem": options.pa_gpu_mem,
+        "--pa-memory-fraction": options.pa_memory_fraction,
+        "--pa-gpu-mem-usage": options.pa_gpu_mem_usage,
+    }
+    block_sizes = {"--pa-block-size": options.pa_block_size, "--pa-blk-size": options.pa_blk_size}
+    settings = {**pool_sizes, **block_sizes, "--pa-cache-type": options.pa_cache_type}
+    exclusive(pool_sizes)
+    exclusive(block_sizes)
+    is_on = options.paged_attn is PagedAttnMode.ON
+    is_off = options.paged_attn is PagedAttnMode.OFF
+    exclusive({"--paged-attn on": is_on, "--no-paged-attn": options.no_paged_attn})
+    if is_off or options.no_paged_attn:
+        off = "--paged-attn off" if is_off else "--no-paged-attn"
+        for flag, value in settings.items():
+            exclusive({off: True, flag: value})
+        return builder.without_paged_attn()
+    if is_on or any(value is not None for value in settings.values()):
+        return builder.with_paged_attn(_meta(options))
+    return builder
+
+
+def _meta(options: PagedOptions) -> PagedAttentionMeta:
+    meta = PagedAttentionMetaBuilder()
+    for tokens in (options.pa_context_len, options.pa_ctxt_len):
+        if tokens is not None:
+            meta = meta.with_gpu_memory(MemoryGpuConfig.ContextSize(tokens))
+    for megabytes in (options.pa_memory_mb, options.pa_gpu_mem):
+        if megabytes is not None:
+            meta = meta.with_gpu_memory(MemoryGpuConfig.MB(megabytes))
+    for fraction in (options.pa_memory_fraction, options.pa_gpu_mem_usage):
+        if fraction is not None:
+            meta = meta.with_gpu_memory(MemoryGpuConfig.Fraction(fraction))
+    for block_size in (options.pa_block_size, options.pa_blk_size):
+        if block_size is not None:
+            meta = meta.with_block_size(block_size)
+    if options.pa_cache_type is not None:
+        meta = meta.with_cache_type(options.pa_cache_type)
+    return meta.build()
+
+
+def _speculating(builder: Builder, options: EngineOptions) -> AnyBuilder:
+    """Return a builder of a model that guesses tokens, if it is to."""
+    if options.speculate is not None:
+        builder = builder.with_speculation(SpeculativeConfig(options.speculate))
+    if options.draft_model is None:
+        return builder
+    if isinstance(builder, VisionModelBuilder):
+        raise typer.BadParameter("a model that takes images and --draft-model exclude each other")
+    is_gguf = options.draft_model.lower().endswith("gguf")
+    draft = GgufModelBuilder(options.draft_model) if is_gguf else TextModelBuilder(options.draft_model)
+    config = SpeculativeConfig() if options.speculate is None else SpeculativeConfig(options.speculate)
+    return TextSpeculativeBuilder(builder, draft, config)
