@@ -102,6 +102,7 @@ def _units() -> Mapping[str, Unit]:
         "blocking",
         "conversation",
         "embedder",
+        "generation_requests",
         "loaded_adapters",
         "responses",
         "scorer",

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 from os import PathLike
 from types import TracebackType
-from typing import TypeAlias, TypeVar, Unpack
+from typing import TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
 
 from paged_sdk.build.parts import ModelParts
-from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
-from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
@@ -26,13 +22,11 @@ from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.embedder import Embedder
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
+from paged_sdk.generation_requests import ChatStream, CompletionStream, GenerationRequests
 from paged_sdk.loaded_adapters import LoadedAdapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.reading_requests import ReadingRequests
-from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
-from paged_sdk.scheduler.request import Request
 from paged_sdk.scorer import Scorer
-from paged_sdk.streaming import ResponseStream
 from paged_sdk.structured import Structure
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
@@ -50,9 +44,7 @@ from paged_sdk.types.request import (
     reading_options,
 )
 from paged_sdk.types.response import (
-    ChatCompletionChunkResponse,
     ChatCompletionResponse,
-    CompletionChunkResponse,
     CompletionResponse,
 )
 from paged_sdk.types.score import ScoreResponse
@@ -61,12 +53,7 @@ from paged_sdk.worker.worker import Worker
 
 __all__ = ["ChatStream", "CompletionStream", "Model"]
 
-ChatStream: TypeAlias = ResponseStream[ChatCompletionResponse, ChatCompletionChunkResponse]
-CompletionStream: TypeAlias = ResponseStream[CompletionResponse, CompletionChunkResponse]
-
 InstanceT = TypeVar("InstanceT")
-ResponseT = TypeVar("ResponseT")
-ChunkT = TypeVar("ChunkT")
 
 JOIN_SECONDS = 30.0
 """Closing waits so long for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
@@ -96,6 +83,7 @@ class Model:
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
         self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
         self._adapters = LoadedAdapters(self._worker, parts.bank, parts.adapters)
+        self._generation = GenerationRequests(self._worker, self._preparer, self._adapters, parts.name)
         reader = ReadingRequests(self._worker, self._preparer, self._adapters)
         self._embedder = Embedder(reader, recipe=parts.recipe, hidden_size=parts.hidden_size, model=parts.name)
         self._scorer = Scorer(reader, parts.name)
@@ -146,11 +134,7 @@ class Model:
 
         :raises InvalidRequestError: a malformed request
         """
-        built = as_request(request)
-        interruption = Interruption()
-
-        encode = partial(self._preparer.encode_chat, built.messages, built.options, interruption)
-        return self._stream([encode], built.options, ChatShape(), is_chat=True, interruption=interruption)
+        return self._generation.chat(as_request(request))
 
     async def generate_structured(self, messages: ChatRequestLike, type_: type[InstanceT]) -> InstanceT:
         """Answer a conversation with an instance of a type: an attrs class, a dataclass, a TypedDict or a pydantic
@@ -242,11 +226,7 @@ class Model:
     ) -> CompletionStream:
         """Continue a text chunk by chunk, without a chat template. Parameters and errors are those of
         :meth:`send_completion_request`."""
-        checked = completion_options(sampling, options)
-        encodes = [self._encode_prompt(each, checked) for each in as_prompts(prompt)]
-        if len(encodes) > 1 and sampling is not None and sampling.prompt_logprobs is not None:
-            raise InvalidRequestError.of("prompt_logprobs", sampling.prompt_logprobs, "None for several prompts")
-        return self._stream(encodes, checked, CompletionShape(), is_chat=False)
+        return self._generation.completion(as_prompts(prompt), completion_options(sampling, options))
 
     async def embed(
         self,
@@ -437,99 +417,6 @@ class Model:
         self, request_id: str, num_texts: int, prefix: PromptLike | None, options: RequestOptions
     ) -> None:
         """Be told of texts that are going to be scored; a model for tests chooses what it would say."""
-
-    def _encode_prompt(self, prompt: PromptLike, options: RequestOptions) -> Callable[[], EncodedPrompt]:
-        if isinstance(prompt, str):
-            return partial(self._preparer.encode_prompt, prompt, options)
-        ids = list(self._preparer.check_token_ids("prompt", prompt))  # the caller may change the list meanwhile
-        return lambda: EncodedPrompt(ids)
-
-    def _stream(
-        self,
-        encodes: Sequence[Callable[[], EncodedPrompt]],
-        options: RequestOptions,
-        shape: ResponseShape[ResponseT, ChunkT],
-        *,
-        is_chat: bool,
-        interruption: Interruption | None = None,
-    ) -> ResponseStream[ResponseT, ChunkT]:
-        """Return the stream of a request.
-
-        :param encodes: return its prompts; every prompt is a request of its own for the engine
-        :param interruption: is set if nobody waits for them any more
-        """
-        preparer = self._preparer
-        preparer.check_generates("messages" if is_chat else "prompt")
-        preparer.check_prediction(options, len(encodes))
-        adapter = self._adapters.use(options.adapter)
-        tokenizer = preparer.text.tokenizer
-        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
-        # Every byte of a sentence counts, a space at its beginning, too.
-        continues_prompt = not is_chat or (bool(options.constraint_kind) and not options.is_strict)
-        samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
-        tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
-        # A sentence is the answer as a whole, whatever it looks like.
-        is_parsed = is_chat and options.constraint is None
-        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_parsed else frozenset()
-        texts = [
-            [
-                OutputText(tokenizer, sampling.stop, continues_prompt=continues_prompt, kept=kept)
-                for _ in range(sampling.n_choices)
-            ]
-            for sampling in samplings
-        ]
-        all_texts = list(chain.from_iterable(texts))
-        answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
-        parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
-        parts = ResponseParts(tokenizer, all_texts, parsers)
-
-        async def prepare() -> list[Request]:
-            arrival = time.monotonic()
-            try:
-                prompts, prediction, grammar = await in_thread(
-                    lambda: (
-                        made := [encode() for encode in encodes],
-                        preparer.encode_prediction(options),
-                        preparer.grammar(options, made[0].token_ids),
-                    )
-                )
-            except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
-                if interruption is not None:
-                    interruption.set()
-                raise
-            for healed, own_texts in zip(prompts, texts, strict=True):
-                if healed.healing is not None:
-                    for text in own_texts:
-                        text.leave_out(len(healed.healing.data))
-            if parsers:
-                parts.note_prompt(preparer.text.prompt_end(prompts[0].token_ids))
-            return [
-                preparer.prepare(
-                    prompt,
-                    options,
-                    sampling,
-                    prediction_token_ids=prediction,
-                    request_id=part_id,
-                    arrival=arrival,
-                    continues_prompt=not is_chat,
-                    kept_special_ids=kept,
-                    grammar=grammar,
-                    adapter=adapter,
-                )
-                for part_id, prompt, sampling in zip(part_ids, prompts, samplings, strict=True)
-            ]
-
-        return ResponseStream(
-            self._worker,
-            prepare,
-            shape,
-            parts,
-            request_id=request_id,
-            part_ids=part_ids,
-            model=self._name,
-            timeout=options.timeout,
-        )
 
 
 def _check_flag(name: str, value: object) -> None:

@@ -298,7 +298,7 @@ class Scheduler:
                 num_wanted = min(num_wanted, prompt_budget - spared, budget)
                 if num_wanted <= 0:
                     continue
-                num_wanted = _whole_end(sequence, start + num_wanted) - start
+                num_wanted = sequence.whole_end(start + num_wanted) - start
             table = sequence.table
             if start + num_wanted > table.capacity:
                 num_wanted = self._make_room(sequence, start, num_wanted)
@@ -359,10 +359,10 @@ class Scheduler:
             start, length = sequence.num_scheduled, len(sequence.token_ids)
             if pace is not None and not rows:
                 budget = min(budget, pace.tokens(seconds, start))
-            wanted = _whole_end(sequence, start + min(budget, length - start)) - start
+            wanted = sequence.whole_end(start + min(budget, length - start)) - start
             num_new = self._kv.grow(sequence.table, start, wanted)
             assert num_new > 0, f"{sequence} was admitted without room"
-            num_new = _whole_start(sequence, start + num_new) - start
+            num_new = sequence.whole_start(start + num_new) - start
             if num_new <= 0:
                 continue
             rows.append(_row(sequence, start, num_new))
@@ -425,7 +425,7 @@ class Scheduler:
         :returns: how many tokens there is capacity for; 0 if the sequence itself was the last by rank
         """
         while (
-            num_granted := _whole_start(sequence, start + self._kv.grow(sequence.table, start, num_wanted)) - start
+            num_granted := sequence.whole_start(start + self._kv.grow(sequence.table, start, num_wanted)) - start
         ) <= 0:
             last = self._running[-1]
             if last is sequence and sequence.num_in_flight:
@@ -476,24 +476,6 @@ class Scheduler:
             insort(self._running, sibling, key=rank)
         sequence.num_choices = 1
         return [sequence, *siblings]
-
-
-def _whole_end(sequence: Sequence, end: int) -> int:
-    """Return where a chunk ends that is to end there: behind an image, or a text, whose tokens have to be computed
-    together, even where that is beyond the budget.
-    """
-    if sequence.request.is_whole:
-        return len(sequence.token_ids)
-    media = sequence.request.media
-    return end if media is None else media.whole_end(end)
-
-
-def _whole_start(sequence: Sequence, end: int) -> int:
-    """Return where a chunk ends for which there is no more memory: before such an image or text."""
-    if sequence.request.is_whole:
-        return end if end == len(sequence.token_ids) else 0
-    media = sequence.request.media
-    return end if media is None else media.whole_start(end)
 
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:

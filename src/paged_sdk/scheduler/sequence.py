@@ -127,6 +127,22 @@ class Sequence:
         """Return how many tokens were generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
+    def whole_end(self, end: int) -> int:
+        """Return where a chunk ends that is to end there: behind an image, or a text, whose tokens have to be computed
+        together, even where that is beyond the budget.
+        """
+        if self.request.is_whole:
+            return len(self.token_ids)
+        media = self.request.media
+        return end if media is None else media.whole_end(end)
+
+    def whole_start(self, end: int) -> int:
+        """Return where a chunk ends for which there is no more memory: before such an image or text."""
+        if self.request.is_whole:
+            return end if end == len(self.token_ids) else 0
+        media = self.request.media
+        return end if media is None else media.whole_start(end)
+
     def fork(self, choice_index: int, table: KvTable) -> Sequence:
         """Make another choice of the same request, with the same tokens so far and its own table."""
         child = copy.copy(self)

@@ -1,0 +1,165 @@
+"""Has texts generated: makes the requests of a chat or of prompts, and the stream of what comes of them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import TypeAlias, TypeVar
+
+from attrs import frozen
+
+from paged_sdk.chat.output_text import OutputText
+from paged_sdk.chat.renderer import Interruption
+from paged_sdk.chat.token_healing import EncodedPrompt
+from paged_sdk.errors import InvalidRequestError
+from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.preparation import RequestPreparer, in_thread
+from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
+from paged_sdk.scheduler.request import Request
+from paged_sdk.streaming import ResponseStream
+from paged_sdk.types.request import PromptLike, RequestBuilder, RequestOptions
+from paged_sdk.types.response import (
+    ChatCompletionChunkResponse,
+    ChatCompletionResponse,
+    CompletionChunkResponse,
+    CompletionResponse,
+)
+from paged_sdk.worker.worker import Worker
+
+__all__ = ["ChatStream", "CompletionStream", "GenerationRequests"]
+
+ChatStream: TypeAlias = ResponseStream[ChatCompletionResponse, ChatCompletionChunkResponse]
+CompletionStream: TypeAlias = ResponseStream[CompletionResponse, CompletionChunkResponse]
+
+ResponseT = TypeVar("ResponseT")
+ChunkT = TypeVar("ChunkT")
+
+
+@frozen
+class GenerationRequests:
+    """Makes the requests by which texts are generated, and the streams of what comes of them.
+
+    :ivar adapters: those that requests may go through
+    :ivar model: the model's name, as responses have it
+    """
+
+    worker: Worker
+    preparer: RequestPreparer
+    adapters: LoadedAdapters
+    model: str
+
+    def chat(self, request: RequestBuilder) -> ChatStream:
+        """Return the stream of a conversation's answer.
+
+        :raises InvalidRequestError: a request that this model does not take
+        """
+        interruption = Interruption()
+        encode = partial(self.preparer.encode_chat, request.messages, request.options, interruption)
+        return self._stream([encode], request.options, ChatShape(), is_chat=True, interruption=interruption)
+
+    def completion(self, prompts: Sequence[PromptLike], options: RequestOptions) -> CompletionStream:
+        """Return the stream of what follows each of the prompts.
+
+        :raises InvalidRequestError: a request that this model does not take
+        """
+        encodes = [self._encode(prompt, options) for prompt in prompts]
+        sampling = options.sampling
+        if len(encodes) > 1 and sampling is not None and sampling.prompt_logprobs is not None:
+            raise InvalidRequestError.of("prompt_logprobs", sampling.prompt_logprobs, "None for several prompts")
+        return self._stream(encodes, options, CompletionShape(), is_chat=False)
+
+    def _encode(self, prompt: PromptLike, options: RequestOptions) -> Callable[[], EncodedPrompt]:
+        if isinstance(prompt, str):
+            return partial(self.preparer.encode_prompt, prompt, options)
+        ids = list(self.preparer.check_token_ids("prompt", prompt))  # the caller may change the list meanwhile
+        return lambda: EncodedPrompt(ids)
+
+    def _stream(
+        self,
+        encodes: Sequence[Callable[[], EncodedPrompt]],
+        options: RequestOptions,
+        shape: ResponseShape[ResponseT, ChunkT],
+        *,
+        is_chat: bool,
+        interruption: Interruption | None = None,
+    ) -> ResponseStream[ResponseT, ChunkT]:
+        """Return the stream of a request.
+
+        :param encodes: return its prompts; every prompt is a request of its own for the engine
+        :param interruption: is set if nobody waits for them any more
+        """
+        preparer = self.preparer
+        preparer.check_generates("messages" if is_chat else "prompt")
+        preparer.check_prediction(options, len(encodes))
+        adapter = self.adapters.use(options.adapter)
+        tokenizer = preparer.text.tokenizer
+        request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
+        # Every byte of a sentence counts, a space at its beginning, too.
+        continues_prompt = not is_chat or (bool(options.constraint_kind) and not options.is_strict)
+        samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
+        tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
+        # A sentence is the answer as a whole, whatever it looks like.
+        is_parsed = is_chat and options.constraint is None
+        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_parsed else frozenset()
+        texts = [
+            [
+                OutputText(tokenizer, sampling.stop, continues_prompt=continues_prompt, kept=kept)
+                for _ in range(sampling.n_choices)
+            ]
+            for sampling in samplings
+        ]
+        all_texts = list(chain.from_iterable(texts))
+        answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
+        parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
+        parts = ResponseParts(tokenizer, all_texts, parsers)
+
+        async def prepare() -> list[Request]:
+            arrival = time.monotonic()
+            try:
+                prompts, prediction, grammar = await in_thread(
+                    lambda: (
+                        made := [encode() for encode in encodes],
+                        preparer.encode_prediction(options),
+                        preparer.grammar(options, made[0].token_ids),
+                    )
+                )
+            except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
+                if interruption is not None:
+                    interruption.set()
+                raise
+            for healed, own_texts in zip(prompts, texts, strict=True):
+                if healed.healing is not None:
+                    for text in own_texts:
+                        text.leave_out(len(healed.healing.data))
+            if parsers:
+                parts.note_prompt(preparer.text.prompt_end(prompts[0].token_ids))
+            return [
+                preparer.prepare(
+                    prompt,
+                    options,
+                    sampling,
+                    prediction_token_ids=prediction,
+                    request_id=part_id,
+                    arrival=arrival,
+                    continues_prompt=not is_chat,
+                    kept_special_ids=kept,
+                    grammar=grammar,
+                    adapter=adapter,
+                )
+                for part_id, prompt, sampling in zip(part_ids, prompts, samplings, strict=True)
+            ]
+
+        return ResponseStream(
+            self.worker,
+            prepare,
+            shape,
+            parts,
+            request_id=request_id,
+            part_ids=part_ids,
+            model=self.model,
+            timeout=options.timeout,
+        )
