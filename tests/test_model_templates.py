@@ -33,7 +33,8 @@ def model_with(source: str, limits: RenderLimits | None = None) -> Model:
     """Return a model with this template."""
     model = fake_model("abcdef")
     template = ChatTemplate(source, {}, limits=limits)
-    model._preparer = evolve(model._preparer, text=evolve(model._preparer.text, template=template))
+    preparer = evolve(model._preparer, text=evolve(model._preparer.text, template=template))
+    model._preparer, model._generation = preparer, evolve(model._generation, preparer=preparer)
     return model
 
 
