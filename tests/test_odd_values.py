@@ -346,6 +346,9 @@ def drop_in_parameters() -> Iterator[Parameter]:
 
     sending: dict[str, Any] = {"seed": None, "default_temperature": None}
     yield from parameters("Plain", built(Which.Plain, "builder"), Which.Plain)
+    yield from parameters("Embedding", built(Which.Embedding, "builder"), Which.Embedding)
+    yield from parameters("Multimodal", built(Which.MultimodalPlain, "builder"), Which.MultimodalPlain)
+    yield from parameters("Lora", built(Which.Lora, "builder"), Which.Lora)
     yield from parameters("GGUF", built(Which.GGUF, "builder"), Which.GGUF)
     yield from parameters("Chat", built(ChatCompletionRequest, "build", **sending), ChatCompletionRequest)
     yield from parameters("Completion", built(CompletionRequest, "sampling", **sending), CompletionRequest)

@@ -14,6 +14,8 @@ request's ``model``, which is a label there too: a runner holds one model.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
 from paged_sdk import (
     CalledFunction,
     ChatCompletionChunkResponse,
@@ -24,17 +26,29 @@ from paged_sdk import (
     CompletionResponse,
     Delta,
     Logprobs,
-    PagedCacheType,
     ResponseMessage,
     ToolCallResponse,
     TopLogprob,
     Usage,
 )
 from paged_sdk import TokenLogprob as ResponseLogprob
+from paged_sdk.mistralrs.absent import NAMES, AbsentNameError
 from paged_sdk.mistralrs.adapters import LoraAdapter, LoraAdapterInfo
-from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, ToolChoice
+from paged_sdk.mistralrs.enums import (
+    Architecture,
+    EmbeddingArchitecture,
+    IsqOrganization,
+    ModelDType,
+    MultimodalArchitecture,
+    PagedCacheType,
+    ToolCallType,
+    ToolChoice,
+)
+from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
 from paged_sdk.mistralrs.runner import Runner
-from paged_sdk.mistralrs.which import Architecture, Which
+from paged_sdk.mistralrs.which import Which
+
+VisionArchitecture = MultimodalArchitecture
 
 __all__ = [
     "Architecture",
@@ -48,16 +62,31 @@ __all__ = [
     "CompletionRequest",
     "CompletionResponse",
     "Delta",
+    "EmbeddingArchitecture",
+    "EmbeddingRequest",
+    "IsqOrganization",
     "Logprobs",
     "LoraAdapter",
     "LoraAdapterInfo",
+    "ModelDType",
+    "MultimodalArchitecture",
     "PagedCacheType",
     "ResponseLogprob",
     "ResponseMessage",
     "Runner",
     "ToolCallResponse",
+    "ToolCallType",
     "ToolChoice",
     "TopLogprob",
     "Usage",
+    "VisionArchitecture",
     "Which",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+
+    def __getattr__(name: str) -> NoReturn:
+        if name in NAMES:
+            raise AbsentNameError(f"{name} does not exist in paged_sdk.mistralrs: {NAMES[name]}", setting=name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from attrs import evolve
 
@@ -18,15 +17,17 @@ from paged_sdk import (
     ConfigError,
     InvalidRequestError,
     IsqType,
-    MemoryGpuConfig,
-    PagedAttentionMeta,
-    PagedCacheType,
     SamplingParams,
 )
+from paged_sdk import PagedCacheType as CacheType
+from paged_sdk.mistralrs.absent import METHODS, AbsentMethodError
 from paged_sdk.mistralrs.adapters import LoraAdapterInfo
-from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, StreamT
+from paged_sdk.mistralrs.enums import IsqOrganization, PagedCacheType
+from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, StreamT
+from paged_sdk.mistralrs.residence import Residence, Status
+from paged_sdk.mistralrs.settings import check_architecture, guessing, paged_settings, quantized, template_of
 from paged_sdk.mistralrs.unsupported import check_switches, refuse_settings
-from paged_sdk.mistralrs.which import Architecture, Which
+from paged_sdk.mistralrs.which import Which
 
 __all__ = ["Runner"]
 
@@ -55,6 +56,10 @@ class Runner:
         beneath sees to it. None draws a seed for each request
     :param tool_callbacks: functions that do tools, by name: each gets the tool's name and its arguments, and returns
         what the model is told. A request all of whose tools have one is answered once the model calls none any more
+    :param which_draft: a smaller model with the same vocabulary, which guesses tokens that the model verifies;
+        mistral.rs had it before 0.7
+    :param speculative_gamma: the most tokens guessed at a time: 32 with a draft model, if not given; given without one,
+        guesses come from the text itself
     :raises ConfigError: settings that contradict each other, or whose feature this version does not have
     :raises ModelLoadError: a model that cannot be loaded
     """
@@ -77,7 +82,7 @@ class Runner:
         pa_gpu_mem_usage: float | None = None,
         pa_ctxt_len: int | None = None,
         pa_blk_size: int | None = None,
-        pa_cache_type: PagedCacheType | None = None,
+        pa_cache_type: PagedCacheType | CacheType | None = None,
         no_paged_attn: bool = False,
         paged_attn: bool = False,
         seed: int | None = None,
@@ -88,6 +93,9 @@ class Runner:
         mcp_client_config: None = None,
         code_execution_config: None = None,
         shell_config: None = None,
+        *,
+        which_draft: Which | None = None,
+        speculative_gamma: int | None = None,
     ) -> None:
         check_switches(no_paged_attn=no_paged_attn, paged_attn=paged_attn)
         refuse_settings(default=False, no_kv_cache=no_kv_cache, enable_search=enable_search)
@@ -104,7 +112,7 @@ class Runner:
         )
         if not isinstance(which, Which):
             raise ConfigError.of("which", which, "Which.Plain(...), Which.Lora(...) or Which.GGUF(...)")
-        meta = _paged_settings(
+        meta = paged_settings(
             pa_gpu_mem=pa_gpu_mem,
             pa_gpu_mem_usage=pa_gpu_mem_usage,
             pa_ctxt_len=pa_ctxt_len,
@@ -113,7 +121,7 @@ class Runner:
             no_paged_attn=no_paged_attn,
             paged_attn=paged_attn,
         )
-        template = _chat_template(chat_template, jinja_explicit)
+        template = template_of(chat_template, jinja_explicit)
         builder = which.builder().with_max_num_seqs(max_seqs).with_token_source(token_source)
         if template is not None:
             builder = builder.with_chat_template(template)
@@ -125,44 +133,56 @@ class Runner:
             type(prefix_cache_n) is not int or prefix_cache_n != DEFAULT_PREFIX_CACHE_N
         ):  # otherwise the environment may set it
             builder = builder.with_prefix_cache_n(prefix_cache_n)
-        if in_situ_quant is not None:
-            builder = builder.with_isq(IsqType.parse(in_situ_quant, setting="in_situ_quant"))
+        builder = quantized(builder, which, in_situ_quant)
         self._callbacks = _checked_callbacks(tool_callbacks)
         self._seed = SamplingParams(seed=seed).seed
         self._sources = {source.name: source.location for source in builder.settings.adapters}
-        self._model = BlockingModel(builder.build())
+        self._which = which
+        whole = guessing(builder, which_draft, speculative_gamma)
+        self._residence = Residence(lambda: BlockingModel(whole.build()))
         try:
-            _check_architecture(which, self._model.architecture)
+            check_architecture(which, self._model.architecture)
         except ConfigError:
             self.close()
             raise
 
+    if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in METHODS:
+                raise AbsentMethodError(f"Runner.{name} does not exist: {METHODS[name]}", setting=name)
+            raise AttributeError(f"'Runner' object has no attribute {name!r}", name=name, obj=self)
+
+    @property
+    def _model(self) -> BlockingModel:
+        return self._residence.model()
+
     @overload
     def send_chat_completion_request(
-        self, request: ChatCompletionRequest[Literal[False]], model_id: None = None
+        self, request: ChatCompletionRequest[Literal[False]], model_id: str | None = None
     ) -> ChatCompletionResponse: ...
 
     @overload
     def send_chat_completion_request(
-        self, request: ChatCompletionRequest[Literal[True]], model_id: None = None
+        self, request: ChatCompletionRequest[Literal[True]], model_id: str | None = None
     ) -> BlockingChatStream: ...
 
     @overload
     def send_chat_completion_request(
-        self, request: ChatCompletionRequest[bool], model_id: None = None
+        self, request: ChatCompletionRequest[bool], model_id: str | None = None
     ) -> ChatCompletionResponse | BlockingChatStream: ...
 
     def send_chat_completion_request(
-        self, request: ChatCompletionRequest[StreamT], model_id: None = None
+        self, request: ChatCompletionRequest[StreamT], model_id: str | None = None
     ) -> ChatCompletionResponse | BlockingChatStream:
         """Answer a conversation.
 
         :returns: the response; with ``stream=True`` an iterator of chunks, which ends the request when it is closed
             or dropped
-        :raises ConfigError: a sampling value out of its range, or a ``model_id``
+        :raises ConfigError: a sampling value out of its range, or the ``model_id`` of no model of the runner's
         :raises RequestError: a request that is malformed or cannot be done
         """
-        refuse_settings(model_id=model_id)
+        self._check_model(model_id)
         if not isinstance(request, ChatCompletionRequest):
             raise InvalidRequestError.of("request", request, "a ChatCompletionRequest")
         built = request.build(
@@ -187,13 +207,13 @@ class Runner:
             return self._model.stream_chat_request(built)
         return self._model.send_chat_request(built)
 
-    def send_completion_request(self, request: CompletionRequest, model_id: None = None) -> CompletionResponse:
+    def send_completion_request(self, request: CompletionRequest, model_id: str | None = None) -> CompletionResponse:
         """Continue a text.
 
-        :raises ConfigError: a sampling value out of its range, or a ``model_id``
+        :raises ConfigError: a sampling value out of its range, or the ``model_id`` of no model of the runner's
         :raises RequestError: a request that is malformed or cannot be done
         """
-        refuse_settings(model_id=model_id)
+        self._check_model(model_id)
         if not isinstance(request, CompletionRequest):
             raise InvalidRequestError.of("request", request, "a CompletionRequest")
         sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
@@ -210,43 +230,87 @@ class Runner:
             response, choices=tuple(evolve(choice, text=request.prompt + choice.text) for choice in response.choices)
         )
 
+    def send_embedding_request(self, request: EmbeddingRequest, model_id: str | None = None) -> list[list[float]]:
+        """Make a vector of each text, as the checkpoint says.
+
+        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises RequestError: a request that is malformed or cannot be done
+        """
+        self._check_model(model_id)
+        if not isinstance(request, EmbeddingRequest):
+            raise InvalidRequestError.of("request", request, "an EmbeddingRequest")
+        vectors: list[list[float]] = self._model.embed(
+            request.input, truncation=request.truncate_sequence
+        ).embeddings.tolist()
+        return vectors
+
+    @overload
+    def send_chat_completion_request_to_model(
+        self, request: ChatCompletionRequest[Literal[False]], model_id: str
+    ) -> ChatCompletionResponse: ...
+
+    @overload
+    def send_chat_completion_request_to_model(
+        self, request: ChatCompletionRequest[Literal[True]], model_id: str
+    ) -> BlockingChatStream: ...
+
+    @overload
+    def send_chat_completion_request_to_model(
+        self, request: ChatCompletionRequest[bool], model_id: str
+    ) -> ChatCompletionResponse | BlockingChatStream: ...
+
+    def send_chat_completion_request_to_model(
+        self, request: ChatCompletionRequest[Any], model_id: str
+    ) -> ChatCompletionResponse | BlockingChatStream:
+        """Answer a conversation; see :meth:`send_chat_completion_request`."""
+        answer: ChatCompletionResponse | BlockingChatStream = self.send_chat_completion_request(request, model_id)
+        return answer
+
+    def send_completion_request_to_model(self, request: CompletionRequest, model_id: str) -> CompletionResponse:
+        """Continue a text; see :meth:`send_completion_request`."""
+        return self.send_completion_request(request, model_id)
+
     def tokenize_text(
-        self, text: str, add_special_tokens: bool, enable_thinking: None = None, model_id: None = None
+        self, text: str, add_special_tokens: bool, enable_thinking: bool | None = None, model_id: str | None = None
     ) -> list[int]:
         """Return the token ids of a text.
 
         :param add_special_tokens: put the model's own tokens around it
-        :raises ConfigError: ``enable_thinking``, which plain text has no use for, or ``model_id``
+        :param enable_thinking: takes nothing away and adds nothing, as in mistral.rs: a plain text has no template
+        :raises ConfigError: the ``model_id`` of no model of the runner's
         :raises InvalidRequestError: a text that is not Unicode
         """
-        refuse_settings(enable_thinking=enable_thinking, model_id=model_id)
+        self._check_model(model_id)
         return self._model.tokenize(text, add_special_tokens=add_special_tokens)
 
-    def detokenize_text(self, tokens: Sequence[int], skip_special_tokens: bool, model_id: None = None) -> str:
+    def detokenize_text(self, tokens: Sequence[int], skip_special_tokens: bool, model_id: str | None = None) -> str:
         """Return the text of token ids.
 
         :param skip_special_tokens: leave out tokens that are marks for the model
-        :raises ConfigError: a ``model_id``
+        :raises ConfigError: the ``model_id`` of no model of the runner's
         :raises InvalidRequestError: an id outside the vocabulary
         """
-        refuse_settings(model_id=model_id)
+        self._check_model(model_id)
         return self._model.detokenize(tokens, skip_special_tokens=skip_special_tokens)
 
-    def send_re_isq(self, dtype: str, model_id: None = None) -> None:
+    def send_re_isq(self, dtype: str, model_id: str | None = None) -> None:
         """Quantize the weights to another type ("Q4K", "Q8_0", "4" ...), of a GGUF file too, once the requests under
         way have ended; others wait.
 
-        :raises ConfigError: no such type, or one that the device has no kernels for; or a ``model_id``
+        :raises ConfigError: no such type, or one that the device has no kernels for; or the ``model_id`` of no model of
+            the runner's
         :raises ModelLoadError: the files of the model are gone or others: it goes on with the weights that it had
         """
-        refuse_settings(model_id=model_id)
+        self._check_model(model_id)
+        if getattr(self._which, "organization", None) is IsqOrganization.MoQE:
+            raise ConfigError.of("organization", IsqOrganization.MoQE, "Default, for weights to be quantized again")
         self._model.re_isq_model(IsqType.parse(dtype, setting="dtype"))
 
     def load_lora_adapter(
         self,
         alias: str,
         adapter_dir: str | PathLike[str],
-        model_id: None = None,
+        model_id: str | None = None,
         load_inplace: bool = False,
         expected_generation: None = None,
     ) -> LoraAdapterInfo:
@@ -257,7 +321,8 @@ class Runner:
         :raises ConfigError: another adapter has the alias; or ``model_id``, ``load_inplace`` or ``expected_generation``
         :raises AdapterError: it cannot be read, or was made for another model
         """
-        refuse_settings(model_id=model_id, expected_generation=expected_generation)
+        self._check_model(model_id)
+        refuse_settings(expected_generation=expected_generation)
         refuse_settings(default=False, load_inplace=load_inplace)
         if not isinstance(alias, str):
             raise ConfigError.of("alias", alias, "a string")
@@ -266,36 +331,98 @@ class Runner:
         return LoraAdapterInfo(alias, self._sources[alias])
 
     def unload_lora_adapter(
-        self, alias: str, model_id: None = None, expected_generation: None = None
+        self, alias: str, model_id: str | None = None, expected_generation: None = None
     ) -> LoraAdapterInfo:
         """Refuse new requests of an adapter, wait for those under way, and free its memory.
 
         :raises ConfigError: no loaded adapter has the alias; or ``model_id`` or ``expected_generation``
         """
-        refuse_settings(model_id=model_id, expected_generation=expected_generation)
+        self._check_model(model_id)
+        refuse_settings(expected_generation=expected_generation)
         self._model.unload_adapter(alias)
         return LoraAdapterInfo(alias, self._sources.pop(alias, ""))
 
-    def list_lora_adapters(self, model_id: None = None) -> list[LoraAdapterInfo]:
+    def list_lora_adapters(self, model_id: str | None = None) -> list[LoraAdapterInfo]:
         """Return the loaded adapters.
 
-        :raises ConfigError: a ``model_id``
+        :raises ConfigError: the ``model_id`` of no model of the runner's
         """
-        refuse_settings(model_id=model_id)
+        self._check_model(model_id)
         sources = dict(self._sources)
         return [LoraAdapterInfo(alias, sources[alias]) for alias in self._model.adapters if alias in sources]
 
-    def max_sequence_length(self, model_id: None = None) -> int:
+    def max_sequence_length(self, model_id: str | None = None) -> int:
         """Return the most tokens that a sequence may have, prompt and output together.
 
-        :raises ConfigError: a ``model_id``
+        :raises ConfigError: the ``model_id`` of no model of the runner's
         """
-        refuse_settings(model_id=model_id)
+        self._check_model(model_id)
         return self._model.max_sequence_length
+
+    def list_models(self) -> list[str]:
+        """Return the runner's only model, by the name that requests may call it: its ``model_id``."""
+        return [self._which.name]
+
+    def get_default_model_id(self) -> str | None:
+        """Return the model that a request goes to which names none."""
+        return self._which.name
+
+    def set_default_model_id(self, model_id: str) -> None:
+        """Set the model that a request goes to which names none.
+
+        :raises ConfigError: it is no model of the runner's
+        """
+        self._check_model(model_id, is_needed=True)
+
+    def is_model_loaded(self, model_id: str) -> bool:
+        """Return whether the model is in memory.
+
+        :raises ConfigError: it is no model of the runner's
+        """
+        self._check_model(model_id, is_needed=True)
+        return self._residence.status == "loaded"
+
+    def get_model_status(self, model_id: str) -> Status | None:
+        """Return "loaded", "unloaded" or "reloading"; None for what is no model of the runner's."""
+        return self._residence.status if model_id == self._which.name else None
+
+    def list_models_with_status(self) -> list[tuple[str, Status]]:
+        """Return the runner's model, and where it is."""
+        return [(self._which.name, self._residence.status)]
+
+    def list_unloaded_models(self) -> list[str]:
+        """Return the runner's model, if it is unloaded."""
+        return [name for name, status in self.list_models_with_status() if status == "unloaded"]
+
+    def unload_model(self, model_id: str) -> None:
+        """Free the model's memory; requests under way end. The next request, and :meth:`reload_model`, load it again,
+        with the adapters that ``which`` names.
+
+        :raises ConfigError: it is no model of the runner's, or unloaded already
+        """
+        self._check_model(model_id, is_needed=True)
+        self._residence.unload()
+
+    def reload_model(self, model_id: str) -> None:
+        """Load an unloaded model again.
+
+        :raises ConfigError: it is no model of the runner's, or is loaded
+        :raises ModelLoadError: it cannot be loaded any more
+        """
+        self._check_model(model_id, is_needed=True)
+        self._residence.reload()
+
+    def remove_model(self, model_id: str) -> None:
+        """Refuse to remove the last model, as mistral.rs does; :meth:`close` releases it.
+
+        :raises ConfigError: always, since a runner holds one model
+        """
+        self._check_model(model_id, is_needed=True)
+        raise ConfigError.of("model_id", model_id, "a model beside others: close the runner, or unload the model")
 
     def close(self) -> None:
         """End the requests under way and release everything. Idempotent; this happens at the interpreter's exit too."""
-        self._model.close()
+        self._residence.close()
 
     def __enter__(self) -> Runner:
         return self
@@ -305,6 +432,10 @@ class Runner:
     ) -> None:
         self.close()
 
+    def _check_model(self, model_id: object, *, is_needed: bool = False) -> None:
+        if model_id != self._which.name and (is_needed or model_id is not None):
+            raise ConfigError.of("model_id", model_id, f"the runner's only model, {self._which.name}")
+
 
 def _checked_callbacks(callbacks: object) -> Mapping[str, Callable[[str, dict[str, Any]], str]]:
     if callbacks is None:
@@ -312,61 +443,3 @@ def _checked_callbacks(callbacks: object) -> Mapping[str, Callable[[str, dict[st
     if not isinstance(callbacks, Mapping) or not all(map(callable, callbacks.values())):
         raise ConfigError.of("tool_callbacks", callbacks, "functions of a name and arguments, by names of tools")
     return {**callbacks}
-
-
-def _check_architecture(which: Which, loaded: str) -> None:
-    match which:
-        case Which.Plain(arch=Architecture() as arch) | Which.Lora(arch=Architecture() as arch):
-            arch.check(loaded)
-
-
-def _paged_settings(
-    *,
-    pa_gpu_mem: int | None,
-    pa_gpu_mem_usage: float | None,
-    pa_ctxt_len: int | None,
-    pa_blk_size: int | None,
-    pa_cache_type: PagedCacheType | None,
-    no_paged_attn: bool,
-    paged_attn: bool,
-) -> PagedAttentionMeta | None:
-    """Return the settings of the KV pool; None if nothing was said about it.
-
-    :raises ConfigError: settings that contradict each other, by name
-    """
-    memory = {"pa_gpu_mem": pa_gpu_mem, "pa_gpu_mem_usage": pa_gpu_mem_usage, "pa_ctxt_len": pa_ctxt_len}
-    sizes = [name for name, value in memory.items() if value is not None]
-    if len(sizes) > 1:
-        raise _conflict(sizes, "the KV pool's size is given in one way at most")
-    others = {"pa_blk_size": pa_blk_size, "pa_cache_type": pa_cache_type, "paged_attn": paged_attn or None}
-    given = sizes + [name for name, value in others.items() if value is not None]
-    if not given:
-        return None
-    if no_paged_attn:
-        raise _conflict(["no_paged_attn", *given], "without paged attention there is no KV pool")
-    meta = PagedAttentionMeta(gpu_memory=_gpu_memory(pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len))
-    if pa_blk_size is not None:
-        meta = evolve(meta, block_size=pa_blk_size)
-    return meta if pa_cache_type is None else evolve(meta, cache_type=pa_cache_type)
-
-
-def _gpu_memory(megabytes: int | None, fraction: float | None, tokens: int | None) -> MemoryGpuConfig | None:
-    if megabytes is not None:
-        return MemoryGpuConfig.MB(megabytes)
-    if fraction is not None:
-        return MemoryGpuConfig.Fraction(fraction)
-    return None if tokens is None else MemoryGpuConfig.ContextSize(tokens)
-
-
-def _chat_template(chat_template: str | None, jinja_explicit: str | None) -> str | Path | None:
-    if jinja_explicit is None:
-        return chat_template
-    if chat_template is not None:
-        raise _conflict(["chat_template", "jinja_explicit"], "there is one chat template")
-    if not isinstance(jinja_explicit, str | Path):
-        raise ConfigError.of("jinja_explicit", jinja_explicit, "the path of a Jinja file")
-    return Path(jinja_explicit)
-
-
-def _conflict(names: list[str], why: str) -> ConfigError:
-    return ConfigError(f"{' and '.join(names)} are given together: {why}", setting=names[-1])

@@ -4,14 +4,18 @@ nothing. At their defaults they may be given.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 from attrs import Attribute, field
 
 from paged_sdk import ConfigError
+from paged_sdk.mistralrs.absent import PARAMETERS
 
 __all__ = [
     "check_switches",
+    "is_optional",
     "is_optional_count",
     "is_optional_text",
     "is_switch",
@@ -29,11 +33,12 @@ def refuse_settings(default: bool | None = None, **settings: object) -> None:
     """
     for name, value in settings.items():
         if value is not default:
-            allowed = f"{default}: this version has no such feature; leave it out"
+            reason = PARAMETERS.get(name, "this version has no such feature")
+            allowed = f"{default}, or to leave it out: {reason}"
             raise ConfigError.of(name, value, allowed)
 
 
-def unsupported(default: bool | None = None) -> Any:
+def unsupported(default: bool | None = None, *, kw_only: bool = False) -> Any:
     """Define a parameter that must be left out, or given as its default.
 
     :param default: None, or False for a switch
@@ -42,7 +47,19 @@ def unsupported(default: bool | None = None) -> Any:
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         refuse_settings(default, **{attribute.name: value})
 
-    return field(default=default, validator=validate)
+    return field(default=default, validator=validate, kw_only=kw_only)
+
+
+def is_optional(kind: type[Enum]) -> Callable[[object, Attribute[Any], object], None]:
+    """Return a validator that accepts members of an enumeration and None."""
+
+    def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError.of(
+                attribute.name, value, f"a member of {kind.__name__}, such as {next(iter(kind))}, or None"
+            )
+
+    return validate
 
 
 def check_switches(**switches: object) -> None:

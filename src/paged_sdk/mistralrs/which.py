@@ -4,78 +4,72 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from attrs import Attribute, field, frozen
 
-from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder, Topology
+from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder, Topology, VisionModelBuilder
 from paged_sdk.mistralrs.adapters import LoraAdapter, adapters_field, limit_field, with_adapters
-from paged_sdk.mistralrs.unsupported import unsupported
+from paged_sdk.mistralrs.enums import (
+    Architecture,
+    EmbeddingArchitecture,
+    IsqOrganization,
+    ModelDType,
+    MultimodalArchitecture,
+    dtype_name,
+)
+from paged_sdk.mistralrs.refused import REFUSED, Refused
+from paged_sdk.mistralrs.unsupported import is_optional, unsupported
 
-__all__ = ["Architecture", "Which"]
+__all__ = ["Builder", "Which"]
 
-_Builder = TypeVar("_Builder", TextModelBuilder, GgufModelBuilder)
-
-
-class Architecture(Enum):
-    """Names a family of models. It is optional everywhere: the checkpoint says which family it is."""
-
-    Gemma2 = "gemma2"
-    Gemma3 = "gemma3"
-    Llama = "llama"
-    Mistral = "mistral"
-    Mixtral = "mixtral"
-    Phi3 = "phi3"
-    Qwen2 = "qwen2"
-    Qwen3 = "qwen3"
-    Qwen3Moe = "qwen3_moe"
-
-    def check(self, loaded: str) -> None:
-        """Compare with the family that was loaded.
-
-        :param loaded: the model's ``model_type``
-        :raises ConfigError: it is another family
-        """
-        if loaded.removesuffix("_text") != self.value:
-            raise ConfigError.of("arch", self, f"the checkpoint's own, {loaded}, or None")
+Builder: TypeAlias = TextModelBuilder | GgufModelBuilder | VisionModelBuilder
+_Builder = TypeVar("_Builder", TextModelBuilder, GgufModelBuilder, VisionModelBuilder)
 
 
 class Which(ABC):
-    """Describes a model in one of four ways; each is a subclass, so ``match`` can tell them apart.
+    """Describes a model in one of six ways; each is a subclass, so ``match`` can tell them apart.
 
     - ``Which.Plain(model_id, arch=None, tokenizer_json=None, ...)``: a Hugging Face checkpoint
     - ``Which.Lora(model_id, adapters=None, arch=None, ...)``: the same, with LoRA adapters
+    - ``Which.MultimodalPlain(model_id, arch=None, ...)``: a checkpoint that takes images beside text; an older name of
+      it is ``Which.VisionPlain``
+    - ``Which.Embedding(model_id, arch=None, ...)``: a checkpoint that makes vectors
     - ``Which.GGUF(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a GGUF file
     - ``Which.GGML(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a llama file of before GGUF
 
     ``Which.LoraGGUF``, ``Which.LoraGGML``, ``Which.XLora``, ``Which.XLoraGGUF`` and ``Which.XLoraGGML`` say what takes
-    their place: making one is a :class:`ConfigError`.
+    their place, ``Which.DiffusionPlain`` and ``Which.Speech`` that nothing does: making one is a :class:`ConfigError`.
     """
 
     if TYPE_CHECKING:
         Plain: type[Plain]
         Lora: type[Lora]
+        MultimodalPlain: type[MultimodalPlain]
+        VisionPlain: type[_MultimodalPlain]
+        Embedding: type[Embedding]
         GGUF: type[GGUF]
         GGML: type[GGML]
-        LoraGGUF: type[_LoraGGUF]
-        LoraGGML: type[_LoraGGML]
-        XLora: type[_XLora]
-        XLoraGGUF: type[_XLoraGGUF]
-        XLoraGGML: type[_XLoraGGML]
+        LoraGGUF: type[Refused]
+        LoraGGML: type[Refused]
+        XLora: type[Refused]
+        XLoraGGUF: type[Refused]
+        XLoraGGML: type[Refused]
+        DiffusionPlain: type[Refused]
+        Speech: type[Refused]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Return what the runner calls the model, among its models."""
 
     @abstractmethod
-    def builder(self) -> TextModelBuilder | GgufModelBuilder:
+    def builder(self) -> Builder:
         """Return the builder of this model.
 
         :raises ConfigError: a value that cannot be used
         """
-
-
-def _is_architecture(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if value is not None and not isinstance(value, Architecture):
-        raise ConfigError.of("arch", value, "None or one of " + ", ".join(map(str, Architecture)))
 
 
 @frozen
@@ -86,20 +80,21 @@ class Plain(Which):
     :ivar arch: checked against the checkpoint, if given
     :ivar tokenizer_json: a tokenizer.json instead of the checkpoint's tokenizer
     :ivar topology: a YAML file that says what single layers are quantized to, and where they are
-    :ivar dtype: "auto", "bfloat16", "float16", "float32" ...
+    :ivar organization: ``IsqOrganization.MoQE`` quantizes the experts of a mixture alone
+    :ivar dtype: of activations, and of weights that are not quantized; also by name: "auto", "bfloat16" ...
     :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
     :ivar calibration_file: a text from which one is collected
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
 
     model_id: str
-    arch: Architecture | None = field(default=None, validator=_is_architecture)
+    arch: Architecture | None = field(default=None, validator=is_optional(Architecture))
     tokenizer_json: str | None = None
     topology: str | None = None
-    organization: None = unsupported()
+    organization: IsqOrganization | None = field(default=None, validator=is_optional(IsqOrganization))
     write_uqff: None = unsupported()
     from_uqff: None = unsupported()
-    dtype: str = "auto"
+    dtype: ModelDType | str = ModelDType.Auto
     imatrix: str | None = None
     calibration_file: str | None = None
     auto_map_params: None = unsupported()
@@ -108,8 +103,12 @@ class Plain(Which):
     matformer_slice_name: None = unsupported()
     hf_revision: str | None = field(default=None, kw_only=True)
 
+    @property
+    def name(self) -> str:
+        return self.model_id
+
     def builder(self) -> TextModelBuilder:
-        return _weighted(_checkpoint(self), self)
+        return _weighted(_configured(TextModelBuilder(self.model_id), self), self)
 
 
 @frozen
@@ -123,12 +122,12 @@ class Lora(Which):
 
     model_id: str
     adapters: Sequence[LoraAdapter] | None = adapters_field()
-    arch: Architecture | None = field(default=None, validator=_is_architecture)
+    arch: Architecture | None = field(default=None, validator=is_optional(Architecture))
     tokenizer_json: str | None = None
     topology: str | None = None
     write_uqff: None = unsupported()
     from_uqff: None = unsupported()
-    dtype: str = "auto"
+    dtype: ModelDType | str = ModelDType.Auto
     auto_map_params: None = unsupported()
     hf_cache_path: None = unsupported()
     max_adapters: int = limit_field(16)
@@ -136,12 +135,78 @@ class Lora(Which):
     max_bytes: int = limit_field(8 << 30)
     hf_revision: str | None = field(default=None, kw_only=True)
 
+    @property
+    def name(self) -> str:
+        return self.model_id
+
     def builder(self) -> TextModelBuilder:
-        return with_adapters(_checkpoint(self), self.adapters)
+        return with_adapters(_configured(TextModelBuilder(self.model_id), self), self.adapters)
 
 
-def _checkpoint(which: Plain | Lora) -> TextModelBuilder:
-    builder = TextModelBuilder(which.model_id).with_dtype(which.dtype)
+@frozen
+class MultimodalPlain(Which):
+    """Describes a Hugging Face checkpoint that takes images beside text.
+
+    :ivar model_id: a directory, or a hub id; the other fields are as :class:`Plain` has them
+    """
+
+    model_id: str
+    arch: MultimodalArchitecture | None = field(default=None, validator=is_optional(MultimodalArchitecture))
+    tokenizer_json: str | None = None
+    topology: str | None = None
+    write_uqff: None = unsupported()
+    from_uqff: None = unsupported()
+    dtype: ModelDType | str = ModelDType.Auto
+    max_edge: None = unsupported()
+    calibration_file: str | None = None
+    imatrix: str | None = None
+    auto_map_params: None = unsupported()
+    hf_cache_path: None = unsupported()
+    matformer_config_path: None = unsupported()
+    matformer_slice_name: None = unsupported()
+    organization: IsqOrganization | None = field(default=None, validator=is_optional(IsqOrganization))
+    hf_revision: str | None = field(default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return self.model_id
+
+    def builder(self) -> VisionModelBuilder:
+        return _weighted(_configured(VisionModelBuilder(self.model_id), self), self)
+
+
+@frozen
+class Embedding(Which):
+    """Describes a Hugging Face checkpoint that makes vectors, which any other does, too.
+
+    :ivar model_id: a directory, or a hub id; the other fields are as :class:`Plain` has them
+    """
+
+    model_id: str
+    arch: EmbeddingArchitecture | None = field(default=None, validator=is_optional(EmbeddingArchitecture))
+    tokenizer_json: str | None = None
+    topology: str | None = None
+    write_uqff: None = unsupported()
+    from_uqff: None = unsupported()
+    dtype: ModelDType | str = ModelDType.Auto
+    hf_cache_path: None = unsupported()
+    imatrix: str | None = None
+    calibration_file: str | None = None
+    hf_revision: str | None = field(default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return self.model_id
+
+    def builder(self) -> TextModelBuilder:
+        return _weighted(_configured(TextModelBuilder(self.model_id), self), self)
+
+
+_MultimodalPlain: TypeAlias = MultimodalPlain  # within Which, the name is that of its attribute
+
+
+def _configured(builder: _Builder, which: Plain | Lora | MultimodalPlain | Embedding) -> _Builder:
+    builder = builder.with_dtype(dtype_name(which.dtype))
     if which.tokenizer_json is not None:
         builder = builder.with_tokenizer_json(which.tokenizer_json)
     if which.topology is not None:
@@ -161,6 +226,7 @@ class GGUF(Which):
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
     :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
     :ivar calibration_file: a text from which one is collected
+    :ivar organization: ``IsqOrganization.MoQE`` quantizes the experts of a mixture alone
     :ivar adapters: LoRA adapters that are loaded with it, which requests name
     :ivar hf_revision: a branch, tag or commit of the hub's repository
     """
@@ -169,21 +235,28 @@ class GGUF(Which):
     quantized_filename: str | Sequence[str]
     tok_model_id: str | None = None
     topology: str | None = None
-    dtype: str = "auto"
+    dtype: ModelDType | str = ModelDType.Auto
     auto_map_params: None = unsupported()
     tokenizer_json: str | None = field(default=None, kw_only=True)
-    mmproj_filename: None = unsupported()
-    organization: None = unsupported()
-    write_uqff: None = unsupported()
-    imatrix: str | None = None
-    calibration_file: str | None = None
-    max_edge: None = unsupported()
-    multimodal_auto_map_params: None = unsupported()
+    mmproj_filename: None = unsupported(kw_only=True)
+    organization: IsqOrganization | None = field(default=None, validator=is_optional(IsqOrganization), kw_only=True)
+    write_uqff: None = unsupported(kw_only=True)
+    imatrix: str | None = field(default=None, kw_only=True)
+    calibration_file: str | None = field(default=None, kw_only=True)
+    max_edge: None = unsupported(kw_only=True)
+    multimodal_auto_map_params: None = unsupported(kw_only=True)
     adapters: Sequence[LoraAdapter] | None = adapters_field(kw_only=True)
     max_adapters: int = limit_field(16, kw_only=True)
     max_rank: int = limit_field(256, kw_only=True)
     max_bytes: int = limit_field(8 << 30, kw_only=True)
+    hf_cache_path: None = unsupported(kw_only=True)
+    matformer_config_path: None = unsupported(kw_only=True)
+    matformer_slice_name: None = unsupported(kw_only=True)
     hf_revision: str | None = field(default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return self.quantized_model_id
 
     def builder(self) -> GgufModelBuilder:
         return with_adapters(_weighted(_one_file(self), self), self.adapters)
@@ -214,15 +287,19 @@ class GGML(Which):
     tokenizer_json: str | None = None
     gqa: int | None = field(default=None, validator=_is_optional_gqa)
     topology: str | None = None
-    dtype: str = "auto"
+    dtype: ModelDType | str = ModelDType.Auto
     auto_map_params: None = unsupported()
     hf_revision: str | None = field(default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return self.quantized_model_id
 
     def builder(self) -> GgufModelBuilder:
         return _one_file(self)
 
 
-def _weighted(builder: _Builder, which: Plain | GGUF) -> _Builder:
+def _weighted(builder: _Builder, which: Plain | MultimodalPlain | Embedding | GGUF) -> _Builder:
     """Return the builder with what errors of quantized weights are to be weighted by."""
     if which.imatrix is not None:
         builder = builder.with_imatrix(which.imatrix)
@@ -230,7 +307,7 @@ def _weighted(builder: _Builder, which: Plain | GGUF) -> _Builder:
 
 
 def _one_file(which: GGUF | GGML) -> GgufModelBuilder:
-    builder = GgufModelBuilder(which.quantized_model_id, which.quantized_filename).with_dtype(which.dtype)
+    builder = GgufModelBuilder(which.quantized_model_id, which.quantized_filename).with_dtype(dtype_name(which.dtype))
     if which.tok_model_id is not None and which.tokenizer_json is not None:
         raise ConfigError.of("tokenizer_json", which.tokenizer_json, "nothing beside tok_model_id")
     if which.tokenizer_json is not None:
@@ -242,48 +319,12 @@ def _one_file(which: GGUF | GGML) -> GgufModelBuilder:
     return builder if which.hf_revision is None else builder.with_hf_revision(which.hf_revision)
 
 
-class _Refused(Which):
-    """Stands for a way to describe a model that this version does not have.
-
-    :cvar instead: what there is in its place
-    """
-
-    instead: ClassVar[str]
-
-    def __new__(cls, *values: object, **settings: object) -> NoReturn:
-        raise ConfigError.of("which", cls.__qualname__, cls.instead)
-
-
-_WEIGHED: Final = (
-    "a model with LoRA adapters that requests name: X-LoRA, which weighs them for each token, is not supported"
-)
-
-
-class _LoraGGUF(_Refused):
-    instead = "Which.GGUF(..., adapters=[LoraAdapter(alias, source)]), whose requests name their adapter"
-
-
-class _LoraGGML(_Refused):
-    instead = "Which.GGUF or Which.Lora with adapters: files of before GGUF have none"
-
-
-class _XLora(_Refused):
-    instead = f"Which.Lora, {_WEIGHED}"
-
-
-class _XLoraGGUF(_Refused):
-    instead = f"Which.GGUF(..., adapters=[...]), {_WEIGHED}"
-
-
-class _XLoraGGML(_Refused):
-    instead = f"Which.GGUF(..., adapters=[...]), {_WEIGHED}"
-
-
-for _variant in (Plain, Lora, GGUF, GGML, _LoraGGUF, _LoraGGML, _XLora, _XLoraGGUF, _XLoraGGML):
+for _variant in (Plain, Lora, MultimodalPlain, Embedding, GGUF, GGML, *REFUSED):
     # Read as variants of the one type, in tracebacks and reprs too.
-    _name = _variant.__name__.removeprefix("_")
+    _name = _variant.__name__
     _variant.__qualname__ = f"Which.{_name}"
     setattr(Which, _name, _variant)
+Which.VisionPlain = MultimodalPlain
 
 
 def _tokenizer_json(tok_model_id: str) -> Path:

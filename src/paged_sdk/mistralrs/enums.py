@@ -1,0 +1,167 @@
+"""Name families of models, types of weights and types of KV as mistral.rs does."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from paged_sdk import ConfigError, InvalidRequestError
+from paged_sdk import PagedCacheType as CacheType
+
+__all__ = [
+    "Architecture",
+    "EmbeddingArchitecture",
+    "IsqOrganization",
+    "ModelDType",
+    "MultimodalArchitecture",
+    "PagedCacheType",
+    "ToolCallType",
+    "ToolChoice",
+    "cache_type",
+    "dtype_name",
+]
+
+
+class _Family(Enum):
+    """Names a family of models. It is optional everywhere: the checkpoint says which family it is."""
+
+    def check(self, loaded: str) -> None:
+        """Compare with the family that was loaded.
+
+        :param loaded: the model's ``model_type``
+        :raises ConfigError: it is another family
+        """
+        # SmolVLM's first checkpoints say idefics3 of themselves, the later ones smolvlm; it is one model.
+        own = ("idefics3", "smolvlm") if self.value == "idefics3" else (self.value,)
+        if loaded.removesuffix("_text") not in own:
+            raise ConfigError.of("arch", self, f"the checkpoint's own, {loaded}, or None")
+
+
+class Architecture(_Family):
+    """Names a family of models that write text. It is optional everywhere: the checkpoint says which family it is."""
+
+    DeepseekV2 = "deepseek_v2"
+    DeepseekV3 = "deepseek_v3"
+    GLM4 = "glm4"
+    GLM4Moe = "glm4_moe"
+    GLM4MoeLite = "glm4_moe_lite"
+    Gemma = "gemma"
+    Gemma2 = "gemma2"
+    Gemma3 = "gemma3"
+    GptOss = "gpt_oss"
+    GraniteMoeHybrid = "granitemoehybrid"
+    HunYuanDenseV1 = "hunyuan_v1_dense"
+    HunYuanMoEV1 = "hunyuan_v1_moe"
+    Lfm2 = "lfm2"
+    Lfm2Moe = "lfm2_moe"
+    Llama = "llama"
+    Mistral = "mistral"
+    Mixtral = "mixtral"
+    Phi2 = "phi"
+    Phi3 = "phi3"
+    Phi3_5MoE = "phimoe"
+    Qwen2 = "qwen2"
+    Qwen3 = "qwen3"
+    Qwen3Moe = "qwen3_moe"
+    Qwen3Next = "qwen3_next"
+    SmolLm3 = "smollm3"
+    Starcoder2 = "starcoder2"
+
+
+class MultimodalArchitecture(_Family):
+    """Names a family of models that take images."""
+
+    DiffusionGemma = "diffusion_gemma"
+    Gemma3 = "gemma3"
+    Gemma3n = "gemma3n"
+    Gemma4 = "gemma4"
+    Idefics2 = "idefics2"
+    Idefics3 = "idefics3"
+    LLaVA = "llava"
+    LLaVANext = "llava_next"
+    Lfm2Vl = "lfm2_vl"
+    Llama4 = "llama4"
+    MiniCpmO = "minicpmo"
+    Mistral3 = "mistral3"
+    MuseGlimmer = "muse_glimmer"
+    Phi3V = "phi3_v"
+    Phi4MM = "phi4mm"
+    Qwen2VL = "qwen2_vl"
+    Qwen2_5VL = "qwen2_5_vl"
+    Qwen3VL = "qwen3_vl"
+    Qwen3VLMoE = "qwen3_vl_moe"
+    Qwen3_5 = "qwen3_5"
+    Qwen3_5Moe = "qwen3_5_moe"
+    VLlama = "mllama"
+    Voxtral = "voxtral"
+
+
+class EmbeddingArchitecture(_Family):
+    """Names a family of models that make vectors."""
+
+    EmbeddingGemma = "gemma3"
+    Qwen3Embedding = "qwen3"
+
+
+class ModelDType(Enum):
+    """Says what activations are computed in, and weights that are not quantized."""
+
+    Auto = "auto"
+    BF16 = "bfloat16"
+    F16 = "float16"
+    F32 = "float32"
+
+
+def dtype_name(value: ModelDType | str) -> str:
+    """Return the name of a dtype, given as itself or by its name."""
+    return value.value if isinstance(value, ModelDType) else value
+
+
+class IsqOrganization(Enum):
+    """Says which matrices ``in_situ_quant`` quantizes."""
+
+    Default = "default"
+    MoQE = "moqe"
+    """Those of a mixture's experts alone."""
+
+
+class PagedCacheType(Enum):
+    """Says what a KV element is stored as. ``AUTO`` is this SDK's spelling of ``Auto``."""
+
+    Auto = CacheType.AUTO
+    F8E4M3 = CacheType.F8E4M3
+    AUTO = CacheType.AUTO  # noqa: PIE796  # a second spelling
+
+
+def cache_type(value: PagedCacheType | CacheType) -> CacheType:
+    """Return the SDK's type of KV elements.
+
+    :raises ConfigError: it is none
+    """
+    if isinstance(value, CacheType):
+        return value
+    if not isinstance(value, PagedCacheType):
+        raise ConfigError.of("pa_cache_type", value, "PagedCacheType.Auto, PagedCacheType.F8E4M3 or None")
+    return value.value
+
+
+class ToolChoice(Enum):
+    """Says whether a model may call tools."""
+
+    NoTools = "none"
+    Auto = "auto"
+
+    @classmethod
+    def parse(cls, value: object) -> str:
+        """Return the SDK's word for a choice, None of which is that it may.
+
+        :raises InvalidRequestError: it is none
+        """
+        if value is not None and not isinstance(value, cls):
+            raise InvalidRequestError.of("tool_choice", value, "ToolChoice.Auto, ToolChoice.NoTools or None")
+        return "auto" if value is None else value.value
+
+
+class ToolCallType(Enum):
+    """Says what a model has called."""
+
+    Function = "function"

@@ -1,0 +1,81 @@
+"""Hold a model that can be unloaded and loaded again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, Literal, TypeAlias
+
+from paged_sdk import BlockingModel, ConfigError, ModelClosedError
+
+__all__ = ["Residence", "Status"]
+
+Status: TypeAlias = Literal["loaded", "unloaded", "reloading"]
+
+
+class Residence:
+    """Holds a model that is in memory, or can be loaded again. May be used from any thread.
+
+    :param load: loads the model; it is called at once, and again whenever an unloaded model is needed
+    :raises PagedError: what that raises
+    """
+
+    def __init__(self, load: Callable[[], BlockingModel]) -> None:
+        self._load: Final = load
+        self._lock: Final = threading.Lock()
+        self._status: Status = "loaded"
+        self._is_closed = False
+        self._model: BlockingModel | None = load()
+
+    @property
+    def status(self) -> Status:
+        """Return where the model is."""
+        return self._status
+
+    def model(self) -> BlockingModel:
+        """Return the model, which is loaded again if it was unloaded.
+
+        :raises ModelClosedError: it is closed for good
+        :raises ModelLoadError: it cannot be, any more
+        """
+        with self._lock:
+            if self._is_closed:
+                raise ModelClosedError("the runner is closed: make another one")
+            return self._model or self._reload()
+
+    def unload(self) -> None:
+        """Free the model's memory; requests under way end.
+
+        :raises ConfigError: it is unloaded already
+        """
+        with self._lock:
+            if self._model is None:
+                raise ConfigError.of("unload_model", self._status, "a model that is loaded")
+            self._model.close()
+            self._model, self._status = None, "unloaded"
+
+    def reload(self) -> None:
+        """Load an unloaded model again.
+
+        :raises ConfigError: it is loaded
+        :raises ModelLoadError: it cannot be loaded any more
+        """
+        with self._lock:
+            if self._model is not None or self._is_closed:
+                raise ConfigError.of("reload_model", self._status, "a model that was unloaded")
+            self._reload()
+
+    def close(self) -> None:
+        """End the requests under way and release everything. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            if self._model is not None:
+                self._model.close()
+
+    def _reload(self) -> BlockingModel:
+        self._status = "reloading"
+        try:
+            self._model = self._load()
+        finally:
+            self._status = "unloaded" if self._model is None else "loaded"
+        return self._model

@@ -1,0 +1,137 @@
+"""Turn what a runner is told into settings of the SDK's builders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attrs import evolve
+
+from paged_sdk import (
+    ConfigError,
+    IsqType,
+    LayerTopology,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    SpeculativeConfig,
+    TextSpeculativeBuilder,
+    Topology,
+    VisionModelBuilder,
+)
+from paged_sdk import PagedCacheType as CacheType
+from paged_sdk.mistralrs.checkpoint import model_type
+from paged_sdk.mistralrs.enums import (
+    Architecture,
+    EmbeddingArchitecture,
+    IsqOrganization,
+    MultimodalArchitecture,
+    PagedCacheType,
+    cache_type,
+)
+from paged_sdk.mistralrs.which import Builder, Which
+
+__all__ = ["check_architecture", "guessing", "paged_settings", "quantized", "template_of"]
+
+
+def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Builder:
+    """Return the builder with what its weights are to be quantized to.
+
+    :raises ConfigError: no such type, or experts of which nothing says what they are to be quantized to
+    """
+    isq = None if in_situ_quant is None else IsqType.parse(in_situ_quant, setting="in_situ_quant")
+    if getattr(which, "organization", None) is not IsqOrganization.MoQE:
+        return builder if isq is None else builder.with_isq(isq)
+    if isq is None or builder.settings.topology is not None:
+        raise ConfigError.of("organization", IsqOrganization.MoQE, "in_situ_quant beside it, and no topology")
+    return builder.with_topology(Topology.empty().with_regex(r"\.experts\.", LayerTopology(isq=isq)))
+
+
+def guessing(builder: Builder, draft: Which | None, gamma: int | None) -> Builder | TextSpeculativeBuilder:
+    """Return the builder with what guesses tokens for it.
+
+    :raises ConfigError: the guesser is no model, or guesses for one that takes images
+    """
+    if draft is None:
+        return builder if gamma is None else builder.with_speculation(_speculation(gamma))
+    if not isinstance(draft, Which):
+        raise ConfigError.of("which_draft", draft, "Which.Plain(...), Which.GGUF(...) or None")
+    other = draft.builder().with_token_source(builder.settings.token_source)
+    if isinstance(builder, VisionModelBuilder) or isinstance(other, VisionModelBuilder):
+        raise ConfigError.of("which_draft", draft, "None beside a model that takes images, and no such model itself")
+    return TextSpeculativeBuilder(builder, other, _speculation(32 if gamma is None else gamma))
+
+
+def _speculation(gamma: int) -> SpeculativeConfig:
+    try:
+        return SpeculativeConfig(gamma=gamma)
+    except ConfigError as error:
+        raise ConfigError.of("speculative_gamma", gamma, error.allowed) from None
+
+
+def check_architecture(which: Which, loaded: str) -> None:
+    """Compare the family that a program names with the one that was loaded.
+
+    :param loaded: the ``model_type`` of the decoder
+    :raises ConfigError: it is another
+    """
+    arch = getattr(which, "arch", None)
+    match arch:
+        case MultimodalArchitecture():  # the engine names the decoder behind the encoder
+            arch.check(model_type(which.name, getattr(which, "hf_revision", None)))
+        case Architecture() | EmbeddingArchitecture():
+            arch.check(loaded)
+
+
+def paged_settings(
+    *,
+    pa_gpu_mem: int | None,
+    pa_gpu_mem_usage: float | None,
+    pa_ctxt_len: int | None,
+    pa_blk_size: int | None,
+    pa_cache_type: PagedCacheType | CacheType | None,
+    no_paged_attn: bool,
+    paged_attn: bool,
+) -> PagedAttentionMeta | None:
+    """Return the settings of the KV pool; None if nothing was said about it.
+
+    :raises ConfigError: settings that contradict each other, by name
+    """
+    memory = {"pa_gpu_mem": pa_gpu_mem, "pa_gpu_mem_usage": pa_gpu_mem_usage, "pa_ctxt_len": pa_ctxt_len}
+    sizes = [name for name, value in memory.items() if value is not None]
+    if len(sizes) > 1:
+        raise _conflict(sizes, "the KV pool's size is given in one way at most")
+    others = {"pa_blk_size": pa_blk_size, "pa_cache_type": pa_cache_type, "paged_attn": paged_attn or None}
+    given = sizes + [name for name, value in others.items() if value is not None]
+    if not given:
+        return None
+    if no_paged_attn:
+        raise _conflict(["no_paged_attn", *given], "without paged attention there is no KV pool")
+    meta = PagedAttentionMeta(gpu_memory=_gpu_memory(pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len))
+    if pa_blk_size is not None:
+        meta = evolve(meta, block_size=pa_blk_size)
+    return meta if pa_cache_type is None else evolve(meta, cache_type=cache_type(pa_cache_type))
+
+
+def _gpu_memory(megabytes: int | None, fraction: float | None, tokens: int | None) -> MemoryGpuConfig | None:
+    if megabytes is not None:
+        return MemoryGpuConfig.MB(megabytes)
+    if fraction is not None:
+        return MemoryGpuConfig.Fraction(fraction)
+    return None if tokens is None else MemoryGpuConfig.ContextSize(tokens)
+
+
+def template_of(chat_template: str | None, jinja_explicit: str | None) -> str | Path | None:
+    """Return the chat template, as text or as a path; None: the checkpoint's.
+
+    :raises ConfigError: two are given, or something that is no path
+    """
+    if jinja_explicit is None:
+        return chat_template
+    if chat_template is not None:
+        raise _conflict(["chat_template", "jinja_explicit"], "there is one chat template")
+    if not isinstance(jinja_explicit, str | Path):
+        raise ConfigError.of("jinja_explicit", jinja_explicit, "the path of a Jinja file")
+    return Path(jinja_explicit)
+
+
+def _conflict(names: list[str], why: str) -> ConfigError:
+    return ConfigError(f"{' and '.join(names)} are given together: {why}", setting=names[-1])
