@@ -44,7 +44,7 @@ def code_blocks(page: str) -> list[tuple[int, str]]:
 
 def run_blocks(page: str) -> dict[str, Any]:
     """Run a page from top to bottom in one namespace, with ``await`` allowed at the top as in an async REPL."""
-    namespace: dict[str, Any] = {"__name__": page}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
     with asyncio.Runner() as runner:
         for line, block in code_blocks(page):
             tree = ast.increment_lineno(ast.parse(block), line)
@@ -69,13 +69,24 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "page",
-    [*RUNNABLE, "docs/cli.md", "docs/kernels.md", "docs/server.md", "docs/structured_output.md", "docs/tools.md"],
+    [
+        *RUNNABLE,
+        "docs/async.md",
+        "docs/cli.md",
+        "docs/kernels.md",
+        "docs/memory.md",
+        "docs/server.md",
+        "docs/structured_output.md",
+        "docs/tools.md",
+        *(page for page in PAGES if page.startswith("docs/tutorials/")),
+    ],
 )
 def test_the_code_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tiny.make_gguf(tmp_path)
     monkeypatch.setattr(paged_sdk, "embedded_model_path", lambda: model)
+    monkeypatch.chdir(tmp_path)
     run_blocks(page)
     assert capsys.readouterr().out
 

@@ -24,7 +24,7 @@ from paged_sdk.types.memory_plan import MemoryPlan
 from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["compute_plan"]
+__all__ = ["compute_plan", "weight_bits"]
 
 GROUP: Final = 64
 """The columns that share a scale in types of groups."""
@@ -106,12 +106,12 @@ def _bytes_of(
     named = NamedMatrix(name, matrix)
     isq = policy.isq_of(named, role)
     if isq is not None:
-        return int(elements * _bits(isq, matrix.shape[1]) / 8)
+        return int(elements * weight_bits(isq, matrix.shape[1]) / 8)
     is_kept = policy.is_quantized(named, role) and not is_decoded
     return matrix.num_bytes if is_kept else elements * dtype.itemsize
 
 
-def _bits(isq: IsqType, cols: int) -> float:
+def weight_bits(isq: IsqType, cols: int) -> float:
     """Return the bits that a weight takes with its share of the scales."""
     blocks = blocks_for(isq, cols)
     if blocks is not None:
