@@ -7,6 +7,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from paged_sdk.cli.bench import bench
 from paged_sdk.cli.doctor import doctor
 from paged_sdk.cli.from_config import from_config
 from paged_sdk.cli.options import PAGED_ATTN, SPECULATE, ModelFormat, PagedAttnMode, Version
@@ -69,6 +70,7 @@ def _is_number(arg: str) -> bool:
 
 app.command(cls=_Command)(run)
 app.command(cls=_Command)(serve)
+app.command(cls=_Command)(bench)
 app.command()(quantize)
 app.command(cls=_Command)(doctor)
 app.command("from-config")(from_config)

@@ -20,6 +20,7 @@ import yaml
 from attrs import frozen
 from typer.models import OptionInfo, ParameterInfo
 
+from paged_sdk.cli.bench import bench
 from paged_sdk.cli.doctor import doctor
 from paged_sdk.cli.groups import spellings
 from paged_sdk.cli.options import PAGED_ATTN, SPECULATE
@@ -30,7 +31,7 @@ from paged_sdk.cli.serve import serve
 __all__ = ["COMMANDS", "json_schema", "read_arguments"]
 
 COMMANDS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
-    {"run": run, "serve": serve, "quantize": quantize, "doctor": doctor}
+    {"run": run, "serve": serve, "bench": bench, "quantize": quantize, "doctor": doctor}
 )
 COMMAND: Final = "command"
 JSON_TYPES: Final[Mapping[type, str]] = MappingProxyType({bool: "boolean", int: "integer", float: "number"})

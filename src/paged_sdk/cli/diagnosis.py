@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
 from attrs import asdict, frozen
 
-from paged_sdk import BlockingModel, MachineReport, MemoryPlan, describe_machine, plan_memory
+from paged_sdk import BlockingModel, MachineReport, MemoryPlan, Model, describe_machine, plan_memory
 from paged_sdk.cli.loading import AnyBuilder
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["Diagnosis", "LoadedReport", "plan_lines"]
+__all__ = ["Diagnosis", "LoadedReport", "log_lines", "plan_lines"]
 
 
 @frozen(kw_only=True)
@@ -31,6 +31,19 @@ class LoadedReport:
     architecture: str
     num_blocks: int
     decisions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Model | BlockingModel, decisions: Iterable[str]) -> Self:
+        """Describe a model.
+
+        :param decisions: what the log said
+        """
+        return cls(
+            name=model.name,
+            architecture=model.architecture,
+            num_blocks=model.stats().blocks_total,
+            decisions=tuple(decisions),
+        )
 
 
 @frozen(kw_only=True)
@@ -57,16 +70,10 @@ class Diagnosis:
             return cls(machine=machine)
         if not loads:
             return cls(machine=machine, plan=plan_memory(builder))
-        with _log_lines() as lines, terminal.loading(builder.source.location):
+        with log_lines() as lines, terminal.loading(builder.source.location):
             model = BlockingModel(builder.build())
         with model:
-            loaded = LoadedReport(
-                name=model.name,
-                architecture=model.architecture,
-                num_blocks=model.stats().blocks_total,
-                decisions=tuple(lines),
-            )
-        return cls(machine=machine, loaded=loaded)
+            return cls(machine=machine, loaded=LoadedReport.of(model, lines))
 
     def to_json(self) -> str:
         """Return everything as one JSON object."""
@@ -88,7 +95,7 @@ class Diagnosis:
 
 
 @contextmanager
-def _log_lines() -> Iterator[list[str]]:
+def log_lines() -> Iterator[list[str]]:
     """Collect what the package's log says meanwhile."""
     lines: list[str] = []
 

@@ -24,7 +24,6 @@ Plan = Annotated[
 CtxtLen = Annotated[
     int | None, typer.Option("--ctxt-len", help="Size of the KV pool in tokens.", rich_help_panel=options.PAGED)
 ]
-Json = Annotated[bool, typer.Option("--json", metavar=options.FLAG, help="Print one JSON object.")]
 
 
 @grouped
@@ -32,7 +31,7 @@ def doctor(
     *,
     model: Loaded = None,
     plan: Plan = None,
-    json: Json = False,
+    json: options.Json = False,
     output: options.OutputOptions,
     model_options: options.ModelOptions,
     ctxt_len: CtxtLen = None,

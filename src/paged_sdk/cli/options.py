@@ -64,6 +64,14 @@ ModelId = Annotated[
     ),
     Setting("model"),
 ]
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]", help="A directory, a GGUF file or a hub id. Without it: the embedded SmolLM2-135M."
+    ),
+    Setting("model"),
+]
+Json = Annotated[bool, typer.Option("--json", metavar=FLAG, help="Print one JSON object.")]
 Adapter = Annotated[
     str | None,
     typer.Option(

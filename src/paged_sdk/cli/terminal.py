@@ -11,10 +11,12 @@ from contextlib import contextmanager, suppress
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from paged_sdk import PagedError, Usage
 
-__all__ = ["Terminal", "usage_line"]
+__all__ = ["Progress", "Terminal", "usage_line"]
 
 FAILED = 1
 INTERRUPTED = 130
@@ -108,6 +110,23 @@ class Terminal:
             signal.signal(signal.SIGINT, previous)
 
     @contextmanager
+    def progress(self, total: int) -> Iterator[Progress]:
+        """Show how much of some work is done, where a person sees it.
+
+        :param total: how many parts it has
+        """
+        bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            disable=self._quiet or not self._console.is_terminal,
+        )
+        with bar:
+            yield Progress(bar, bar.add_task("", total=total))
+
+    @contextmanager
     def reporting(self, *, verbose: bool) -> Iterator[None]:
         """Turn what ends the command into a line and an exit code.
 
@@ -122,6 +141,22 @@ class Terminal:
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+
+
+class Progress:
+    """Counts the parts of some work that are done."""
+
+    def __init__(self, bar: Bar, task: TaskID) -> None:
+        self._bar = bar
+        self._task = task
+
+    def begin(self, text: str) -> None:
+        """Say what is being done."""
+        self._bar.update(self._task, description=text)
+
+    def advance(self, parts: int = 1) -> None:
+        """Count parts that are done."""
+        self._bar.advance(self._task, parts)
 
 
 def usage_line(usage: Usage) -> str:

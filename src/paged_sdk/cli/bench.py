@@ -1,0 +1,53 @@
+"""Run ``paged-sdk bench``: measure how fast a model is here."""
+
+from __future__ import annotations
+
+import typer
+
+from paged_sdk.cli import options
+from paged_sdk.cli.bench_options import BenchOptions
+from paged_sdk.cli.groups import grouped
+
+__all__ = ["bench"]
+
+
+@grouped
+def bench(
+    *,
+    model: options.ModelArgument = None,
+    json: options.Json = False,
+    bench_options: BenchOptions,
+    output: options.OutputOptions,
+    model_options: options.ModelOptions,
+    paged: options.PagedOptions,
+    engine: options.EngineOptions,
+) -> None:
+    """Measure how fast a model computes prompts and generates texts here.
+
+    Text is generated greedily, from prompts of random tokens that no cache has.
+    """
+    # Imported here, because help does not need them and should appear at once.
+    import asyncio
+
+    from attrs import evolve
+
+    from paged_sdk import describe_machine
+    from paged_sdk.cli.benchmark import Benchmark
+    from paged_sdk.cli.flags import reporting
+    from paged_sdk.cli.loading import builder_of
+
+    with reporting(bench, output) as terminal:
+        streams = bench_options.streams or (1, 4)
+        machine = describe_machine()
+        if model_options.num_threads is None:  # what torch takes depends on the environment too
+            model_options = evolve(model_options, num_threads=machine.num_processors)
+        builder = builder_of(model, model_options, paged, engine, output)
+        if max(streams) > builder.settings.max_num_seqs:
+            if engine.max_seqs is not None:
+                raise typer.BadParameter(f"expected at most --max-seqs, {engine.max_seqs}", param_hint="--streams")
+            engine = evolve(engine, max_seqs=max(streams))
+            builder = builder_of(model, model_options, paged, engine, output)
+        measured = asyncio.run(
+            Benchmark.of(builder, machine, evolve(bench_options, streams=streams), terminal, arch=model_options.arch)
+        )
+        typer.echo(measured.to_json() if json else measured.to_text())

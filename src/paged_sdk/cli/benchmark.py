@@ -1,0 +1,136 @@
+"""Measure a model as ``paged-sdk bench`` does, and write down what was found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from attrs import asdict, frozen
+
+from paged_sdk import MachineReport
+from paged_sdk.cli.bench_options import BenchOptions
+from paged_sdk.cli.diagnosis import LoadedReport, log_lines
+from paged_sdk.cli.loading import AnyBuilder, check_arch
+from paged_sdk.cli.measuring import Measurement, Speedometer
+from paged_sdk.cli.terminal import Terminal
+
+__all__ = ["Benchmark", "table"]
+
+
+@frozen(kw_only=True)
+class Benchmark:
+    """Holds what was measured, of which model, and on what.
+
+    :ivar num_threads: CPU threads of one operation
+    :ivar load_seconds: what it took until the model was there
+    :ivar preemptions: texts that gave up their place in a KV pool that was too small for all, and were computed again
+    """
+
+    machine: MachineReport
+    model: LoadedReport
+    num_threads: int
+    load_seconds: float
+    preemptions: int
+    options: BenchOptions
+    results: tuple[Measurement, ...]
+
+    @classmethod
+    async def of(
+        cls,
+        builder: AnyBuilder,
+        machine: MachineReport,
+        options: BenchOptions,
+        terminal: Terminal,
+        *,
+        arch: str | None,
+    ) -> Self:
+        """Load a model and measure it.
+
+        :param builder: has a number of threads
+        :param arch: the family that it has to be of
+        :raises typer.BadParameter: it is of another
+        :raises PagedError: it cannot be loaded, or prompts and texts do not fit
+        """
+        start = time.perf_counter()
+        with log_lines() as lines, terminal.loading(builder.source.location):
+            model = await builder.build()
+        load_seconds = time.perf_counter() - start
+        async with model:
+            check_arch(model.architecture, arch)
+            loaded = LoadedReport.of(model, lines)
+            runs = (len(options.streams) + bool(options.prompt_len)) * (options.warmup + options.iterations)
+            with terminal.progress(runs) as progress:
+                speedometer = await Speedometer.of(
+                    model, warmup=options.warmup, iterations=options.iterations, after_run=progress.advance
+                )
+                results = []
+                if options.prompt_len:
+                    progress.begin(f"a prompt of {options.prompt_len} tokens")
+                    results.append(await speedometer.prompts(options.prompt_len))
+                for streams in options.streams:
+                    progress.begin(_name("text", streams, options.gen_len))
+                    results.append(await speedometer.texts(options.gen_len, streams=streams, depth=options.depth))
+            preemptions = model.stats().preemptions
+        return cls(
+            machine=machine,
+            model=loaded,
+            num_threads=builder.settings.num_threads or machine.num_processors,
+            load_seconds=load_seconds,
+            preemptions=preemptions,
+            options=options,
+            results=tuple(results),
+        )
+
+    def to_json(self) -> str:
+        """Return everything as one JSON object."""
+        return json.dumps(
+            {
+                "machine": self.machine.to_dict(),
+                "model": asdict(self.model),
+                "num_threads": self.num_threads,
+                "load_seconds": self.load_seconds,
+                "preemptions": self.preemptions,
+                "options": asdict(self.options),
+                "results": [each.to_dict() for each in self.results],
+            },
+            indent=2,
+        )
+
+    def to_text(self) -> str:
+        """Return everything as lines for people."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        machine = self.machine
+        kernels = machine.kernel_level or f"torch's, because {machine.why_no_kernels}"
+        yield f"{self.model.name} ({self.model.architecture}), loaded in {self.load_seconds:.1f} s"
+        yield from self.model.decisions
+        threads = f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}"
+        yield f"{machine.processor or 'unknown processor'}, {threads}, CPU kernels: {kernels}"
+        for gpu in machine.gpus:
+            yield f"{gpu.name}, compute capability {gpu.capability}"
+        options = self.options
+        yield f"{options.iterations} runs after {options.warmup} for warm-up; tokens per second"
+        yield ""
+        rows: list[Sequence[str]] = [("", "median", "lowest", "highest", "each")]
+        for each in self.results:
+            rates = (each.median, min(each.rates), max(each.rates), each.median / each.streams)
+            rows.append((_name(each.kind, each.streams, each.tokens), *(f"{rate:.1f}" for rate in rates)))
+        yield from table(rows)
+        if self.preemptions:
+            yield ""
+            yield f"{self.preemptions} texts were computed again: the KV pool is too small for so many at once."
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Write rows down in columns: names on the left, and numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *numbers in rows:
+        cells = [name.ljust(widths[0]), *(each.rjust(width) for each, width in zip(numbers, widths[1:], strict=True))]
+        yield "  ".join(cells).rstrip()
+
+
+def _name(kind: str, streams: int, tokens: int) -> str:
+    return f"{kind} of {tokens} tokens" if streams == 1 else f"{streams} {kind}s of {tokens} tokens"

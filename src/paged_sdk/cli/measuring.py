@@ -1,0 +1,141 @@
+"""Measure how fast a loaded model is, and how well it knows a text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from statistics import median
+from typing import Any
+
+from attrs import frozen
+
+from paged_sdk import Model, SamplingParams
+
+__all__ = ["Measurement", "Speedometer", "perplexity_of_sample"]
+
+SAMPLE = """\
+The harbour lies on the north side of the island, where the cliffs keep most of the wind away. Boats come in with the
+tide in the morning, and by noon the fish has been weighed, packed in ice and sent to the mainland. Forty years ago
+there were ninety families who lived from it; today there are eleven, and most of their children study or work
+somewhere else. When the old lighthouse was switched off, the council asked what should become of it. Some wanted a
+museum, others a small hotel, and one teacher proposed a station that measures the temperature of the sea, because no
+one had done so there since 1962. The teacher won by three votes. Since then the pupils have read the instruments every
+day, written the numbers into a table and compared them with those of the year before. In the first winter the water
+was 1.4 degrees warmer than in the old records, and nobody was sure whether the instruments or the sea had changed. So
+they built a second set, lowered it beside the first, and waited for a month. Both sets agreed.
+"""
+
+
+@frozen(kw_only=True)
+class Measurement:
+    """Holds how fast something was, several times.
+
+    :ivar kind: "prompt": computing prompts; "text": generating texts
+    :ivar streams: how many at once
+    :ivar tokens: of each
+    :ivar rates: tokens per second, of all of them together
+    """
+
+    kind: str
+    streams: int
+    tokens: int
+    rates: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Return the median rate."""
+        return median(self.rates)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the same as plain data."""
+        return {
+            "kind": self.kind,
+            "streams": self.streams,
+            "tokens": self.tokens,
+            "median_tok_per_sec": self.median,
+            "tok_per_sec": list(self.rates),
+        }
+
+
+class Speedometer:
+    """Measures the speed of a model with prompts that it has not seen, so that no prefix cache helps.
+
+    :param token_ids: tokens that prompts are made of, in random order
+    :param warmup: runs before those that count
+    :param iterations: runs that count
+    :param after_run: called after each run
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        token_ids: Sequence[int],
+        *,
+        warmup: int,
+        iterations: int,
+        after_run: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._model = model
+        self._token_ids = token_ids
+        self._warmup = warmup
+        self._iterations = iterations
+        self._after_run = after_run
+        self._random = Random(0)
+
+    @classmethod
+    async def of(cls, model: Model, **settings: Any) -> Speedometer:
+        """Make one whose prompts are words of the model's own."""
+        return cls(model, await model.tokenize(SAMPLE), **settings)
+
+    async def prompts(self, tokens: int) -> Measurement:
+        """Measure how fast a prompt is computed: its tokens, by the time until the first token of an answer is there.
+
+        :raises RequestError: the prompt does not fit
+        """
+        rates = []
+        for number in range(self._warmup + self._iterations):
+            prompt = self._prompt(tokens)
+            usage = (await self._model.send_completion_request(prompt, _sampling(1))).usage
+            rates += [tokens / usage.time_to_first_token_sec] if number >= self._warmup else []
+            self._after_run()
+        return Measurement(kind="prompt", streams=1, tokens=tokens, rates=tuple(rates))
+
+    async def texts(self, tokens: int, *, streams: int, depth: int) -> Measurement:
+        """Measure how fast texts are generated: their tokens, by the time from the first that one has to the last.
+
+        :param tokens: of each text, at least 2
+        :param streams: texts at once
+        :param depth: tokens of the prompt in front of each text, which the prefix cache has by then, if there is one
+        :raises RequestError: prompt and text do not fit
+        """
+        rates = []
+        for number in range(self._warmup + self._iterations):
+            prompts = [self._prompt(depth) for _ in range(streams)]
+            await asyncio.gather(*(self._model.send_completion_request(each, _sampling(1)) for each in prompts))
+            times = await asyncio.gather(*(self._text(each, tokens) for each in prompts))
+            seconds = max(end for _, end in times) - min(start for start, _ in times)
+            rates += [streams * (tokens - 1) / seconds] if number >= self._warmup else []
+            self._after_run()
+        return Measurement(kind="text", streams=streams, tokens=tokens, rates=tuple(rates))
+
+    async def _text(self, prompt: list[int], tokens: int) -> tuple[float, float]:
+        """Generate a text; return when its first token was there, and its last."""
+        sent = time.perf_counter()
+        usage = (await self._model.send_completion_request(prompt, _sampling(tokens))).usage
+        first = sent + usage.time_to_first_token_sec
+        return first, first + usage.total_completion_time_sec
+
+    def _prompt(self, tokens: int) -> list[int]:
+        return self._random.choices(self._token_ids, k=tokens)
+
+
+async def perplexity_of_sample(model: Model) -> float:
+    """Return how unlikely a short English text is to a model, which shows what quantizing its weights costs."""
+    (score,) = (await model.score(SAMPLE)).scores
+    return score.perplexity
+
+
+def _sampling(tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_len=tokens, ignore_eos=True)

@@ -1,0 +1,157 @@
+"""``paged-sdk bench``: what it asks of a model, what it makes of the times, and what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+import typer
+from attrs import field, frozen
+from typer.testing import CliRunner, Result
+
+import tiny
+from paged_sdk import CompletionResponse, Model, SamplingParams, Usage
+from paged_sdk.cli.app import app
+from paged_sdk.cli.benchmark import Benchmark, table
+from paged_sdk.cli.loading import Builder
+from paged_sdk.cli.measuring import Measurement, Speedometer, perplexity_of_sample
+from paged_sdk.testing import fake_model
+
+FLAGS = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "512", "--pa-block-size", "8")
+SHORT = ("--prompt-len", "16", "--gen-len", "4", "--depth", "8", "--iterations", "2", "--warmup", "1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_checkpoint("llama", tmp_path_factory.mktemp("bench"))
+
+
+def bench(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@frozen
+class Clockwork:
+    """Stands for a model that takes a second for a prompt, and then half a second for each token of a text."""
+
+    asked: list[tuple[int, int | None]] = field(factory=list)
+
+    async def send_completion_request(self, prompt: list[int], sampling: SamplingParams) -> CompletionResponse:
+        assert sampling.ignore_eos
+        assert sampling.max_len is not None
+        self.asked.append((len(prompt), sampling.max_len))
+        usage = Usage(
+            prompt_tokens=len(prompt),
+            completion_tokens=sampling.max_len,
+            total_tokens=0,
+            time_to_first_token_sec=1.0,
+            total_completion_time_sec=0.5 * (sampling.max_len - 1),
+        )
+        return CompletionResponse(id="", choices=(), created=0, model="", usage=usage)
+
+
+def test_rates_are_tokens_by_the_time_they_took() -> None:
+    clockwork, runs = Clockwork(), list[None]()
+    speedometer = Speedometer(
+        cast(Model, clockwork), [1, 2], warmup=1, iterations=2, after_run=lambda: runs.append(None)
+    )
+    prompts = anyio.run(speedometer.prompts, 100)
+    assert prompts.rates == (100.0, 100.0)
+    assert clockwork.asked == [(100, 1)] * 3
+    clockwork.asked.clear()
+
+    async def texts() -> Measurement:
+        return await speedometer.texts(9, streams=3, depth=5)
+
+    measured = anyio.run(texts)
+    assert clockwork.asked == ([(5, 1)] * 3 + [(5, 9)] * 3) * 3
+    # 24 tokens after the first ones in 4 seconds; the requests are made within milliseconds of one another.
+    assert measured.median == pytest.approx(6.0, rel=0.1)
+    assert len(runs) == 6
+
+
+def test_prompts_are_new_and_texts_have_them_cached() -> None:
+    async def main() -> None:
+        async with fake_model("x" * 100) as model:
+            speedometer = await Speedometer.of(model, warmup=0, iterations=3)
+            await speedometer.prompts(64)
+            stats = model.stats()
+            assert (stats.prompt_tokens, stats.prefix_hits) == (3 * 64, 0)
+            await speedometer.texts(8, streams=2, depth=64)
+            assert len({each.prompt for each in model.requests}) == 3 + 3 * 2
+            assert model.stats().prefix_hits >= 3 * 2 * 32
+
+    anyio.run(main)
+
+
+def test_the_sample_has_a_perplexity() -> None:
+    async def main() -> float:
+        async with fake_model("nothing of the sort") as model:
+            return await perplexity_of_sample(model)
+
+    assert anyio.run(main) > 2
+
+
+def test_what_is_said_of_a_model(model: Path) -> None:
+    result = bench(model, *FLAGS, *SHORT, "--streams", "1", "--streams", "3", "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert [(each["kind"], each["streams"], each["tokens"]) for each in found["results"]] == [
+        ("prompt", 1, 16),
+        ("text", 1, 4),
+        ("text", 3, 4),
+    ]
+    for each in found["results"]:
+        assert len(each["tok_per_sec"]) == 2
+        assert min(each["tok_per_sec"]) <= each["median_tok_per_sec"] <= max(each["tok_per_sec"])
+    assert (found["num_threads"], found["preemptions"], found["model"]["num_blocks"]) == (1, 0, 64)
+    assert found["machine"]["num_processors"] >= 1
+    text = bench(model, *FLAGS, *SHORT, "--prompt-len", "0")
+    assert text.exit_code == 0, text.output
+    lines = text.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[-2:]] == ["text of 4 tokens", "4 texts of 4 tokens"]
+    assert any("1 thread, CPU kernels: " in line for line in lines)
+
+
+def test_a_pool_that_is_too_small_is_said(model: Path) -> None:
+    flags = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "32", "--pa-block-size", "8")
+    result = bench(model, *flags, "--prompt-len", "0", "--gen-len", "24", "--streams", "4", "--warmup", "0")
+    assert result.exit_code == 0, result.output
+    assert "the KV pool is too small" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("--gen-len", "1"), 2, "--gen-len"),
+        (("--streams", "4", "--max-seqs", "2"), 2, "expected at most --max-seqs, 2"),
+        (("--arch", "phi3"), 2, "the model is of the family llama, not phi3"),
+        (("--prompt-len", "9999"), 1, "9999"),
+    ],
+)
+def test_what_cannot_be_is_said(model: Path, arguments: tuple[str, ...], code: int, expected: str) -> None:
+    result = bench(model, *FLAGS, *SHORT, *arguments)
+    assert result.exit_code == code, result.output
+    assert expected in " ".join(result.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [(("40",), 40), (("8",), 32), (("8", "--max-seqs", "9"), 9)])
+def test_more_texts_than_usual_are_computed_at_once(
+    arguments: tuple[str, ...], expected: int, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    async def of(builder: Builder, *_: object, **__: object) -> None:
+        seen.append(builder.settings.max_num_seqs)
+        raise typer.Exit
+
+    monkeypatch.setattr(Benchmark, "of", of)
+    assert bench(model, "--streams", *arguments).exit_code == 0
+    assert seen == [expected]
+
+
+def test_columns() -> None:
+    assert list(table([("", "a"), ("long", "10.0"), ("x", "2.0")])) == ["         a", "long  10.0", "x      2.0"]
