@@ -581,7 +581,6 @@ PLAIN = dict.fromkeys(
 GGUF = dict.fromkeys(
     [
         "auto_map_params",
-        "mmproj_filename",
         "write_uqff",
         "max_edge",
         "multimodal_auto_map_params",

@@ -213,6 +213,8 @@ ALSO: dict[str, tuple[str, ...]] = {
     "pa_blk_size": ("block_size",),
     "pa_cache_type": ("cache_type",),
     "tok_model_id": ("tokenizer_json",),
+    "mmproj": ("with_mmproj",),
+    "mmproj_filename": ("with_mmproj",),
     "hf_revision": ("revision",),
 }
 
@@ -223,6 +225,8 @@ LENIENT: dict[str, tuple[str, ...]] = {
     "quantized_model_id": ("path",),
     "tokenizer_json": ("path",),
     "tok_model_id": ("path",),
+    "mmproj": ("path",),
+    "mmproj_filename": ("path",),
     "chat_template": ("path",),
     "imatrix": ("path",),
     "calibration_file": ("path",),

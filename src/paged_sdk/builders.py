@@ -12,7 +12,7 @@ from typing import Any, Self
 from attrs import Attribute, evolve, field, frozen
 
 from paged_sdk.building import Building
-from paged_sdk.config.build import AdapterSource, BuildSettings, DraftSource, ModelSource
+from paged_sdk.config.build import AdapterSource, BuildSettings, DraftSource, ModelSource, is_encoder_name
 from paged_sdk.config.checks import IsA, as_tuple, is_unicode, path_text, plain
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
@@ -41,6 +41,10 @@ def _filenames(value: str | Iterable[str]) -> tuple[str, ...]:
     if not isinstance(names, tuple):
         raise ConfigError.of("filenames", value, "names of files")
     return tuple(path_text("filenames", name, "names of files") for name in names)
+
+
+def _encoder(value: str | PathLike[str] | None) -> str | None:
+    return None if value is None else path_text("with_mmproj", value, "a path")
 
 
 @frozen
@@ -289,19 +293,46 @@ class TextModelBuilder(_ModelBuilder):
 
 @frozen
 class GgufModelBuilder(_ModelBuilder):
-    """Builds a text model from GGUF files.
+    """Builds a model from GGUF files.
+
+    It takes images, if it has an image encoder, which is in a file of its own with "mmproj" in its name:
+    :meth:`with_mmproj` names it, or ``filenames`` do, or it is the only one in the directory. Images need
+    ``pip install 'paged-sdk[vision]'``.
 
     :param dir_or_repo: a GGUF file, a directory with GGUF files, or a hub id, also as ``repo:Q4_K_M``
     :param filenames: which files of the directory or repository; empty: the only model in it
+    :param mmproj: the image encoder's file, as :meth:`with_mmproj` takes it
     :raises ConfigError: for anything but a path or an id
     """
 
     dir_or_repo: str = field(converter=_location)
     filenames: tuple[str, ...] = field(default=(), converter=_filenames)
+    mmproj: str | None = field(default=None, converter=_encoder, kw_only=True)
 
     @property
     def source(self) -> ModelSource:
-        return ModelSource(location=self.dir_or_repo, filenames=self.filenames, gguf=True)
+        named = [name for name in self.filenames if is_encoder_name(name)]
+        return ModelSource(
+            location=self.dir_or_repo,
+            filenames=tuple(name for name in self.filenames if name not in named),
+            gguf=True,
+            mmproj=self.mmproj or next(iter(named), None),
+        )
+
+    def with_mmproj(self, path: str | PathLike[str]) -> Self:
+        """Take images by the encoder of this file, as llama.cpp's tools write it (mmproj).
+
+        :param path: a file, or its name in the model's directory or repository
+        :raises ConfigError: for anything but a path
+        """
+        return evolve(self, mmproj=path_text("with_mmproj", path, "a path"))
+
+    def with_image_limits(self, limits: ImageLimits) -> Self:
+        """Set how large and how many images may be, of a model that takes some.
+
+        :raises ConfigError: for anything but :class:`ImageLimits`
+        """
+        return self._with(images=limits)
 
 
 @frozen
@@ -408,6 +439,8 @@ class TextSpeculativeBuilder:
             raise ConfigError.of("device", device, f"the target's, {self.target_builder.settings.device}")
         if adapters := self.draft_builder.settings.adapters:
             raise ConfigError.of("with_adapter", adapters[0].name, "no adapter of the model that guesses")
+        if encoder := self.draft_builder.source.mmproj:
+            raise ConfigError.of("with_mmproj", encoder, "no image encoder of the model that guesses")
 
     @property
     def source(self) -> ModelSource:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import paged_sdk
 from paged_sdk import (
     GgufModelBuilder,
+    ImageLimits,
     MemoryGpuConfig,
     PagedAttentionMeta,
     PagedCacheType,
@@ -111,6 +112,14 @@ def test_flags_of_the_engine(
 ) -> None:
     builder, _, _ = command_line.parsed("-m", "some/model", "Hello!", *arguments)
     assert builder == expected(TextModelBuilder("some/model"))
+
+
+def test_an_image_encoder_makes_it_a_gguf_model(command_line: CommandLine) -> None:
+    builder, _, _ = command_line.parsed("-m", "some/model", "--mmproj", "mmproj-F16.gguf", "Hello!")
+    assert builder == GgufModelBuilder("some/model").with_mmproj("mmproj-F16.gguf")
+    named = ["-f", "model.gguf", "-f", "mmproj-F16.gguf"]
+    builder, _, _ = command_line.parsed("-m", "some/model", *named, "--image", __file__, "Hello!")
+    assert builder == GgufModelBuilder("some/model", ["model.gguf", "mmproj-F16.gguf"]).with_image_limits(ImageLimits())
 
 
 @pytest.mark.parametrize(("arguments", "gamma"), [([], 16), (["--speculate", "4"], 4)])

@@ -196,7 +196,7 @@ def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
         (["--host", "0.0.0.0", "--api-key", "a b"], "printable ASCII"),
         (["--timeout", "0"], "--timeout"),
         (["--vision", "--draft-model", "x"], "--draft-model"),
-        (["--vision", "-f", "x.gguf"], "--vision"),
+        (["--mmproj", "x.gguf", "--format", "plain"], "--mmproj"),
         (["--image-host", "a b"], "--image-host"),
         (["plain", "-a", "phi3"], "--arch"),
         (["--adapter-folder", "no/such/folder"], "--adapter-folder"),

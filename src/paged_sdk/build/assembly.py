@@ -17,9 +17,19 @@ from paged_sdk.build.device_setup import (
     prepare_thread,
 )
 from paged_sdk.build.draft import load_draft, make_draft_model
+from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.kv_memory import make_kv_manager, size_pools
-from paged_sdk.build.loaded_model import LoadedModel, check_isq, fuse, load_weights, make_storage, model_path, unfused
+from paged_sdk.build.loaded_model import (
+    LoadedModel,
+    check_isq,
+    encoder_file,
+    fuse,
+    load_weights,
+    make_storage,
+    model_path,
+    unfused,
+)
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.requantization import WeightRequantizer
@@ -68,15 +78,17 @@ def load_parts(
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
     path = model_path(source, settings)
+    encoder = encoder_file(source, settings, path)
     go_on()
     with alone_on(*devices), memory_must_do(path):
-        parts = _load(path, settings, environment, devices, proposer, go_on)
+        parts = _load(path, encoder, settings, environment, devices, proposer, go_on)
     return_free_memory()
     return parts
 
 
 def _load(
     path: Path,
+    encoder: EncoderFile | None,
     settings: BuildSettings,
     environment: Environment,
     devices: tuple[torch.device, ...],
@@ -84,7 +96,7 @@ def _load(
     go_on: Callable[[], None],
 ) -> ModelParts:
     workspace = _workspace(devices, settings)
-    loaded = load_weights(path, settings, environment, devices[0], workspace, go_on)
+    loaded = load_weights(path, settings, environment, devices[0], workspace, go_on, encoder)
     model, text, placement = loaded.model, loaded.text, loaded.placement
     draft = load_draft(loaded, environment, devices[0], workspace, go_on)
     config = resolve_engine_config(

@@ -15,23 +15,25 @@ from paged_sdk.attention.choice import choose_storage
 from paged_sdk.attention.divided import DividedBackend, divided_storage
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import weights_must_fit
+from paged_sdk.build.encoder_file import EncoderFile, find_encoder_file
 from paged_sdk.build.importance import CheckpointImportance, load_importance
 from paged_sdk.build.isq_cache import with_isq_cache
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.sizing import resolve_max_model_len
 from paged_sdk.build.topology import check_topology, isq_by_name
-from paged_sdk.build.vision import LoadedVision, load_vision
+from paged_sdk.build.vision import LoadedVision, load_encoder_file, load_vision
 from paged_sdk.build.vocabulary import check_vocabulary
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
+from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.config.topology import Topology
-from paged_sdk.errors import CheckpointError, ConfigError
+from paged_sdk.errors import CheckpointError, ConfigError, ModelLoadError
 from paged_sdk.files import read_text
 from paged_sdk.kernels.attention_inputs import Products
 from paged_sdk.kernels.native.library import Workspace
@@ -53,10 +55,12 @@ from paged_sdk.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
 from paged_sdk.weights.embedding_recipe import read_recipe
 from paged_sdk.weights.hub import resolve_model
+from paged_sdk.weights.mmproj import Mmproj
 
 __all__ = [
     "LoadedModel",
     "check_isq",
+    "encoder_file",
     "fuse",
     "hub_token",
     "load_weights",
@@ -116,6 +120,20 @@ def model_path(source: ModelSource, settings: BuildSettings) -> Path:
     )
 
 
+def encoder_file(source: ModelSource, settings: BuildSettings, model: Path) -> EncoderFile | None:
+    """Return where a GGUF model's image encoder lies, if it has one, which may have to be downloaded first.
+
+    :param model: the decoder's file
+    """
+    return find_encoder_file(
+        source,
+        model,
+        revision=settings.revision,
+        token=hub_token(settings.token_source),
+        wants_images=settings.images is not None,
+    )
+
+
 def load_weights(
     path: Path,
     settings: BuildSettings,
@@ -123,15 +141,20 @@ def load_weights(
     device: torch.device,
     workspace: Workspace | None,
     go_on: Callable[[], None],
+    file: EncoderFile | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer at the same time.
 
     :param device: of what the settings' topology puts on no other
+    :param file: the image encoder of a GGUF model
     """
     dtype = common_dtype(settings.dtype, choose_devices(settings, device))
     files = file_stamps(path)
     checkpoint = open_checkpoint(path)
+    encoder: Mmproj | None = None
     try:
+        if file is not None:
+            encoder = file.open(checkpoint.config, path)
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
         max_model_len = resolve_max_model_len(settings, shape)
@@ -167,9 +190,14 @@ def load_weights(
                 text = text_beside.result()  # an error of the tokenizer goes before one of the weights
         recipe = read_recipe(checkpoint)
         why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
-        vision = None if settings.images is None else _vision(checkpoint, model, text, settings, policy)
+        if file is not None and encoder is not None:
+            vision = _encoder(file, encoder, model, text, settings, policy)
+        else:
+            vision = None if settings.images is None else _vision(checkpoint, model, text, settings, policy)
     finally:
         checkpoint.source.close()
+        if encoder is not None:
+            encoder.close()
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
     return LoadedModel(
@@ -223,6 +251,32 @@ def _vision(
 
     assert isinstance(model, TransformersModel)
     return load_vision_door(checkpoint.path, model, text.tokenizer, limits)
+
+
+def _encoder(
+    file: EncoderFile,
+    encoder: Mmproj,
+    model: AnyModel,
+    text: TextProcessor,
+    settings: BuildSettings,
+    policy: WeightPolicy,
+) -> LoadedVision | None:
+    """Load the image encoder of a GGUF model; None: it cannot be used, and nobody has asked for it."""
+    try:
+        return load_encoder_file(
+            encoder,
+            text.tokenizer,
+            settings.images or ImageLimits(),
+            policy,
+            topology=settings.topology,
+            dtype=model.dtype,
+            device=model.device,
+        )
+    except (ModelLoadError, ConfigError) as error:
+        if file.is_asked:
+            raise
+        file.leave_out(error)
+        return None
 
 
 def place(topology: Topology | None, device: torch.device, plan: ModelPlan, checkpoint: Checkpoint) -> PlacedNames:

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from paged_sdk.build.kv_memory import block_layout, size_pools
-from paged_sdk.build.loaded_model import model_path, place, weight_policy
+from paged_sdk.build.loaded_model import encoder_file, model_path, place, weight_policy
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
 from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -47,6 +47,10 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         workspace = None if library is None else Workspace(library, num_threads=1)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, None)
         weights = _bytes_by_device(checkpoint.source, policy, placed, dtype)
+        file = encoder_file(source, settings, path)
+        if file is not None and (encoder := file.open(checkpoint.config, path)) is not None:
+            weights[devices[0]] = weights.get(devices[0], 0) + encoder.num_elements * dtype.itemsize
+            encoder.close()
     finally:
         checkpoint.source.close()
     config = resolve_engine_config(

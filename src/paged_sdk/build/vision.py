@@ -17,10 +17,11 @@ from paged_sdk.models.loading import names_in
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.encoder import ImageEncoder, load_encoder
 from paged_sdk.vision.family import find_vision_family, vision_families
-from paged_sdk.vision.processor import ImagePrompts
+from paged_sdk.vision.processor import ImagePrompts, make_image_processor
 from paged_sdk.weights.checkpoint import Checkpoint
+from paged_sdk.weights.mmproj import Mmproj
 
-__all__ = ["LoadedVision", "load_vision"]
+__all__ = ["LoadedVision", "load_encoder_file", "load_vision"]
 
 
 @frozen(eq=False)
@@ -58,8 +59,8 @@ def load_vision(
     path = checkpoint.path
     if checkpoint.metadata is not None:
         raise CheckpointError(
-            f"{path} is a GGUF file, whose image encoder is in a file of its own (mmproj), which cannot be read yet: "
-            "use the checkpoint in safetensors",
+            f"{path} is a GGUF file, whose image encoder is in a file of its own: give that too, "
+            "GgufModelBuilder(...).with_mmproj(...)",
             path=path,
         )
     model_type = str(checkpoint.config.get("model_type"))
@@ -69,11 +70,11 @@ def load_vision(
     prompts = None if family is None else ImagePrompts(family, path, checkpoint.config, tokenizer, limits)
     names = names_in(checkpoint.source, find_family(checkpoint.config))
     text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
+    own = [name for name in checkpoint.source.names() if not name.startswith(text)]
     encoder = load_encoder(
         path,
         checkpoint.config,
-        checkpoint.source,
-        is_text=lambda name: name.startswith(text),
+        {name: checkpoint.source.tensor(name, dtype, torch.device("cpu")) for name in own},
         policy=_own_policy(policy, topology, device),
         dtype=dtype,
         device=device,
@@ -82,6 +83,35 @@ def load_vision(
         through = ProcessorPrompts(path, model_type, encoder.model, tokenizer)
         return LoadedVision(through.make(through.limited(limits), is_whole=False), encoder)
     return LoadedVision(prompts, encoder, family.is_whole)
+
+
+def load_encoder_file(
+    encoder: Mmproj,
+    tokenizer: Tokenizer,
+    limits: ImageLimits,
+    policy: WeightPolicy,
+    *,
+    topology: Topology | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LoadedVision:
+    """Load the image encoder of a GGUF model; parameters are those of :func:`load_vision`.
+
+    :raises CheckpointError: the file lacks something, or the tokenizer the token that stands for images
+    :raises UnsupportedArchitectureError: the file holds something that this kind of encoder does not have
+    """
+    path, family = encoder.path, vision_families()[encoder.config["model_type"]]
+    ids = [id for each in encoder.tokens if (id := tokenizer.token_id(each)) is not None]
+    if not ids:
+        raise CheckpointError(
+            f"the tokenizer has no token {' or '.join(encoder.tokens)}, for which {path} has images", path=path
+        )
+    config = {**encoder.config, family.image_token_fields[0]: ids[0]}
+    processor = make_image_processor(*encoder.processor)
+    prompts = ImagePrompts(family, path, config, tokenizer, limits, processor, settings={})
+    own = _own_policy(policy, topology, device)
+    loaded = load_encoder(path, encoder.config, encoder.tensors(dtype), policy=own, dtype=dtype, device=device)
+    return LoadedVision(prompts, loaded, family.is_whole)
 
 
 def _own_policy(policy: WeightPolicy, topology: Topology | None, device: torch.device) -> WeightPolicy:

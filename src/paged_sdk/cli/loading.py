@@ -11,6 +11,7 @@ import typer
 
 from paged_sdk import (
     GgufModelBuilder,
+    ImageLimits,
     IsqType,
     MemoryGpuConfig,
     PagedAttentionMeta,
@@ -84,6 +85,7 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
     is_plain = options.format is ModelFormat.PLAIN
     exclusive({"--imatrix": options.imatrix, "--calibration-file": options.calibration_file})
     exclusive({"--format plain": is_plain, "--quantized-file": options.quantized_file})
+    exclusive({"--format plain": is_plain, "--mmproj": options.mmproj})
     exclusive({"--cpu": options.cpu, "--device": options.device})
     if is_plain and os.path.isfile(os.path.expanduser(location)):
         raise typer.BadParameter(
@@ -91,8 +93,11 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
         )
     builder: Builder = TextModelBuilder(location) if images_by is None else VisionModelBuilder(location)
     if _is_gguf(location, options):
-        exclusive({str(images_by): images_by, "a GGUF file": True})
         builder = GgufModelBuilder(location, options.quantized_file)
+        if options.mmproj is not None:
+            builder = builder.with_mmproj(options.mmproj)
+        if images_by is not None:
+            builder = builder.with_image_limits(ImageLimits())
     if options.tok_model_id is not None:
         path = options.tok_model_id
         builder = builder.with_tokenizer_json(path / "tokenizer.json" if os.path.isdir(path) else path)
@@ -102,7 +107,7 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
 def _is_gguf(location: str, options: ModelOptions) -> bool:
     if options.format is not None:
         return options.format is ModelFormat.GGUF
-    if options.quantized_file:
+    if options.quantized_file or options.mmproj is not None:
         return True
     path = Path(os.path.expanduser(location))
     if os.path.isdir(path):  # which raises nothing, whatever the name, as Path.is_dir does

@@ -116,6 +116,16 @@ class ModelOptions:
         ),
         Setting("filenames"),
     ] = ()
+    mmproj: Annotated[
+        Path | None,
+        typer.Option(
+            "--mmproj",
+            metavar="FILE",
+            help="The image encoder of a GGUF model; not needed where it is the only one in the model's directory.",
+            rich_help_panel=MODEL,
+        ),
+        Setting("with_mmproj"),
+    ] = None
     tok_model_id: Annotated[
         Path | None,
         typer.Option(

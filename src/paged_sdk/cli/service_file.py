@@ -60,6 +60,7 @@ Service = TypedDict(
         "format": Annotated[Literal["plain", "gguf"] | None, "What the model is stored as, if it is not plain to see."],
         "arch": Annotated[str | None, "The family that the model has to be of."],
         "quantized_files": Annotated[list[str], "GGUF files within the directory or repository."],
+        "mmproj": Annotated[str | None, "The image encoder of a GGUF model."],
         "tokenizer": Annotated[str | None, "A directory with a tokenizer.json, or that file."],
         "chat_template": Annotated[str | None, "A Jinja chat template, or its path."],
         "vision": Annotated[bool, "Take images: the checkpoint has an image encoder."],
@@ -109,6 +110,7 @@ RENAMED: Final[Mapping[str, str]] = {
 READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "format": ModelFormat,
     "tokenizer": Path,
+    "mmproj": Path,
     "imatrix": Path,
     "calibration_file": Path,
     "isq_cache": Path,

@@ -26,7 +26,7 @@ from paged_sdk.config.paged import PagedAttentionMeta
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError
 
-__all__ = ["AdapterSource", "BuildSettings", "DraftSource", "ModelSource"]
+__all__ = ["AdapterSource", "BuildSettings", "DraftSource", "ModelSource", "is_encoder_name"]
 
 DTYPES = {
     "auto": "auto",
@@ -70,6 +70,11 @@ def _is_beside_no_imatrix(instance: BuildSettings, attribute: Attribute[Any], va
         raise ConfigError.of("with_calibration_file", str(value), "nothing beside with_imatrix")
 
 
+def is_encoder_name(name: str) -> bool:
+    """Tell by the name of a GGUF file whether it holds an image encoder (mmproj) and no model."""
+    return "mmproj" in Path(name).name.lower()
+
+
 @frozen(kw_only=True)
 class ModelSource:
     """Says which model to load.
@@ -77,11 +82,13 @@ class ModelSource:
     :ivar location: a path, or a hub id
     :ivar filenames: GGUF files below it; empty: the ones that it holds
     :ivar gguf: look a hub id up for GGUF files (True) or for a Hugging Face checkpoint (False)
+    :ivar mmproj: the GGUF file of its image encoder: a path, or a name there; None: whichever lies beside it alone
     """
 
     location: str
     filenames: tuple[str, ...] = ()
     gguf: bool
+    mmproj: str | None = None
 
 
 @frozen

@@ -82,7 +82,6 @@ PARAMETERS: Final = dict(
         *_all("matformer_config_path matformer_slice_name", _MATFORMER),
         *_all("max_edge", "images are resized as the checkpoint's processor says"),
         *_all("mcp_client_config", _MCP),
-        *_all("mmproj_filename", "an image encoder is read from a Hugging Face checkpoint (Which.MultimodalPlain)"),
         *_all("mtp_model mtp_n_predict", _MTP),
         *_all("no_kv_cache", "every text has its keys and values kept"),
         *_all("revision", "an adapter of the hub is its repository's main branch; a directory holds any other"),

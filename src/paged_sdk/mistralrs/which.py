@@ -229,6 +229,7 @@ class GGUF(Which):
     :ivar organization: ``IsqOrganization.MoQE`` quantizes the experts of a mixture alone
     :ivar adapters: LoRA adapters that are loaded with it, which requests name
     :ivar hf_revision: a branch, tag or commit of the hub's repository
+    :ivar mmproj_filename: the file of its image encoder, or that file's name in the directory or repository
     """
 
     quantized_model_id: str
@@ -238,7 +239,7 @@ class GGUF(Which):
     dtype: ModelDType | str = ModelDType.Auto
     auto_map_params: None = unsupported()
     tokenizer_json: str | None = field(default=None, kw_only=True)
-    mmproj_filename: None = unsupported(kw_only=True)
+    mmproj_filename: str | None = field(default=None, kw_only=True)
     organization: IsqOrganization | None = field(default=None, validator=is_optional(IsqOrganization), kw_only=True)
     write_uqff: None = unsupported(kw_only=True)
     imatrix: str | None = field(default=None, kw_only=True)
@@ -259,7 +260,10 @@ class GGUF(Which):
         return self.quantized_model_id
 
     def builder(self) -> GgufModelBuilder:
-        return with_adapters(_weighted(_one_file(self), self), self.adapters)
+        builder = _weighted(_one_file(self), self)
+        if self.mmproj_filename is not None:
+            builder = builder.with_mmproj(self.mmproj_filename)
+        return with_adapters(builder, self.adapters)
 
 
 def _is_optional_gqa(instance: object, attribute: Attribute[Any], value: object) -> None:

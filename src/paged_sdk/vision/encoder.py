@@ -16,7 +16,6 @@ from paged_sdk.errors import CheckpointError, ModelLoadError, shown
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.family import Inputs
 from paged_sdk.vision.own_products import OwnProducts, take_matrices
-from paged_sdk.weights.source import WeightSource
 
 __all__ = ["EncodedImage", "ImageEncoder", "load_encoder"]
 
@@ -110,9 +109,8 @@ def _joined(vectors: Tensor | Sequence[Tensor]) -> Tensor:
 def load_encoder(
     path: Path,
     config: Mapping[str, Any],
-    source: WeightSource,
+    tensors: dict[str, Tensor],
     *,
-    is_text: Callable[[str], bool],
     policy: WeightPolicy,
     dtype: torch.dtype,
     device: torch.device,
@@ -121,7 +119,7 @@ def load_encoder(
 
     :param path: the checkpoint, for messages
     :param config: config.json's content
-    :param is_text: tells by a tensor's name whether it is the text decoder's
+    :param tensors: the encoder's, by name and in its dtype; it is emptied
     :param policy: chooses the form that each matrix takes; its workspace is the encoder's own
     :raises CheckpointError: a tensor is missing or has another shape
     :raises ModelLoadError: transformers is not installed, or does not know the model
@@ -130,7 +128,6 @@ def load_encoder(
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
     except ImportError as error:
         raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
-    tensors = {name: source.tensor(name, dtype, torch.device("cpu")) for name in source.names() if not is_text(name)}
     try:
         settings = AutoConfig.for_model(**_as_decoded(config))
         _shrink_text(settings.get_text_config())

@@ -22,7 +22,7 @@ from paged_sdk.vision.family import Inputs, ProcessedImage, VisionFamily
 from paged_sdk.vision.pictures import decode
 from paged_sdk.vision.positions import grid_positions
 
-__all__ = ["ImagePrompts", "ImageTokenizer", "load_image_processor"]
+__all__ = ["ImagePrompts", "ImageTokenizer", "load_image_processor", "make_image_processor"]
 
 _KEPT_BYTES: Final = 1 << 28
 """What was made of the last images is kept up to 256 MiB: a conversation sends all of its images with each turn."""
@@ -72,6 +72,7 @@ class ImagePrompts:
     :param config: the checkpoint's config.json
     :param limits: how large and how many images may be
     :param processor: makes what an encoder takes of pixels; None: the checkpoint's image processor does
+    :param settings: those of the whole processor; None: processor_config.json's
     :raises CheckpointError: the checkpoint has no image processor, or its tokenizer lacks the token for images
     :raises ConfigError: a package that reads images is not installed
     """
@@ -84,12 +85,13 @@ class ImagePrompts:
         tokenizer: ImageTokenizer,
         limits: ImageLimits,
         processor: Any = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self._family = family
         self._config = config
         self._tokenizer = tokenizer
         self._limits = limits
-        self._settings = read_json_if_there(directory / "processor_config.json")
+        self._settings = read_json_if_there(directory / "processor_config.json") if settings is None else settings
         self._processor = load_image_processor(directory) if processor is None else processor
         self._image_token_id = self._find_image_token(directory)
         self._image_token = tokenizer.decode([self._image_token_id], skip_special_tokens=False)
@@ -239,17 +241,8 @@ def load_image_processor(directory: Path) -> Any:
     names = ("preprocessor_config.json", "processor_config.json")
     if not any(is_file(directory / name) for name in names):
         raise CheckpointError(f"{directory} has no preprocessor_config.json, which images need", path=directory)
+    loader = _of_transformers("AutoImageProcessor")
     try:
-        import PIL.Image  # noqa: F401  # transformers would say so in a way of its own
-        from transformers import AutoImageProcessor
-    except ImportError as error:
-        raise ConfigError(
-            f"images need packages that are not installed ({error}): pip install 'paged-sdk[vision]'",
-            setting="vision",
-            allowed="transformers and pillow to be installed",
-        ) from error
-    try:
-        loader: Any = AutoImageProcessor  # it has no annotations
         return loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False, backend="pil")
     except ImportError as error:
         raise ConfigError(
@@ -259,3 +252,35 @@ def load_image_processor(directory: Path) -> Any:
         ) from error
     except Exception as error:  # a file of a stranger's
         raise CheckpointError(f"{directory}: the image processor cannot be loaded: {error}", path=directory) from error
+
+
+def make_image_processor(name: str, settings: Mapping[str, Any]) -> Any:
+    """Make one of transformers' image processors, of those that need Pillow alone.
+
+    :param name: its class
+    :raises CheckpointError: the settings cannot be used
+    :raises ConfigError: transformers or Pillow is not installed
+    """
+    make = _of_transformers(name)
+    try:
+        return make(**settings)
+    except Exception as error:  # settings of a stranger's
+        raise CheckpointError(f"the image processor {name} cannot be made with {shown(settings)}: {error}") from error
+
+
+def _of_transformers(name: str) -> Any:
+    """Return a class of transformers.
+
+    :raises ConfigError: it cannot be imported, or Pillow cannot
+    """
+    try:
+        import PIL.Image  # noqa: F401  # transformers would say so in a way of its own
+        import transformers
+
+        return getattr(transformers, name)
+    except ImportError as error:
+        raise ConfigError(
+            f"images need packages that are not installed ({error}): pip install 'paged-sdk[vision]'",
+            setting="vision",
+            allowed="transformers and pillow to be installed",
+        ) from error

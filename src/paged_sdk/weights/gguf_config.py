@@ -72,7 +72,7 @@ def must_be_model(metadata: Mapping[str, Any], path: Path) -> None:
         what = "LoRA" if metadata.get("adapter.type") == "lora" else shown(metadata.get("adapter.type"))
         why = f"a {what} adapter for {shown(architecture)} models: load it beside one of them, as an adapter"
     elif kind == "mmproj" or architecture == "clip":  # older files say model
-        why = "the image encoder of a model (mmproj), which is not supported: give the file of the model itself"
+        why = "the image encoder of a model (mmproj): give the file of the model itself, and this one beside it"
     elif kind != "model":
         why = f"a GGUF {shown(kind)}, not a model"
     else:

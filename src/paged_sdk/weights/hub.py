@@ -13,11 +13,12 @@ from pathlib import Path
 
 from attrs import frozen
 
+from paged_sdk.config.build import is_encoder_name
 from paged_sdk.errors import ModelLoadError
 from paged_sdk.files import is_file
 from paged_sdk.weights.gguf_split import split_parts
 
-__all__ = ["resolve_model"]
+__all__ = ["resolve_beside", "resolve_model"]
 
 MAX_LISTED = 8
 """An error lists so many of a directory's files: a home directory may hold hundreds below it."""
@@ -59,6 +60,29 @@ def resolve_model(
     if name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
         raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
     return _on_hub(_Repository(name, revision, token), filenames, quantization, gguf)
+
+
+def resolve_beside(model: str, name: str, *, revision: str | None = None, token: str | bool | None = None) -> Path:
+    """Return a file that goes with a model: a path, or a name in the model's directory or repository, from which it is
+    downloaded if need be.
+
+    :param model: as for :func:`resolve_model`; ``revision`` and ``token`` likewise
+    :raises ModelLoadError: there is no such file, or the Hub does not give it
+    """
+    path = _path(name)
+    if os.path.isfile(path):
+        return path
+    location = model.partition(":")[0]
+    here = next((found for found in map(_path, (model, location)) if os.path.exists(found)), None)
+    if here is not None:
+        beside = (here if os.path.isdir(here) else here.parent) / name
+    elif name.startswith((".", "~")) or path.is_absolute():
+        raise ModelLoadError(f"{name!r} does not exist", path=path)
+    else:
+        beside = _Repository(location, revision, token).download([glob.escape(name)], ()) / name
+    if not os.path.isfile(beside):
+        raise ModelLoadError(f"{name!r} is neither a file nor one beside {model}", path=beside)
+    return beside
 
 
 def _path(name: str) -> Path:
@@ -120,7 +144,7 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
     :param quantization: otherwise, picks the model by its name; empty: there must be one model only
     :param where: for messages
     """
-    models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and "mmproj" not in name.lower()}
+    models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and not is_encoder_name(name)}
     names = sorted(parts[0] for parts in models)
     more = "" if len(names) <= MAX_LISTED else f" and {len(names) - MAX_LISTED} more"
     there_is = f"there is {', '.join(names[:MAX_LISTED]) or 'no GGUF file'}{more}"

@@ -1,0 +1,75 @@
+"""Finds the file of a GGUF model's image encoder (mmproj), and opens it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from paged_sdk.config.build import ModelSource, is_encoder_name
+from paged_sdk.errors import ConfigError, ModelLoadError
+from paged_sdk.logs import get_logger
+from paged_sdk.vision.processor import make_image_processor
+from paged_sdk.weights.hub import resolve_beside
+from paged_sdk.weights.mmproj import Mmproj
+
+__all__ = ["EncoderFile", "find_encoder_file"]
+
+_log = get_logger(__name__)
+
+
+@frozen
+class EncoderFile:
+    """Says which file holds a model's image encoder.
+
+    :ivar is_asked: whether it was named; otherwise it lies beside the model, which does without where it does not fit
+    """
+
+    path: Path
+    is_asked: bool
+
+    def open(self, config: Mapping[str, Any], model: Path) -> Mmproj | None:
+        """Open the file; where nobody has asked for it, and it cannot be used, say why and return None.
+
+        :param config: the decoder's
+        :param model: the decoder's file
+        :raises ModelLoadError: it cannot be used
+        :raises ConfigError: a package that reads images is not installed
+        """
+        try:
+            encoder = Mmproj(self.path, config, model)
+            make_image_processor(*encoder.processor)
+        except (ModelLoadError, ConfigError) as error:
+            if self.is_asked:
+                raise
+            self.leave_out(error)
+            return None
+        return encoder
+
+    def leave_out(self, reason: Exception) -> None:
+        """Say that a file that nobody has asked for cannot be used."""
+        _log.warning("The model takes no images: %s", reason)
+
+
+def find_encoder_file(
+    source: ModelSource, model: Path, *, revision: str | None, token: str | bool | None, wants_images: bool
+) -> EncoderFile | None:
+    """Find the image encoder that was named, or the only one in the directory that holds the model.
+
+    :param model: the decoder's file
+    :param wants_images: whether the model is of no use without it
+    :raises ModelLoadError: there is no such file
+    """
+    if source.mmproj is not None:
+        return EncoderFile(resolve_beside(source.location, source.mmproj, revision=revision, token=token), True)
+    if not source.gguf or not os.path.isdir(os.path.expanduser(source.location)):
+        return None
+    beside = sorted(path for path in model.parent.glob("*.gguf") if is_encoder_name(path.name))
+    if len(beside) > 1:
+        _log.info(
+            "There are several image encoders (%s): with_mmproj() says which to use.", ", ".join(map(str, beside))
+        )
+    return EncoderFile(beside[0], wants_images) if len(beside) == 1 else None

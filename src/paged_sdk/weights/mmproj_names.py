@@ -1,0 +1,150 @@
+"""List what GGUF calls the tensors of image encoders (mmproj files), and what transformers' models call them.
+
+GGUF's names come from llama.cpp. One name may stand for parts of a tensor here: queries, keys and values that are one
+matrix in the checkpoint, and the two images of a video that Qwen's patches are of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from attrs import frozen
+
+__all__ = ["CLIP", "GEMMA3", "IDEFICS3", "INTERNVL", "PIXTRAL", "EncoderNames"]
+
+_BLOCK_TENSOR: Final = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+@frozen(kw_only=True)
+class EncoderNames:
+    """Maps the names of an encoder's tensors to transformers' ones.
+
+    :ivar blocks: what layers are numbered under
+    :ivar block: GGUF name of a tensor within ``v.blk.N.`` -> name within a layer
+    :ivar top: GGUF name of a tensor outside of the layers, with or without ``.weight`` and ``.bias`` -> name
+    :ivar bare: the names within a layer of parameters that have no such ending
+    """
+
+    blocks: str
+    block: Mapping[str, str]
+    top: Mapping[str, str]
+    bare: frozenset[str] = frozenset()
+
+    def of(self, name: str) -> str | None:
+        """Return transformers' name of a tensor, or None if the encoder has no such tensor."""
+        if match := _BLOCK_TENSOR.fullmatch(name):
+            layer, stem, kind = match.groups()
+            inner = self.block.get(stem)
+            if inner is None:
+                return None
+            return f"{self.blocks}.{layer}.{inner}" + ("" if inner in self.bare else f".{kind}")
+        if name in self.top:
+            return self.top[name]
+        stem, _, kind = name.rpartition(".")
+        top = self.top.get(stem)
+        return top and f"{top}.{kind}"
+
+
+_VIT: Final = MappingProxyType(
+    {
+        "attn_q": "self_attn.q_proj",
+        "attn_k": "self_attn.k_proj",
+        "attn_v": "self_attn.v_proj",
+        "attn_out": "self_attn.out_proj",
+        "ln1": "layer_norm1",
+        "ln2": "layer_norm2",
+        "ffn_up": "mlp.fc1",
+        "ffn_down": "mlp.fc2",
+    }
+)
+
+
+def _vit(tower: str, top: Mapping[str, str]) -> EncoderNames:
+    own = {
+        "v.class_embd": f"{tower}.embeddings.class_embedding",
+        "v.patch_embd": f"{tower}.embeddings.patch_embedding",
+        "v.position_embd": f"{tower}.embeddings.position_embedding",
+        "v.pre_ln": f"{tower}.pre_layrnorm",
+        "v.post_ln": f"{tower}.post_layernorm",
+    }
+    return EncoderNames(blocks=f"{tower}.encoder.layers", block=_VIT, top=MappingProxyType(own | dict(top)))
+
+
+_PROJECTOR: Final = "multi_modal_projector"
+
+CLIP: Final = _vit(
+    "vision_tower",
+    {
+        "mm.0": f"{_PROJECTOR}.linear_1",
+        "mm.2": f"{_PROJECTOR}.linear_2",
+        "v.image_newline": "image_newline",
+        "model.image_newline": "image_newline",
+    },
+)
+GEMMA3: Final = _vit(
+    "vision_tower",
+    {
+        "mm.input_projection.weight": f"{_PROJECTOR}.mm_input_projection_weight",
+        "mm.soft_emb_norm": f"{_PROJECTOR}.mm_soft_emb_norm",
+    },
+)
+IDEFICS3: Final = _vit("model.vision_model", {"mm.model.fc": "model.connector.modality_projection.proj"})
+PIXTRAL: Final = EncoderNames(
+    blocks="vision_tower.transformer.layers",
+    block=MappingProxyType(
+        {
+            "attn_q": "attention.q_proj",
+            "attn_k": "attention.k_proj",
+            "attn_v": "attention.v_proj",
+            "attn_out": "attention.o_proj",
+            "ln1": "attention_norm",
+            "ln2": "ffn_norm",
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+        }
+    ),
+    top=MappingProxyType(
+        {
+            "v.patch_embd": "vision_tower.patch_conv",
+            "v.pre_ln": "vision_tower.ln_pre",
+            "mm.1": f"{_PROJECTOR}.linear_1",
+            "mm.2": f"{_PROJECTOR}.linear_2",
+            "mm.input_norm": f"{_PROJECTOR}.norm",
+            "mm.patch_merger": f"{_PROJECTOR}.patch_merger.merging_layer",
+        }
+    ),
+)
+INTERNVL: Final = EncoderNames(
+    blocks="vision_tower.encoder.layer",
+    block=MappingProxyType(
+        {
+            "attn_q": "attention.q_proj",
+            "attn_k": "attention.k_proj",
+            "attn_v": "attention.v_proj",
+            "attn_q_norm": "attention.q_norm",
+            "attn_k_norm": "attention.k_norm",
+            "attn_out": "attention.projection_layer",
+            "ln1": "layernorm_before",
+            "ln2": "layernorm_after",
+            "ls1": "lambda_1",
+            "ls2": "lambda_2",
+            "ffn_up": "mlp.fc1",
+            "ffn_down": "mlp.fc2",
+        }
+    ),
+    top=MappingProxyType(
+        {
+            "v.class_embd": "vision_tower.embeddings.cls_token",
+            "v.patch_embd": "vision_tower.embeddings.patch_embeddings.projection",
+            "v.position_embd.weight": "vision_tower.embeddings.position_embeddings",
+            "mm.model.mlp.0": f"{_PROJECTOR}.layer_norm",
+            "mm.model.mlp.1": f"{_PROJECTOR}.linear_1",
+            "mm.model.mlp.3": f"{_PROJECTOR}.linear_2",
+        }
+    ),
+    bare=frozenset({"lambda_1", "lambda_2"}),
+)

@@ -1,0 +1,257 @@
+"""Say of each kind of image encoder in GGUF files which model of transformers it is a part of, and how images are
+prepared for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.weights.mmproj_file import MmprojFile
+from paged_sdk.weights.mmproj_names import CLIP, GEMMA3, IDEFICS3, INTERNVL, PIXTRAL, EncoderNames
+
+__all__ = ["PROJECTORS", "Projector"]
+
+_GELU: Final = "gelu_pytorch_tanh"
+
+
+@frozen(kw_only=True)
+class Projector:
+    """Describes a kind of image encoder.
+
+    :ivar names: what its tensors are called
+    :ivar config: makes what config.json has of it, the decoder's section left out
+    :ivar processor: transformers' class that prepares images, for Pillow
+    :ivar settings: makes that class's settings
+    :ivar tokens: the token whose embeddings are replaced has one of these texts, the first that the tokenizer has
+    :ivar text_type: the decoder's ``model_type``, as transformers' model of the whole needs it
+    :ivar decoders: the decoders that it may stand before, by ``model_type``; None: any whose tokens have one position
+    :ivar output: the tensor whose dimension of that number is as long as the vectors that come out
+    :ivar edit: changes the tensors, by GGUF name, to what the checkpoint has
+    """
+
+    names: EncoderNames
+    config: Callable[[MmprojFile], dict[str, Any]]
+    processor: str
+    settings: Callable[[MmprojFile], dict[str, Any]]
+    tokens: tuple[str, ...]
+    output: tuple[str, int] = ("mm.2.weight", 0)
+    text_type: str = "llama"
+    decoders: frozenset[str] | None = None
+    edit: Callable[[dict[str, Tensor], MmprojFile], None] = lambda tensors, file: None
+
+
+def _tower(file: MmprojFile, model_type: str, **others: Any) -> dict[str, Any]:
+    """Return what the sections of all encoders have."""
+    # Files of different age have the two matrices of an MLP under exchanged names.
+    shape, width = file.matrix_shape("v.blk.0.ffn_up.weight"), file.width
+    side, patch = file.integer("image_size"), file.integer("patch_size")
+    if file.shape("v.patch_embd.weight")[-2:] != (patch, patch):
+        raise file.malformed(f"metadata clip.vision.patch_size is {patch}, and its patches have another size")
+    positions = file.tensors.get("v.position_embd.weight")
+    if positions is not None and positions.shape[-2] - (side // patch) ** 2 not in (0, 1):
+        raise file.malformed(
+            f"an image of {side} x {side} pixels has no {positions.shape[-2]} patches of {patch} x {patch}"
+        )
+    return {
+        "model_type": model_type,
+        "hidden_size": width,
+        "intermediate_size": shape[1] if shape[0] == width else shape[0],
+        "num_hidden_layers": file.num_layers,
+        "num_attention_heads": file.integer("attention.head_count"),
+        "image_size": side,
+        "patch_size": patch,
+        "layer_norm_eps": file.number("attention.layer_norm_epsilon"),
+        **others,
+    }
+
+
+def _colors(file: MmprojFile) -> dict[str, Any]:
+    return {"image_mean": file.colors("image_mean"), "image_std": file.colors("image_std")}
+
+
+def _square(file: MmprojFile) -> dict[str, int]:
+    side = file.integer("image_size")
+    return {"height": side, "width": side}
+
+
+def _exchange_mlp(tensors: dict[str, Tensor], file: MmprojFile) -> None:
+    """Give the two matrices of each MLP their names where the file has exchanged them, as older ones do."""
+    if file.matrix_shape("v.blk.0.ffn_up.weight")[1] == file.width:
+        return
+    for layer in range(file.num_layers):
+        for kind in ("weight", "bias"):
+            up, down = (f"v.blk.{layer}.ffn_{name}.{kind}" for name in ("up", "down"))
+            if up in tensors and down in tensors:
+                tensors[up], tensors[down] = tensors[down], tensors[up]
+
+
+def _llava(file: MmprojFile) -> dict[str, Any]:
+    if "v.post_ln.weight" in file.tensors:
+        raise file.unsupported("a norm after its last layer")
+    if "mm.3.weight" in file.tensors or "mm.2.weight" not in file.tensors:
+        raise file.unsupported("a projection that is not of two matrices")
+    has_class = "v.class_embd" in file.tensors
+    kind = {"projection_dim": 16} if has_class else {"vision_use_head": False}
+    act = file.activation("quick_gelu", gelu="gelu" if has_class else _GELU)
+    tower = _tower(file, "clip_vision_model" if has_class else "siglip_vision_model", hidden_act=act, **kind)
+    # Without the key a file ends with the layer whose vectors the projector was trained on.
+    layers = file.numbers("feature_layer") if file.has("feature_layer") else [tower["num_hidden_layers"]]
+    if not all(isinstance(each, int) and 0 <= each <= tower["num_hidden_layers"] for each in layers) or not layers:
+        raise file.malformed(f"metadata clip.vision.feature_layer is {layers}: expected numbers of layers")
+    return {
+        "model_type": "llava",
+        "vision_config": tower,
+        "vision_feature_layer": layers[0] if len(layers) == 1 else layers,
+        "vision_feature_select_strategy": "default" if has_class else "full",
+        "multimodal_projector_bias": "mm.0.bias" in file.tensors,
+    }
+
+
+def _edit_llava(tensors: dict[str, Tensor], file: MmprojFile) -> None:
+    _exchange_mlp(tensors, file)
+    # Transformers' module wants the norm of the last layer; what the projector takes comes from before it.
+    for kind, make in (("weight", torch.ones), ("bias", torch.zeros)):
+        tensors[f"v.post_ln.{kind}"] = make(file.width)
+
+
+def _gemma3(file: MmprojFile) -> dict[str, Any]:
+    act = file.activation("quick_gelu", gelu=_GELU)
+    tower = _tower(file, "siglip_vision_model", hidden_act=act, vision_use_head=False)
+    side = tower["image_size"] // tower["patch_size"] // file.integer("projector.scale_factor", 4)
+    return {"model_type": "gemma3", "vision_config": tower, "mm_tokens_per_image": side * side}
+
+
+def _idefics3(file: MmprojFile) -> dict[str, Any]:
+    act = file.activation("quick_gelu", gelu=_GELU)
+    return {
+        "model_type": "idefics3",
+        "vision_config": _tower(file, "idefics3_vision", hidden_act=act),
+        "scale_factor": file.integer("projector.scale_factor"),
+    }
+
+
+def _idefics3_settings(file: MmprojFile) -> dict[str, Any]:
+    tile = file.integer("image_size")
+    longest = file.integer("preproc_image_size", 4 * tile)
+    return {**_colors(file), "size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
+
+
+def _pixtral(file: MmprojFile) -> dict[str, Any]:
+    head_dim = file.width // file.integer("attention.head_count")
+    tower = _tower(file, "pixtral", hidden_act=file.activation("quick_gelu", gelu="gelu"), head_dim=head_dim)
+    config = {
+        "vision_config": tower,
+        "vision_feature_layer": -1,
+        "multimodal_projector_bias": "mm.1.bias" in file.tensors,
+    }
+    if not file.has("spatial_merge_size") and "mm.patch_merger.weight" not in file.tensors:
+        return {**config, "model_type": "llava", "vision_feature_select_strategy": "full"}
+    return {**config, "model_type": "mistral3", "spatial_merge_size": file.integer("spatial_merge_size")}
+
+
+def _edit_pixtral(tensors: dict[str, Tensor], file: MmprojFile) -> None:
+    # The decoder's own table of embeddings has this one too.
+    tensors.pop("v.token_embd.img_break", None)
+    heads = file.integer("attention.head_count")
+    for name, tensor in tensors.items():
+        if name.endswith((".attn_q.weight", ".attn_k.weight")):
+            rows = tensor.view(heads, -1, 2, tensor.shape[-1])
+            tensors[name] = rows.transpose(1, 2).reshape(tensor.shape)
+
+
+def _pixtral_settings(file: MmprojFile) -> dict[str, Any]:
+    side = file.integer("patch_size")
+    size = {"longest_edge": file.integer("image_size")}
+    return {**_colors(file), "size": size, "patch_size": {"height": side, "width": side}}
+
+
+def _internvl(file: MmprojFile) -> dict[str, Any]:
+    has = file.tensors.__contains__
+    return {
+        "model_type": "internvl",
+        "vision_config": _tower(
+            file,
+            "internvl_vision",
+            hidden_act=file.activation("quick_gelu", gelu="gelu"),
+            attention_bias=has("v.blk.0.attn_q.bias"),
+            use_qk_norm=has("v.blk.0.attn_q_norm.weight"),
+            norm_type="layer_norm" if has("v.blk.0.ln1.bias") else "rms_norm",
+        ),
+        "downsample_ratio": 1 / file.integer("projector.scale_factor"),
+        "vision_feature_layer": -1,
+    }
+
+
+def _edit_internvl(tensors: dict[str, Tensor], file: MmprojFile) -> None:
+    for name in ("v.class_embd", "v.position_embd.weight"):
+        if name in tensors:
+            tensors[name] = tensors[name].view(1, -1, tensors[name].shape[-1])
+
+
+def _internvl_settings(file: MmprojFile) -> dict[str, Any]:
+    most, fewest = file.integer("preproc_max_tiles", 12), file.integer("preproc_min_tiles", 1)
+    return {**_colors(file), "size": _square(file), "min_patches": fewest, "max_patches": most}
+
+
+PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
+    {
+        "mlp": Projector(
+            names=CLIP,
+            config=_llava,
+            processor="LlavaImageProcessorPil",
+            settings=lambda file: {
+                **_colors(file),
+                "size": {"shortest_edge": file.integer("image_size")},
+                "crop_size": _square(file),
+            },
+            tokens=("<image>",),
+            edit=_edit_llava,
+        ),
+        "gemma3": Projector(
+            names=GEMMA3,
+            config=_gemma3,
+            processor="Gemma3ImageProcessorPil",
+            settings=lambda file: {**_colors(file), "size": _square(file)},
+            tokens=("<image_soft_token>", "<image>"),
+            output=("mm.input_projection.weight", 1),
+            text_type="gemma3_text",
+            decoders=frozenset({"gemma3_text"}),
+            edit=_exchange_mlp,
+        ),
+        "idefics3": Projector(
+            names=IDEFICS3,
+            config=_idefics3,
+            processor="Idefics3ImageProcessorPil",
+            settings=_idefics3_settings,
+            tokens=("<image>",),
+            output=("mm.model.fc.weight", 0),
+            edit=_exchange_mlp,
+        ),
+        "pixtral": Projector(
+            names=PIXTRAL,
+            config=_pixtral,
+            processor="PixtralImageProcessorPil",
+            settings=_pixtral_settings,
+            tokens=("[IMG]", "<image>"),
+            text_type="mistral",
+            edit=_edit_pixtral,
+        ),
+        "internvl": Projector(
+            names=INTERNVL,
+            config=_internvl,
+            processor="GotOcr2ImageProcessorPil",
+            settings=_internvl_settings,
+            tokens=("<IMG_CONTEXT>", "<image>"),
+            output=("mm.model.mlp.3.weight", 0),
+            text_type="qwen2",
+            edit=_edit_internvl,
+        ),
+    }
+)
+"""The kinds that can be read, by llama.cpp's names."""
