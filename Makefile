@@ -43,6 +43,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 test-long: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt llm-comply==0.5.0 schemathesis==4.32.5
 	$(BIN)/python -m pytest -q -m long
 
 test-browser: $(READY)

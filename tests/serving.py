@@ -14,6 +14,7 @@ from typing import Any, Final
 import httpx2
 import openai
 
+from judge import Judge
 from paged_sdk import Model
 from paged_sdk.server import ModelServer, ServerSettings, create_app
 from paged_sdk.server.running import listen, run
@@ -66,10 +67,16 @@ class Serving:
 
 
 @contextmanager
-def serving(models: Any, *, key: str = "none", **settings: Any) -> Iterator[Serving]:
-    """Serve models, and close those that are given as they are."""
+def serving(models: Any, *, key: str = "none", is_judged: bool = True, **settings: Any) -> Iterator[Serving]:
+    """Serve models, and close those that are given as they are.
+
+    :param is_judged: whether every answer is held to the OpenAPI document in the end, which takes a while
+    """
     app = create_app(models, ServerSettings(**settings))
     ended: list[int] = []
+    faults: list[str] = []
+    if is_judged:
+        app.add_middleware(Judge, document=app.openapi(), faults=faults)
 
     async def main() -> None:
         try:
@@ -92,6 +99,7 @@ def serving(models: Any, *, key: str = "none", **settings: Any) -> Iterator[Serv
             thread.join(60)
             assert not thread.is_alive()
     assert ended
+    assert not faults, "\n".join(faults)
 
 
 def idle(model: Model) -> bool:

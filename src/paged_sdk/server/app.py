@@ -36,10 +36,24 @@ from paged_sdk.wire.call import Call
 from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
 from paged_sdk.wire.completions import COMPLETION, read_completion
 from paged_sdk.wire.embeddings import EMBEDDING
+from paged_sdk.wire.forms import (
+    AdapterUnloaded,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Embeddings,
+    Error,
+    Health,
+    ModelForm,
+    ModelList,
+    TextCompletion,
+    TokenCount,
+)
 from paged_sdk.wire.messages import COUNT_TOKENS, MESSAGES, read_messages
+from paged_sdk.wire.messages_forms import AnthropicError, MessageEvent, WholeMessage
 from paged_sdk.wire.models import model_card, model_list
 from paged_sdk.wire.problem import Problem
 from paged_sdk.wire.responses import RESPONSES, read_responses
+from paged_sdk.wire.responses_forms import ResponseEvent, WholeResponse
 
 __all__ = ["ModelServer", "create_app"]
 
@@ -50,45 +64,88 @@ class Api:
 
     :ivar operation: what OpenTelemetry calls it
     :ivar read: returns what a body asks for
-    :ivar error: what the OpenAPI document calls its errors
+    :ivar described: how the OpenAPI document has it
     """
 
-    path: str
     operation: str
-    summary: str
     body: BodyReader[Any]
     read: Callable[[object], Call[Any, Any]]
-    error: str = "Error"
+    described: Operation
 
 
 APIS: Final = (
-    Api("/v1/chat/completions", "chat", "Continue a conversation.", CHAT_COMPLETION, read_chat_completion),
-    Api("/v1/completions", "text_completion", "Continue a text.", COMPLETION, read_completion),
-    Api("/v1/responses", "chat", "Continue a conversation, as items.", RESPONSES, read_responses),
     Api(
-        "/v1/messages",
         "chat",
-        "Continue a conversation, in Anthropic's form.",
+        CHAT_COMPLETION,
+        read_chat_completion,
+        Operation(
+            path="/v1/chat/completions",
+            summary="Continue a conversation.",
+            body=CHAT_COMPLETION,
+            answer=ChatCompletion,
+            event=ChatCompletionChunk | Error,
+        ),
+    ),
+    Api(
+        "text_completion",
+        COMPLETION,
+        read_completion,
+        Operation(
+            path="/v1/completions",
+            summary="Continue a text.",
+            body=COMPLETION,
+            answer=TextCompletion,
+            event=TextCompletion | Error,
+        ),
+    ),
+    Api(
+        "chat",
+        RESPONSES,
+        read_responses,
+        Operation(
+            path="/v1/responses",
+            summary="Continue a conversation, as items.",
+            body=RESPONSES,
+            answer=WholeResponse,
+            event=ResponseEvent,
+            has_names=True,
+        ),
+    ),
+    Api(
+        "chat",
         MESSAGES,
         read_messages,
-        error="AnthropicError",
+        Operation(
+            path="/v1/messages",
+            summary="Continue a conversation, in Anthropic's form.",
+            body=MESSAGES,
+            answer=WholeMessage,
+            event=MessageEvent,
+            has_names=True,
+            error=AnthropicError,
+        ),
     ),
 )
 OTHERS: Final = (
-    Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING),
+    Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING, answer=Embeddings),
     Operation(
         path="/v1/messages/count_tokens",
         summary="Count the tokens of a conversation.",
         body=COUNT_TOKENS,
-        error="AnthropicError",
+        answer=TokenCount,
+        error=AnthropicError,
     ),
-    Operation(path="/v1/models", summary="List models and adapters."),
-    Operation(path="/v1/models/{model}", summary="Describe a model or an adapter.", parameter="model"),
-    Operation(path="/v1/load_lora_adapter", summary="Load an adapter.", body=LOAD_ADAPTER),
-    Operation(path="/v1/unload_lora_adapter", summary="Unload an adapter.", body=UNLOAD_ADAPTER),
-    Operation(path="/health", summary="Tell whether the process answers."),
-    Operation(path="/ready", summary="Tell whether requests are taken."),
-    Operation(path="/metrics", summary="Show figures for Prometheus.", media_type="text/plain"),
+    Operation(path="/v1/models", summary="List models and adapters.", answer=ModelList),
+    Operation(
+        path="/v1/models/{model}", summary="Describe a model or an adapter.", parameter="model", answer=ModelForm
+    ),
+    Operation(path="/v1/load_lora_adapter", summary="Load an adapter.", body=LOAD_ADAPTER, answer=ModelForm),
+    Operation(
+        path="/v1/unload_lora_adapter", summary="Unload an adapter.", body=UNLOAD_ADAPTER, answer=AdapterUnloaded
+    ),
+    Operation(path="/health", summary="Tell whether the process answers.", answer=Health, unavailable=Health),
+    Operation(path="/ready", summary="Tell whether requests are taken.", answer=Health, unavailable=Health),
+    Operation(path="/metrics", summary="Show figures for Prometheus."),
 )
 
 
@@ -123,7 +180,7 @@ class ModelServer(Starlette):
             routes=[
                 *(
                     Route(
-                        api.path,
+                        api.described.path,
                         answers(operation=api.operation, read=settings.reader(api.body, api.read)).answer,
                         methods=["POST"],
                     )
@@ -163,12 +220,13 @@ class ModelServer(Starlette):
         self.models.find(name)
         return JSONResponse(next(model_card(card) for card in self.models.cards() if card.id == name))
 
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document of what is served."""
+        described = (*(api.described for api in APIS), *OTHERS)
+        return openapi_document(described, needs_key=bool(self.settings.api_keys))
+
     async def _openapi(self, request: Request) -> Response:
-        answered = (
-            Operation(path=api.path, summary=api.summary, body=api.body, is_streamed=True, error=api.error)
-            for api in APIS
-        )
-        return JSONResponse(openapi_document([*answered, *OTHERS], needs_key=bool(self.settings.api_keys)))
+        return JSONResponse(self.openapi())
 
     async def _health(self, request: Request) -> Response:
         failed = self.models.failed()

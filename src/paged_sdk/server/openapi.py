@@ -1,4 +1,4 @@
-"""Describe what is served as an OpenAPI document, from what reads the bodies."""
+"""Describe what is served as an OpenAPI document, from what reads the bodies, and the types of what is written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from paged_sdk.wire.body import BodyReader
+from paged_sdk.wire.body import BodyReader, schema_of
+from paged_sdk.wire.forms import Error
 
 __all__ = ["Operation", "openapi_document"]
 
@@ -25,72 +26,69 @@ ERRORS: Final[Mapping[int, str]] = {
     503: "The server is ending, or its engine has stopped.",
     504: "It took too long.",
 }
-ERROR_SCHEMA: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-ANTHROPIC_ERROR_SCHEMA: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-    },
-}
+END: Final = "[DONE]"
 
 
 @frozen(kw_only=True)
 class Operation:
     """Describes one path.
 
+    :ivar answer: the type of the answer; None: it is no JSON
+    :ivar event: the type of the data of server-sent events, if the answer may be such
+    :ivar has_names: whether these have names: then the last one says that it is, elsewhere it is ``[DONE]``
     :ivar body: reads what clients send; None: they send nothing
-    :ivar is_streamed: whether the answer may be server-sent events
     :ivar parameter: the part of the path that clients fill in
-    :ivar media_type: of the answer
-    :ivar error: the schema of its errors
+    :ivar error: the type of its errors
+    :ivar unavailable: the type of the answer of status 503, if that is none of these
     """
 
     path: str
     summary: str
+    answer: Any = None
+    event: Any = None
+    has_names: bool = False
     body: BodyReader[Any] | None = None
-    is_streamed: bool = False
     parameter: str | None = None
-    media_type: str = "application/json"
-    error: str = "Error"
+    error: Any = Error
+    unavailable: Any = None
 
-    def describe(self) -> dict[str, Any]:
-        """Return the operation as OpenAPI has it."""
-        kinds: dict[str, Any] = {self.media_type: {"schema": {"type": "object"} if "json" in self.media_type else {}}}
-        if self.is_streamed:
-            kinds["text/event-stream"] = {"schema": {"type": "string"}}
+    def describe(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Return the operation as OpenAPI has it.
+
+        :param named: takes the schemas of objects
+        """
+        kinds = {"text/plain": {"schema": {"type": "string"}}} if self.answer is None else _json(self.answer, named)
+        if self.event is not None:
+            kinds["text/event-stream"] = {"schema": self._event(named)}
         responses: dict[str, Any] = {"200": {"description": "The answer.", "content": kinds}}
         for status, says in ERRORS.items():
-            content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{self.error}"}}}
-            responses[str(status)] = {"description": says, "content": content}
+            kind = self.unavailable if status == 503 and self.unavailable else self.error
+            responses[str(status)] = {"description": says, "content": _json(kind, named)}
+        responses["429"]["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}}
         described: dict[str, Any] = {"summary": self.summary, "responses": responses}
         if self.body is not None:
-            content = {"application/json": {"schema": self.body.schema()}}
+            content = {"application/json": {"schema": self.body.schema(named)}}
             described["requestBody"] = {"required": True, "content": content}
         if self.parameter is not None:
             schema = {"type": "string", "minLength": 1}
             described["parameters"] = [{"name": self.parameter, "in": "path", "required": True, "schema": schema}]
         return {"get" if self.body is None else "post": described}
+
+    def _event(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Return the schema of one event: its fields, of which the data is a text of JSON."""
+        data: dict[str, Any] = {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": schema_of(self.event, named),
+        }
+        fields: dict[str, Any] = {"data": data if self.has_names else {"anyOf": [data, {"const": END}]}}
+        if self.has_names:
+            fields["event"] = {"type": "string", "description": "The type of the data."}
+        return {"type": "object", "properties": fields, "required": sorted(fields), "additionalProperties": False}
+
+
+def _json(kind: Any, named: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema_of(kind, named)}}
 
 
 def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dict[str, Any]:
@@ -98,11 +96,12 @@ def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dic
 
     :param needs_key: whether clients have to send an API key
     """
+    named: dict[str, Any] = {}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "paged_sdk", "version": version("paged-sdk")},
-        "paths": {operation.path: operation.describe() for operation in operations},
-        "components": {"schemas": {"Error": dict(ERROR_SCHEMA), "AnthropicError": dict(ANTHROPIC_ERROR_SCHEMA)}},
+        "paths": {operation.path: operation.describe(named) for operation in operations},
+        "components": {"schemas": named},
     }
     if needs_key:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from types import NoneType, UnionType
 from typing import (
@@ -21,6 +21,7 @@ from typing import (
     NoReturn,
     NotRequired,
     Required,
+    TypeAlias,
     TypeVar,
     Union,
     cast,
@@ -30,13 +31,27 @@ from typing import (
     is_typeddict,
 )
 
+import attrs
 from attrs import field, frozen
 
 from paged_sdk import InvalidRequestError
 
-__all__ = ["BodyReader", "Bounds", "read_json"]
+__all__ = ["BodyReader", "Bounds", "read_json", "schema_of"]
 
 BodyT = TypeVar("BodyT")
+
+Named: TypeAlias = MutableMapping[str, Any] | None
+"""Collects the schemas of objects by the names of their types, so that others refer to them; None: none does."""
+
+REFERENCE: Final = "#/components/schemas/"
+
+
+def schema_of(kind: Any, named: Named = None) -> dict[str, Any]:
+    """Return the JSON schema of a type: a TypedDict, a union of such, or what they are made of.
+
+    :param named: takes the schemas of objects by name, and others refer to them there; None: all is in one schema
+    """
+    return _shape_of(kind).schema(named)
 
 
 def read_json(data: bytes) -> object:
@@ -106,9 +121,9 @@ class BodyReader(Generic[BodyT]):
         """Return the names of the fields."""
         return tuple(self._shape.fields)
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, named: Named = None) -> dict[str, Any]:
         """Return the JSON schema of what is accepted."""
-        return self._shape.schema()
+        return self._shape.schema(named)
 
 
 class _Shape(ABC):
@@ -132,8 +147,11 @@ class _Shape(ABC):
             raise InvalidRequestError.of(path, value, self.allowed)
 
     @abstractmethod
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of what is accepted."""
+    def schema(self, named: Named) -> dict[str, Any]:
+        """Return the JSON schema of what is accepted.
+
+        :param named: takes the schemas of objects
+        """
 
 
 @frozen
@@ -147,7 +165,7 @@ class _Anything(_Shape):
     def takes(self, value: object) -> bool:
         return True
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, named: Named) -> dict[str, Any]:
         return {}
 
 
@@ -172,7 +190,7 @@ class _Scalar(_Shape):
             return False
         return self.bounds is None or self.bounds.fits(len(value) if isinstance(value, str) else value)  # type: ignore[arg-type]  # a number
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, named: Named) -> dict[str, Any]:
         keys = ("minLength", "maxLength") if self.kind is str else ("minimum", "maximum")
         return {"type": _SCALARS[self.kind][0], **(self.bounds.schema(*keys) if self.bounds else {})}
 
@@ -199,7 +217,7 @@ class _Values(_Shape):
     def takes(self, value: object) -> bool:
         return any(type(value) is type(each) and value == each for each in self.values)
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, named: Named) -> dict[str, Any]:
         return {"enum": list(self.values)}
 
 
@@ -223,9 +241,9 @@ class _List(_Shape):
         for place, item in enumerate(cast(Sequence[object], value)):
             self.item.check(f"{path}[{place}]", item)
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, named: Named) -> dict[str, Any]:
         bounds = self.bounds.schema("minItems", "maxItems") if self.bounds else {}
-        return {"type": "array", "items": self.item.schema(), **bounds}
+        return {"type": "array", "items": self.item.schema(named), **bounds}
 
 
 @frozen
@@ -246,8 +264,8 @@ class _Map(_Shape):
         for key, each in cast(Mapping[object, object], value).items():
             self.value.check(f"{path}[{json.dumps(str(key)[:60])}]", each)
 
-    def schema(self) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": self.value.schema() or True}
+    def schema(self, named: Named) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.value.schema(named) or True}
 
 
 @frozen
@@ -277,19 +295,23 @@ class _Field:
 class _Fields(_Shape):
     """Accepts objects with the keys of a TypedDict, and no others."""
 
+    name: str
     fields: Mapping[str, _Field] = field(hash=False)
 
     @classmethod
     def of(cls, kind: Any) -> _Fields:
         hints = get_type_hints(kind, include_extras=True)
-        required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
+        if is_typeddict(kind):
+            required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
+        else:  # a value of attrs, as ``asdict`` writes it
+            required = set(attrs.fields_dict(kind))
         fields = {}
         for name, hint in hints.items():
             is_required = name in required or get_origin(hint) is Required
             inner = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
             says = [each for each in getattr(inner, "__metadata__", ()) if isinstance(each, str)]
             fields[name] = _Field(_shape_of(inner), is_required, says[0] if says else "")
-        return cls(fields)
+        return cls(kind.__name__, fields)
 
     @property
     def allowed(self) -> str:
@@ -325,13 +347,18 @@ class _Fields(_Shape):
         """Tell whether the ``type`` of an object is this one's, or it has none and needs none."""
         return value["type"] in self.tag("type") if "type" in value else not self.fields["type"].is_required
 
-    def schema(self) -> dict[str, Any]:
+    def schema(self, named: Named) -> dict[str, Any]:
         properties = {}
         for name, each in self.fields.items():
-            properties[name] = {**each.shape.schema(), **({"description": each.says} if each.says else {})}
+            properties[name] = {**each.shape.schema(named), **({"description": each.says} if each.says else {})}
         required = [name for name, each in self.fields.items() if each.is_required]
         schema = {"type": "object", "properties": properties, "additionalProperties": False}
-        return {**schema, "required": required} if required else schema
+        if required:
+            schema["required"] = required
+        if named is None:
+            return schema
+        assert named.setdefault(self.name, schema) == schema, f"two types are called {self.name}"
+        return {"$ref": REFERENCE + self.name}
 
 
 @frozen
@@ -364,8 +391,8 @@ class _OneOf(_Shape):
                 return
         fitting[-1].check(path, value)
 
-    def schema(self) -> dict[str, Any]:
-        return {"anyOf": [shape.schema() for shape in self.shapes]}
+    def schema(self, named: Named) -> dict[str, Any]:
+        return {"anyOf": [shape.schema(named) for shape in self.shapes]}
 
 
 def _shape_of(hint: Any, bounds: Bounds | None = None) -> _Shape:
@@ -382,7 +409,7 @@ def _shape_of(hint: Any, bounds: Bounds | None = None) -> _Shape:
         return _List(_shape_of(arguments[0]), bounds)
     if origin is dict:
         return _Map(_shape_of(arguments[1]))
-    if is_typeddict(hint):
+    if is_typeddict(hint) or attrs.has(hint):
         return _Fields.of(hint)
     if hint is Any:
         return _Anything()

@@ -97,7 +97,7 @@ class Call(Protocol[AnswerT, ChunkT]):
         """
         ...
 
-    def response(self, answer: AnswerT) -> dict[str, Any]:
+    def response(self, answer: AnswerT) -> Mapping[str, Any]:
         """Return the whole answer in the API's form."""
         ...
 

@@ -29,6 +29,7 @@ from paged_sdk.wire.messages_body import (
     ToolDefinition,
     Turn,
 )
+from paged_sdk.wire.messages_forms import WholeMessage
 from paged_sdk.wire.sampling import read_sampling
 
 __all__ = ["COUNT_TOKENS", "MESSAGES", "CountTokensCall", "MessagesCall", "read_count_tokens", "read_messages"]
@@ -64,7 +65,7 @@ class MessagesCall:
         """
         return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
 
-    def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
+    def response(self, answer: ChatCompletionResponse) -> WholeMessage:
         """Return the whole answer as Anthropic's API has it."""
         return message_of(answer, self.model, max_tokens=self.max_tokens, has_one_call=self.has_one_call)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Choice, Usage
 from paged_sdk.wire.call import event
+from paged_sdk.wire.messages_forms import Block, MessageUsage, Stop, StopReason, ToolUseAnswer, WholeMessage
 from paged_sdk.wire.problem import Problem, anthropic_error
 
 __all__ = ["BlockWriter", "message_of"]
@@ -14,7 +15,7 @@ __all__ = ["BlockWriter", "message_of"]
 
 def message_of(
     answer: ChatCompletionResponse, model: str, *, max_tokens: int, has_one_call: bool = False
-) -> dict[str, Any]:
+) -> WholeMessage:
     """Return a whole answer.
 
     :param model: the name by which the client called it
@@ -23,28 +24,36 @@ def message_of(
     """
     (choice,) = answer.choices
     message = choice.message
-    blocks: list[dict[str, Any]] = []
+    blocks: list[Block] = []
     if message.reasoning_content is not None:
         blocks.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
     if message.content:
         blocks.append({"type": "text", "text": message.content, "citations": None})
-    for call in message.tool_calls[: 1 if has_one_call else None]:
-        tool = {"id": call.id, "name": call.function.name, "input": json.loads(call.function.arguments)}
-        blocks.append({"type": "tool_use", **tool, "caller": {"type": "direct"}})
+    blocks += [
+        _tool_use(call.id, call.function.name, json.loads(call.function.arguments))
+        for call in message.tool_calls[: 1 if has_one_call else None]
+    ]
+    return _message(answer, model, blocks, _stop(choice, answer.usage, max_tokens))
+
+
+def _tool_use(call_id: str, name: str, given: dict[str, Any]) -> ToolUseAnswer:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": given, "caller": {"type": "direct"}}
+
+
+def _message(answer: ChatCompletionResponse, model: str, blocks: list[Block], stop: Stop) -> WholeMessage:
     return {
-        **_head(answer, model),
+        "id": f"msg_{answer.id.removeprefix('chatcmpl-')}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "container": None,
         "content": blocks,
-        **_stop(choice, answer.usage, max_tokens),
+        **stop,
         "usage": _usage(answer.usage),
     }
 
 
-def _head(answer: ChatCompletionResponse, model: str) -> dict[str, Any]:
-    name = answer.id.removeprefix("chatcmpl-")
-    return {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": model, "container": None}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage) -> MessageUsage:
     """Return what an answer has cost: tokens that came from the cache are not among the prompt's others."""
     cached = usage.prompt_tokens_details.cached_tokens
     return {
@@ -60,8 +69,9 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _stop(choice: Choice, usage: Usage, max_tokens: int) -> dict[str, Any]:
+def _stop(choice: Choice, usage: Usage, max_tokens: int) -> Stop:
     """Return why an answer has ended."""
+    reason: StopReason
     if choice.finish_reason == "tool_calls":
         reason = "tool_use"
     elif choice.finish_reason == "stop":
@@ -94,13 +104,8 @@ class BlockWriter:
 
     def begin(self, answer: ChatCompletionResponse) -> str:
         """Write the beginning of the message, and the event that this API has for "still here"."""
-        message = {
-            **_head(answer, self._model),
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": _usage(answer.usage),
-        }
+        not_yet: Stop = {"stop_reason": None, "stop_sequence": None, "stop_details": None}
+        message = _message(answer, self._model, [], not_yet)
         return _event("message_start", message=message) + _event("ping")
 
     def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
@@ -109,19 +114,17 @@ class BlockWriter:
         for choice in chunk.choices:
             delta = choice.delta
             if delta.reasoning_content:
-                events += self._block("thinking", {"thinking": "", "signature": ""})
+                events += self._block({"type": "thinking", "thinking": "", "signature": ""})
                 events.append(self._delta("thinking_delta", thinking=delta.reasoning_content))
             if delta.content:
-                events += self._block("text", {"text": "", "citations": None})
+                events += self._block({"type": "text", "text": "", "citations": None})
                 events.append(self._delta("text_delta", text=delta.content))
             for call in delta.tool_call_deltas:
                 if self._has_one_call and call.index > 0:
                     continue
                 if call.id is not None:
                     events += self._close()
-                    events += self._block(
-                        "tool_use", {"id": call.id, "name": call.name, "input": {}, "caller": {"type": "direct"}}
-                    )
+                    events += self._block(_tool_use(call.id, call.name or "", {}))
                 if call.arguments:
                     events.append(self._delta("input_json_delta", partial_json=call.arguments))
         return "".join(events)
@@ -137,14 +140,13 @@ class BlockWriter:
         """Write why no more comes."""
         return event(anthropic_error(problem), "error")
 
-    def _block(self, kind: str, empty: dict[str, Any]) -> list[str]:
+    def _block(self, block: Block) -> list[str]:
         """Return the events that open a block, unless one of its kind is open."""
-        if self._open == kind:
+        if self._open == block["type"]:
             return []
         events = self._close()
-        self._open = kind
+        self._open = block["type"]
         self._index += 1
-        block = {"type": kind, **empty}
         return [*events, _event("content_block_start", index=self._index, content_block=block)]
 
     def _close(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 from attrs import define, field, frozen
 
@@ -22,6 +22,7 @@ from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import stream_chat
 from paged_sdk.wire.responses_answer import ItemWriter, response_of
 from paged_sdk.wire.responses_body import FunctionTool, NamedFunction, ResponsesBody, TextConfig
+from paged_sdk.wire.responses_forms import Said, WholeResponse
 from paged_sdk.wire.sampling import read_sampling
 
 __all__ = ["RESPONSES", "ResponsesCall", "read_responses"]
@@ -41,7 +42,7 @@ class ResponsesCall:
 
     model: str
     request: RequestBuilder
-    said: dict[str, Any]
+    said: Said
     is_streamed: bool = False
     has_one_call: bool = False
     label: str | None = None
@@ -53,13 +54,14 @@ class ResponsesCall:
         :param timeout: seconds that it may take
         :raises PagedError: the model refuses it
         """
-        for name in ("temperature", "top_p"):  # a response says what held, which the model knows
-            if self.said[name] is None:
-                default = getattr(model.generation_defaults, name)
-                self.said[name] = 1.0 if default is None else default
+        defaults = model.generation_defaults  # a response says what held, which the model knows
+        if self.said["temperature"] is None:
+            self.said["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
+        if self.said["top_p"] is None:
+            self.said["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
         return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
 
-    def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
+    def response(self, answer: ChatCompletionResponse) -> WholeResponse:
         """Return the whole answer as OpenAI's API has it."""
         return response_of(answer, self.said, has_one_call=self.has_one_call)
 
@@ -109,7 +111,7 @@ def read_responses(value: object) -> ResponsesCall:
     )
 
 
-def _said(body: ResponsesBody) -> dict[str, Any]:
+def _said(body: ResponsesBody) -> Said:
     """Return what a response repeats of its request, with what holds where nothing is said."""
     text: TextConfig = body.get("text") or {}
     defaults: dict[str, Any] = {
@@ -134,7 +136,7 @@ def _said(body: ResponsesBody) -> dict[str, Any]:
         "user": None,
     }
     given = {key: each for key, each in body.items() if key in defaults and each is not None}
-    return {
+    said = {
         **defaults,
         **given,
         "tools": [
@@ -144,6 +146,7 @@ def _said(body: ResponsesBody) -> dict[str, Any]:
         "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
     }
+    return cast(Said, said)
 
 
 def _top_n(body: ResponsesBody) -> int | None:
@@ -227,6 +230,10 @@ class _Messages:
             self._texts.append(_text(item["content"], f"{at}.content"))
         else:
             content = item["content"]
+            if item.get("phase") is not None:
+                raise InvalidRequestError.of(
+                    f"{at}.phase", item["phase"], "null: only the model's messages have phases"
+                )
             self.add(Message.of_parts(item["role"], content if isinstance(content, str) else _parts(content)))
 
     def _end_turn(self) -> None:

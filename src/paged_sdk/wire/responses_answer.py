@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Logprobs
 from paged_sdk.wire.call import event
 from paged_sdk.wire.problem import Problem, responses_problem
+from paged_sdk.wire.responses_body import ReasoningText, Status
+from paged_sdk.wire.responses_forms import (
+    CallItem,
+    Item,
+    MessageItem,
+    ResponseUsage,
+    Said,
+    TextOutput,
+    ThoughtItem,
+    WholeResponse,
+)
 
 __all__ = ["ItemWriter", "response_of"]
 
 
-def response_of(
-    answer: ChatCompletionResponse, said: Mapping[str, Any], *, has_one_call: bool = False
-) -> dict[str, Any]:
+def response_of(answer: ChatCompletionResponse, said: Said, *, has_one_call: bool = False) -> WholeResponse:
     """Return a whole answer.
 
     :param said: what it repeats of the request
@@ -23,7 +31,7 @@ def response_of(
     """
     (choice,) = answer.choices
     message, status = choice.message, _status(answer)
-    items = []
+    items: list[Item] = []
     if message.reasoning_content is not None:
         items.append(_reasoning(_id(answer, "rs", 0), message.reasoning_content, "completed"))
     if message.content or not message.tool_calls:
@@ -41,11 +49,11 @@ def _id(answer: ChatCompletionResponse, kind: str, place: int) -> str:
     return f"{kind}_{answer.id.removeprefix('chatcmpl-')}{place:02d}"
 
 
-def _status(answer: ChatCompletionResponse) -> str:
+def _status(answer: ChatCompletionResponse) -> Literal["completed", "incomplete"]:
     return "completed" if answer.choices[0].finish_reason in ("stop", "tool_calls") else "incomplete"
 
 
-def _begun(answer: ChatCompletionResponse, said: Mapping[str, Any]) -> dict[str, Any]:
+def _begun(answer: ChatCompletionResponse, said: Said) -> WholeResponse:
     """Return a response that has nothing in it yet."""
     return {
         "id": f"resp_{answer.id.removeprefix('chatcmpl-')}",
@@ -61,7 +69,7 @@ def _begun(answer: ChatCompletionResponse, said: Mapping[str, Any]) -> dict[str,
     }
 
 
-def _whole(answer: ChatCompletionResponse, said: Mapping[str, Any], items: list[dict[str, Any]]) -> dict[str, Any]:
+def _whole(answer: ChatCompletionResponse, said: Said, items: list[Item]) -> WholeResponse:
     status = _status(answer)
     return {
         **_begun(answer, said),
@@ -73,7 +81,7 @@ def _whole(answer: ChatCompletionResponse, said: Mapping[str, Any], items: list[
     }
 
 
-def _usage(answer: ChatCompletionResponse) -> dict[str, Any]:
+def _usage(answer: ChatCompletionResponse) -> ResponseUsage:
     usage, message = answer.usage, answer.choices[0].message
     thought = len(message.reasoning_content or "")
     written = thought + len(message.content)
@@ -91,27 +99,33 @@ def _usage(answer: ChatCompletionResponse) -> dict[str, Any]:
     }
 
 
-def _logprobs(logprobs: Logprobs | None) -> list[dict[str, Any]]:
+def _logprobs(logprobs: Logprobs | None) -> list[Any]:
     return [] if logprobs is None else [token.to_dict() for token in logprobs.content]
 
 
-def _reasoning(item_id: str, text: str, status: str) -> dict[str, Any]:
-    content = [{"type": "reasoning_text", "text": text}] if text else []
+def _reasoning(item_id: str, text: str, status: Status) -> ThoughtItem:
+    content: list[ReasoningText] = [{"type": "reasoning_text", "text": text}] if text else []
     return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
 
 
-def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def _text_part(text: str, logprobs: list[Any]) -> TextOutput:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _message(item_id: str, text: str, logprobs: list[dict[str, Any]], status: str) -> dict[str, Any]:
+def _message(item_id: str, text: str, logprobs: list[Any], status: Status) -> MessageItem:
     content = [_text_part(text, logprobs)]
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
-def _call(call_id: str, name: str | None, arguments: str, status: str) -> dict[str, Any]:
-    call = {"call_id": call_id, "name": name, "arguments": arguments}
-    return {"id": f"fc_{call_id}", "type": "function_call", **call, "status": status}
+def _call(call_id: str, name: str, arguments: str, status: Status) -> CallItem:
+    return {
+        "id": f"fc_{call_id}",
+        "type": "function_call",
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
 
 
 class ItemWriter:
@@ -121,14 +135,14 @@ class ItemWriter:
     :param has_one_call: whether calls of functions but the first are left out
     """
 
-    def __init__(self, said: Mapping[str, Any], *, has_one_call: bool = False) -> None:
+    def __init__(self, said: Said, *, has_one_call: bool = False) -> None:
         self._said = said
         self._has_one_call = has_one_call
         self._sequence_number = 0
         self._answer: ChatCompletionResponse | None = None
-        self._items: list[dict[str, Any]] = []
+        self._items: list[Any] = []
         self._kind: str | None = None
-        self._item: dict[str, Any] = {}
+        self._item: Any = None
         self._pieces: list[str] = []
         self._call_index = 0
         self._whole_calls: set[int] = set()
@@ -159,7 +173,7 @@ class ItemWriter:
                     continue
                 if call.id is not None:
                     events += self._close()
-                    events += self._open("function_call", _call(call.id, call.name, "", "in_progress"))
+                    events += self._open("function_call", _call(call.id, call.name or "", "", "in_progress"))
                     self._call_index = call.index
                 if call.arguments:
                     events.append(self._add("response.function_call_arguments.delta", call.arguments))
@@ -186,7 +200,7 @@ class ItemWriter:
         assert self._answer is not None, "begin comes first"
         return self._answer
 
-    def _open(self, kind: str, item: dict[str, Any] | None = None) -> list[str]:
+    def _open(self, kind: str, item: CallItem | None = None) -> list[str]:
         """Return the events that begin an item, unless one of its kind is open."""
         if self._kind == kind:
             return []
@@ -236,7 +250,7 @@ class ItemWriter:
         self._kind = None
         return events
 
-    def _part(self, text: str) -> dict[str, Any]:
+    def _part(self, text: str) -> TextOutput | ReasoningText:
         if self._kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return _text_part(text, self._logprobs)

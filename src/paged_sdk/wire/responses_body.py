@@ -8,7 +8,15 @@ from paged_sdk.wire.body import Bounds
 from paged_sdk.wire.chat_completions import CacheOptions, JsonObjectFormat, TextFormat
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS
 
-__all__ = ["FunctionTool", "NamedFunction", "ResponsesBody", "TextConfig"]
+__all__ = [
+    "FunctionTool",
+    "JsonSchemaText",
+    "NamedFunction",
+    "ReasoningText",
+    "ResponsesBody",
+    "Status",
+    "TextConfig",
+]
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
@@ -46,7 +54,9 @@ class InputMessage(TypedDict, total=False):
     content: Required[str | list[InputText | InputImage | OutputText]]
     id: str | None
     status: Status | None
-    phase: Annotated[None, "answers have no phases"]
+    phase: Annotated[
+        Literal["commentary", "final_answer"] | None, "A label of the model's messages: the text is what counts."
+    ]
 
 
 class FunctionCall(TypedDict, total=False):
@@ -145,7 +155,7 @@ class ReasoningConfig(TypedDict, total=False):
     mode: Annotated[Literal["standard"] | None, "there is one mode"]
 
 
-class StreamOptions(TypedDict, total=False):
+class ResponseStreamOptions(TypedDict, total=False):
     """Says what a stream holds beside the answer."""
 
     include_obfuscation: Annotated[Literal[False] | None, "there is none"]
@@ -164,7 +174,7 @@ class ResponsesBody(TypedDict, total=False):
     ]
     instructions: Annotated[str | None, "What the model is told before the conversation."]
     stream: Annotated[bool | None, "Whether the answer comes piece by piece."]
-    stream_options: StreamOptions | None
+    stream_options: ResponseStreamOptions | None
     max_output_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most, thoughts among them."]
     temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
     top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]

@@ -1,0 +1,243 @@
+"""Describe what OpenAI's responses API answers here: its code is held to it, and the OpenAPI document made of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+
+from paged_sdk.wire.chat_completions import JsonObjectFormat, TextFormat
+from paged_sdk.wire.forms import TokenForm
+from paged_sdk.wire.responses_body import FunctionTool, JsonSchemaText, NamedFunction, ReasoningText, Status
+
+__all__ = ["CallItem", "Item", "MessageItem", "ResponseEvent", "ThoughtItem", "WholeResponse"]
+
+
+class TextOutput(TypedDict):
+    """Is a text of the model's."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[TokenForm]
+
+
+class MessageItem(TypedDict):
+    """Is a message of the model's."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Status
+    content: list[TextOutput]
+
+
+class ThoughtItem(TypedDict):
+    """Is what the model thought."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[ReasoningText]
+    status: Status
+
+
+class CallItem(TypedDict):
+    """Is a call of a function."""
+
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: Annotated[str, "JSON of an object."]
+    status: Status
+
+
+Item: TypeAlias = MessageItem | ThoughtItem | CallItem
+
+
+class InputDetails(TypedDict):
+    """Says where the KV of the prompt's tokens came from."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(TypedDict):
+    """Says what tokens were for."""
+
+    reasoning_tokens: Annotated[int, "The thoughts' share of the characters, in tokens."]
+
+
+class ResponseUsage(TypedDict):
+    """Says what a response has cost."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(TypedDict):
+    """Says why a response has failed."""
+
+    code: str
+    message: str
+
+
+class Incomplete(TypedDict):
+    """Says why a response was cut off."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class SaidReasoning(TypedDict):
+    """Repeats how the model was to think."""
+
+    effort: str | None
+    summary: None
+
+
+class SaidText(TypedDict):
+    """Repeats what texts were to be."""
+
+    format: TextFormat | JsonObjectFormat | JsonSchemaText
+    verbosity: Literal["medium"]
+
+
+class Said(TypedDict):
+    """Is what a response repeats of its request, with what held where nothing was said."""
+
+    background: Literal[False]
+    instructions: str | None
+    frequency_penalty: float
+    max_output_tokens: int | None
+    max_tool_calls: None
+    metadata: dict[str, str]
+    model: str
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: None
+    prompt_cache_key: str | None
+    reasoning: SaidReasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: Literal[False]
+    temperature: float | None
+    text: SaidText
+    tool_choice: Literal["auto", "none", "required"] | NamedFunction
+    tools: list[FunctionTool]
+    top_logprobs: int
+    top_p: float | None
+    truncation: Literal["auto", "disabled"]
+    user: str | None
+
+
+class WholeResponse(Said):
+    """Is the answer to a conversation, or what there is of it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseError | None
+    incomplete_details: Incomplete | None
+    output: list[Item]
+    usage: ResponseUsage | None
+
+
+class Numbered(TypedDict):
+    """Is an event."""
+
+    sequence_number: int
+
+
+class OfResponse(Numbered):
+    """Shows the response as it is."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    response: WholeResponse
+
+
+class OfItem(Numbered):
+    """Shows an item that begins or ends."""
+
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: int
+    item: Item
+
+
+class WithinItem(Numbered):
+    """Belongs to an item."""
+
+    item_id: str
+    output_index: int
+
+
+class OfPart(WithinItem):
+    """Shows a part of an item that begins or ends."""
+
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    content_index: int
+    part: TextOutput | ReasoningText
+
+
+class TextAdded(WithinItem):
+    """Adds to a text."""
+
+    type: Literal["response.output_text.delta"]
+    content_index: int
+    delta: str
+    logprobs: list[TokenForm]
+
+
+class TextDone(WithinItem):
+    """Ends a text."""
+
+    type: Literal["response.output_text.done"]
+    content_index: int
+    text: str
+    logprobs: list[TokenForm]
+
+
+class ThoughtAdded(WithinItem):
+    """Adds to what the model thought."""
+
+    type: Literal["response.reasoning_text.delta"]
+    content_index: int
+    delta: str
+
+
+class ThoughtDone(WithinItem):
+    """Ends what the model thought."""
+
+    type: Literal["response.reasoning_text.done"]
+    content_index: int
+    text: str
+
+
+class ArgumentsAdded(WithinItem):
+    """Adds to the arguments of a call."""
+
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class ArgumentsDone(WithinItem):
+    """Ends the arguments of a call."""
+
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
+
+
+ResponseEvent: TypeAlias = (
+    OfResponse | OfItem | OfPart | TextAdded | TextDone | ThoughtAdded | ThoughtDone | ArgumentsAdded | ArgumentsDone
+)
+"""Is what a stream is made of."""
