@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-browser test-long test-aarch64 fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
+.PHONY: demo test test-browser test-long test-aarch64 test-packaging fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
 	@echo "make test-browser  the chat page in Chromium; needs chromium"
 	@echo "make test-aarch64  the native kernels for ARM, cross-compiled and emulated; needs g++-aarch64-linux-gnu, qemu-user"
+	@echo "make test-packaging  the sdist and the wheel, installed into empty environments, with and without a compiler; minutes"
 	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
 	@echo "make soak      10,000 requests that end in every way, in five modes of KV: SOAK='--requests 100000'"
 	@echo "make sanitize  the native kernels' tests under AddressSanitizer and UBSan, in a library of their own; needs gcc"
@@ -52,6 +53,9 @@ test-browser: $(READY)
 
 test-aarch64: $(READY)
 	$(BIN)/python -m pytest -q -rs -m aarch64 tests/kernels/test_native_levels.py
+
+test-packaging: $(READY)
+	$(BIN)/python -m pytest -q -m long tests/test_packaging.py
 
 fuzz: $(READY)
 	RUST_BACKTRACE=0 PYTHONPATH=tests $(BIN)/python -m fuzz $(FUZZ)

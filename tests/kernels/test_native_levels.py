@@ -69,7 +69,7 @@ def aarch64_driver() -> Path:
     compilers = {"CC": f"{CROSS}gcc", "CXX": f"{CROSS}g++"}
     linkers = dict.fromkeys(("LDSHARED", "LDCXXSHARED"), f"{CROSS}g++ -shared")
     places = ["--build-lib", str(build), "--build-temp", str(build / "temp")]
-    environment = os.environ | compilers | linkers | {"PAGED_MACHINE": "aarch64"}
+    environment = os.environ | compilers | linkers | {"PAGED_TARGET": "aarch64-linux"}
     subprocess.run([sys.executable, "setup.py", "-q", "build_ext", *places], cwd=ROOT, env=environment, check=True)
     return build_driver(f"{CROSS}g++", build / library._PATH.relative_to(ROOT / "src"), build / "levels")
 

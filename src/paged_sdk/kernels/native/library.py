@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.native.sources import sources_hash
+from paged_sdk.kernels.native.sources import library_name, sources_hash
 from paged_sdk.kernels.native.structures import (
     Attention,
     Decoder,
@@ -28,7 +29,7 @@ from paged_sdk.processors import usable_processors
 
 __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
 
-_PATH = Path(__file__).with_name("libpaged_kernels.so")
+_PATH = Path(__file__).with_name(library_name(on_windows=sys.platform == "win32"))
 _REBUILD = "install the package again, or build it with python setup.py build_ext --inplace"
 
 _log = get_logger(__name__)

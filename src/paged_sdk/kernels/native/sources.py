@@ -1,4 +1,5 @@
-"""Identifies the sources of the native library, so that one that was built from others is known before it is called.
+"""Names the native library and identifies its sources, so that one that was built from others is known before it is
+called.
 
 ``setup.py`` runs this file by its path when it builds the library; so it imports nothing of the package.
 """
@@ -9,9 +10,14 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SOURCES", "sources_hash"]
+__all__ = ["SOURCES", "library_name", "sources_hash"]
 
 SOURCES: Final = Path(__file__).with_name("csrc")
+
+
+def library_name(*, on_windows: bool) -> str:
+    """Return the library's file name."""
+    return "paged_kernels.dll" if on_windows else "libpaged_kernels.so"
 
 
 def sources_hash(directory: Path = SOURCES) -> str:
