@@ -16,7 +16,7 @@ from paged_sdk.cli import options
 from paged_sdk.cli.config_file import COMMANDS
 from paged_sdk.cli.flags import reporting
 from paged_sdk.cli.groups import BuilderSetting, Setting, apply_settings, grouped, replaced, spellings_of_settings
-from paged_sdk.cli.serve import ServerOptions
+from paged_sdk.cli.server_options import ServerOptions
 
 SEEN: Final[list[Any]] = []
 

@@ -34,18 +34,22 @@ WHOLE: Final[dict[str, Any]] = {
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Return what runs a command line with a file, and returns what would have been served."""
+    """Return what runs a command line with a file, and returns what would have been served: the builder of the only
+    model, or all models, and the settings.
+    """
 
     def run(content: object, *arguments: str, code: int = 0) -> Any:
         calls: list[tuple[Any, dict[str, Any]]] = []
 
-        def keep_serving(builder: Any, terminal: Any, **settings: Any) -> None:
-            calls.append((builder, settings))
+        def keep_serving(models: Any, terminal: Any, **settings: Any) -> None:
+            (builder, name) = (models[0].builder, models[0].name) if len(models) == 1 else (models, None)
+            calls.append((builder, settings | {"name": name}))
 
         monkeypatch.setattr(serving, "keep_serving", keep_serving)
         path = tmp_path / "config.json"
         path.write_text(content if isinstance(content, str) else json.dumps(content))
-        result = CliRunner().invoke(app, ["serve", "--config", str(path), *arguments], env={"COLUMNS": "200"})
+        named = [] if content is None else ["--config", str(path)]
+        result = CliRunner().invoke(app, ["serve", *named, *arguments], env={"COLUMNS": "200"})
         assert result.exit_code == code, result.output
         return calls[0] if calls else result.output
 
@@ -104,6 +108,57 @@ def test_the_command_line_counts_before_the_file(serve: Any) -> None:
 def test_what_a_file_cannot_say_is_named(serve: Any, content: object, said: str) -> None:
     shown = serve(content, code=2)
     assert said in shown
+
+
+def test_several_models(serve: Any) -> None:
+    """What stands beside ``models`` holds for those that say nothing."""
+    said = {
+        "isq": "4",
+        "paged": {"memory_mb": 512},
+        "models": [
+            {"model": "a", "name": "first"},
+            {"model": "b", "isq": "8", "paged": {"block_size": 16}, "arch": "x"},
+        ],
+        "server": {"port": 0},
+    }
+    models, settings = serve(said)
+    assert [(each.builder.source.location, each.name, each.arch) for each in models] == [
+        ("a", "first", None),
+        ("b", None, "x"),
+    ]
+    assert [each.builder.settings.isq for each in models] == [IsqType.Q4K, IsqType.Q8_0]
+    metas = [each.builder.settings.paged_meta for each in models]
+    assert [(meta.block_size, meta.gpu_memory is None) for meta in metas] == [(32, False), (16, True)]
+    assert settings["port"] == 0
+    overruled, settings = serve(said, "--isq", "Q6K", "--served-model-name", "x", "--served-model-name", "y")
+    assert [each.builder.settings.isq for each in overruled] == [IsqType.Q6K] * 2
+    assert [each.name for each in overruled] == ["x", "y"]
+
+
+def test_several_models_of_a_command_line(serve: Any) -> None:
+    models, _ = serve(None, "-m", "a", "-m", "b", "--isq", "4", "--served-model-name", "x", "--served-model-name", "y")
+    assert [(each.builder.source.location, each.name) for each in models] == [("a", "x"), ("b", "y")]
+    assert [each.builder.settings.isq for each in models] == [IsqType.Q4K] * 2
+    models, settings = serve({"isq": "8", "server": {"port": 9}}, "-m", "a", "-m", "b")
+    assert [each.builder.settings.isq for each in models] == [IsqType.Q8_0] * 2
+    assert settings["port"] == 9
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        ({"models": [{}, {}], "name": "x"}, [], "name is of one"),
+        ({"models": []}, [], "models"),
+        ({"models": [{"server": {}}]}, [], "models[0].server"),
+        ({"models": [{}, {}]}, ["-m", "a"], "--model-id and several models in --config exclude each other"),
+        ({"models": [{}, {}]}, ["-t", "a"], "several models and --tok-model-id exclude each other"),
+        (None, ["-m", "a", "-m", "b", "--adapter", "c"], "several models and --adapter exclude each other"),
+        (None, ["-m", "a", "-m", "b", "--served-model-name", "c"], "expected a name for each of 2 models"),
+        (None, ["--served-model-name", "c", "--served-model-name", "d"], "expected a name for each of 1 models"),
+    ],
+)
+def test_what_several_models_cannot_share(serve: Any, content: object, arguments: list[str], said: str) -> None:
+    assert said in serve(content, *arguments, code=2)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

@@ -23,6 +23,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from typer.testing import CliRunner
 
+import tiny
+from adapter_files import write_adapter
 from paged_sdk import ModelClosedError
 from paged_sdk.cli.app import app as cli
 from paged_sdk.server import create_app
@@ -179,6 +181,36 @@ def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: sig
         assert '"finish_reason":"length"' in rest[-2]
         assert started.wait(60) == 0
         assert started.stderr.read() == ""
+
+
+def test_the_command_line_serves_several_models(tiny_checkpoint: Path) -> None:
+    models = ("-m", str(tiny_checkpoint), "-m", str(tiny_checkpoint))
+    with program(*models, "--served-model-name", "one", "--served-model-name", "two") as started:
+        assert started.stderr is not None
+        line = started.stderr.readline()
+        assert line.startswith("one, two at http://127.0.0.1:"), line
+        url = line.split()[3]
+        names = [each["id"] for each in httpx2.get(f"{url}/models").json()["data"]]
+        assert names == ["one", "two"]
+        for name in names:
+            body = {"model": name, "messages": HI, "max_tokens": 2}
+            assert httpx2.post(f"{url}/chat/completions", json=body, timeout=60).json()["model"] == name
+        os.kill(started.pid, signal.SIGTERM)
+        assert started.wait(60) == 0
+
+
+def test_models_and_adapters_have_names_of_their_own(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    flags = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "512", "--port", "0")
+    twice = CliRunner().invoke(cli, ["serve", *flags, "-m", str(tiny_checkpoint), "-m", str(tiny_checkpoint)])
+    assert twice.exit_code == 2
+    assert f"another model is called {tiny_checkpoint.name}" in " ".join(twice.stderr.replace("│", " ").split())
+    adapter = str(write_adapter(tmp_path / "own", tiny.build_model("llama")))
+    each = {"model": str(tiny_checkpoint), "adapters": {"poems": adapter}}
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"models": [{**each, "name": "one"}, {**each, "name": "two"}]}))
+    same = CliRunner().invoke(cli, ["serve", *flags, "--config", str(config)])
+    assert same.exit_code == 2
+    assert "another model or adapter is called poems" in " ".join(same.stderr.replace("│", " ").split())
 
 
 def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:

@@ -64,6 +64,18 @@ ModelId = Annotated[
     ),
     Setting("model"),
 ]
+ModelIds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model-id",
+        "--model",
+        "-m",
+        metavar="PATH_OR_ID",
+        help="A directory, a GGUF file or a hub id; may be given several times. Without it: the embedded SmolLM2-135M.",
+        rich_help_panel=MODEL,
+    ),
+    Setting("model"),
+]
 ModelArgument = Annotated[
     str | None,
     typer.Argument(

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from attrs import frozen
+from attrs import evolve
 
 from paged_sdk.cli import options
-from paged_sdk.cli.groups import BuilderSetting, Setting, grouped, replaced
+from paged_sdk.cli.groups import grouped, replaced
+from paged_sdk.cli.server_options import SERVER, ServerOptions
 
 __all__ = ["serve"]
-
-SERVER = "Server"
 
 Adapters = Annotated[
     list[str] | None,
@@ -39,7 +38,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="JSON: the model, and how it is served. Options of the command line count before it.",
+        help="JSON: the models, and how they are served. Options of the command line count before it.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -66,85 +65,6 @@ ConfigSchema = Annotated[
 ]
 
 
-@frozen(kw_only=True)
-class ServerOptions:
-    """Says who may ask, and where."""
-
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host", help="The address to listen at. Others than this machine's need a key.", rich_help_panel=SERVER
-        ),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.", rich_help_panel=SERVER)
-    ] = 8000
-    api_key: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            envvar="PAGED_SDK_API_KEY",
-            help="Answer those alone who send it. It can be repeated.",
-            rich_help_panel=SERVER,
-        ),
-        Setting("api_keys"),
-    ] = ()
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(
-            "--served-model-name", metavar="NAME", help="What clients call the model.", rich_help_panel=SERVER
-        ),
-    ] = None
-    cors_origin: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--cors-origin",
-            metavar="ORIGIN",
-            help="Web pages from there may ask, such as https://example.org. It can be repeated.",
-            rich_help_panel=SERVER,
-        ),
-        Setting("cors_origins"),
-    ] = ()
-    max_queue: Annotated[
-        int | None,
-        typer.Option("--max-queue", help="Requests that may wait; more are refused (4096).", rich_help_panel=SERVER),
-        BuilderSetting("max_queue"),
-    ] = None
-    max_body_mb: Annotated[
-        int, typer.Option("--max-body-mb", min=1, help="MiB that a request may have.", rich_help_panel=SERVER)
-    ] = 64
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", help="Seconds that an answer may take.", rich_help_panel=SERVER)
-    ] = None
-    drain_timeout: Annotated[
-        float,
-        typer.Option(
-            "--drain-timeout", help="Seconds that requests are given to finish when it ends.", rich_help_panel=SERVER
-        ),
-    ] = 60.0
-    image_host: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--image-host",
-            metavar="NAME",
-            help="Fetch images from there, by address; *: from any public host. It can be repeated.",
-            rich_help_panel=SERVER,
-        ),
-        Setting("image_hosts"),
-    ] = ()
-    adapter_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--adapter-folder", metavar="DIR", help="Clients may load adapters from there.", rich_help_panel=SERVER
-        ),
-    ] = None
-    no_page: Annotated[
-        bool,
-        typer.Option("--no-page", metavar=options.FLAG, help="Serve no chat page at /.", rich_help_panel=SERVER),
-    ] = False
-
-
 @grouped
 def serve(
     ctx: typer.Context,
@@ -154,42 +74,47 @@ def serve(
     server: ServerOptions,
     output: options.OutputOptions,
     version: options.Version = False,
-    model_id: options.ModelId = None,
+    model_id: options.ModelIds = None,
     vision: Vision = False,
     model: options.ModelOptions,
     paged: options.PagedOptions,
     engine: options.EngineOptions,
     adapter: Adapters = None,
 ) -> None:
-    """Serve a model over HTTP, as OpenAI's API has it."""
+    """Serve models over HTTP, as OpenAI's API has it."""
     # Imported here, because help does not need them and should appear at once.
-    from paged_sdk.cli.flags import reporting
-    from paged_sdk.cli.loading import builder_of
+    from paged_sdk.cli.flags import exclusive, reporting
     from paged_sdk.cli.service_file import ServiceFile
-    from paged_sdk.cli.serving import keep_serving
+    from paged_sdk.cli.serving import ServedModel, keep_serving
 
     with reporting(serve, output) as terminal:
-        file = ServiceFile.read(config) if config is not None else ServiceFile()
-        said = {name: value for name, value in file.options.items() if _is_default(ctx, name)}
-        server = replaced(server, said)
-        model = replaced(model, said)
+        file = ServiceFile() if config is None else ServiceFile.read(config)
+        entries = file.without([name for name in ctx.params if _is_given(ctx, name)]).of_models(model_id or ())
+        if len(entries) > 1:
+            for flag, value in {
+                "--quantized-file": model.quantized_file,
+                "--mmproj": model.mmproj,
+                "--tok-model-id": model.tok_model_id,
+                "--arch": model.arch,
+                "--adapter": adapter,
+                "--draft-model": engine.draft_model,
+            }.items():
+                exclusive({"several models": True, flag: value})
+        names = server.served_model_name
+        if names and len(names) != len(entries):
+            raise typer.BadParameter(
+                f"expected a name for each of {len(entries)} models", param_hint="--served-model-name"
+            )
+        models = [
+            ServedModel.of(entry, model, paged, engine, server, output, vision=vision, adapters=adapter or ())
+            for entry in entries
+        ]
+        server = replaced(server, entries[0].options)
         keep_serving(
-            builder_of(
-                said.get("model_id", model_id),
-                model,
-                replaced(paged, said),
-                replaced(engine, said),
-                server,
-                output,
-                images_by="--vision" if said.get("vision", vision) else None,
-                adapters=said.get("adapter", adapter) or (),
-                topology=file.topology,
-            ),
+            [evolve(each, name=name) for each, name in zip(models, names, strict=True)] if names else models,
             terminal,
             host=server.host,
             port=server.port,
-            name=server.served_model_name,
-            arch=model.arch,
             api_keys=server.api_key,
             cors_origins=server.cors_origin,
             max_body_bytes=server.max_body_mb << 20,
@@ -202,7 +127,7 @@ def serve(
         )
 
 
-def _is_default(ctx: typer.Context, name: str) -> bool:
-    """Say whether an option is not on the command line, nor in the environment."""
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Say whether an option is on the command line, or in the environment."""
     source = ctx.get_parameter_source(name)
-    return source is None or source.name == "DEFAULT"
+    return source is not None and source.name != "DEFAULT"

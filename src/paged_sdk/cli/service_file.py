@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Final, Literal, Self, TypedDict
 
 import typer
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from paged_sdk import InvalidRequestError, PagedCacheType, Topology
+from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
 from paged_sdk.wire.body import BodyReader, Bounds, read_json
 from paged_sdk.wire.sampling import SamplingDefaults
 
-__all__ = ["ServiceFile", "service_file_schema"]
+__all__ = ["ModelEntry", "ServiceFile", "service_file_schema"]
 
 
 class Layer(TypedDict, total=False):
@@ -50,42 +51,50 @@ class Server(TypedDict, total=False):
     page: Annotated[bool, "Whether there is a chat page at /."]
 
 
-# "$schema" is what editors look for.
-Service = TypedDict(
-    "Service",
-    {
-        "$schema": Annotated[str, "Where an editor finds this schema."],
-        "model": Annotated[str | None, "A directory, a GGUF file or a hub id; null: the embedded SmolLM2-135M."],
-        "name": Annotated[str | None, "What clients call the model."],
-        "format": Annotated[Literal["plain", "gguf"] | None, "What the model is stored as, if it is not plain to see."],
-        "arch": Annotated[str | None, "The family that the model has to be of."],
-        "quantized_files": Annotated[list[str], "GGUF files within the directory or repository."],
-        "mmproj": Annotated[str | None, "The image encoder of a GGUF model."],
-        "tokenizer": Annotated[str | None, "A directory with a tokenizer.json, or that file."],
-        "chat_template": Annotated[str | None, "A Jinja chat template, or its path."],
-        "vision": Annotated[bool, "Take images: the checkpoint has an image encoder."],
-        "device": Annotated[str | None, "auto, cpu, cuda, cuda:1, mps ..."],
-        "dtype": Annotated[str | None, "auto, bfloat16, float16, float32 ..."],
-        "isq": Annotated[str | None, "Quantize while loading: 4, 8, Q4K, Q8_0 ..."],
-        "isq_cache": Annotated[str | None, "Keep weights that are quantized while loading there."],
-        "imatrix": Annotated[str | None, "An importance matrix of llama.cpp's."],
-        "calibration_file": Annotated[str | None, "A text to run through the model first."],
-        "topology": Annotated[str | dict[str, Layer] | None, "What single layers are: a YAML file, or its content."],
-        "num_threads": Annotated[int | None, Bounds(1), "CPU threads of one operation."],
-        "paged": Annotated[Paged, "The KV cache."],
-        "prefix_cache_n": Annotated[int | None, Bounds(0), "0: no prefix cache."],
-        "max_seqs": Annotated[int | None, Bounds(1), "Sequences that are computed at once."],
-        "max_num_batched_tokens": Annotated[int | None, Bounds(1), "Tokens in one step."],
-        "max_seq_len": Annotated[int | None, Bounds(1), "Tokens in a sequence."],
-        "max_queue": Annotated[int | None, Bounds(1), "Requests that may wait; more are refused."],
-        "speculate": Annotated[int | None, Bounds(1), "Guess up to so many tokens ahead."],
-        "draft_model": Annotated[str | None, "A smaller model that guesses tokens."],
-        "adapters": Annotated[dict[str, str], "LoRA adapters by name, which clients call as models."],
-        "sampling": Annotated[SamplingDefaults, "What requests get that leave it open; else the checkpoint's."],
-        "server": Annotated[Server, "Who may ask, and where."],
-    },
-    total=False,
-)
+class ModelFile(TypedDict, total=False):
+    """Says what a model is, and how it runs."""
+
+    model: Annotated[str | None, "A directory, a GGUF file or a hub id; null: the embedded SmolLM2-135M."]
+    name: Annotated[str | None, "What clients call the model."]
+    format: Annotated[Literal["plain", "gguf"] | None, "What the model is stored as, if it is not plain to see."]
+    arch: Annotated[str | None, "The family that the model has to be of."]
+    quantized_files: Annotated[list[str], "GGUF files within the directory or repository."]
+    mmproj: Annotated[str | None, "The image encoder of a GGUF model."]
+    tokenizer: Annotated[str | None, "A directory with a tokenizer.json, or that file."]
+    chat_template: Annotated[str | None, "A Jinja chat template, or its path."]
+    vision: Annotated[bool, "Take images: the checkpoint has an image encoder."]
+    device: Annotated[str | None, "auto, cpu, cuda, cuda:1, mps ..."]
+    dtype: Annotated[str | None, "auto, bfloat16, float16, float32 ..."]
+    isq: Annotated[str | None, "Quantize while loading: 4, 8, Q4K, Q8_0 ..."]
+    isq_cache: Annotated[str | None, "Keep weights that are quantized while loading there."]
+    imatrix: Annotated[str | None, "An importance matrix of llama.cpp's."]
+    calibration_file: Annotated[str | None, "A text to run through the model first."]
+    topology: Annotated[str | dict[str, Layer] | None, "What single layers are: a YAML file, or its content."]
+    num_threads: Annotated[int | None, Bounds(1), "CPU threads of one operation."]
+    paged: Annotated[Paged, "The KV cache."]
+    prefix_cache_n: Annotated[int | None, Bounds(0), "0: no prefix cache."]
+    max_seqs: Annotated[int | None, Bounds(1), "Sequences that are computed at once."]
+    max_num_batched_tokens: Annotated[int | None, Bounds(1), "Tokens in one step."]
+    max_seq_len: Annotated[int | None, Bounds(1), "Tokens in a sequence."]
+    max_queue: Annotated[int | None, Bounds(1), "Requests that may wait; more are refused."]
+    speculate: Annotated[int | None, Bounds(1), "Guess up to so many tokens ahead."]
+    draft_model: Annotated[str | None, "A smaller model that guesses tokens."]
+    adapters: Annotated[dict[str, str], "LoRA adapters by name, which clients call as models."]
+
+
+# What editors look for is no name of Python's.
+_Schema = TypedDict("_Schema", {"$schema": Annotated[str, "Where an editor finds this schema."]}, total=False)
+
+
+class Service(_Schema, ModelFile, total=False):
+    """Says what is served, and to whom."""
+
+    models: Annotated[
+        list[ModelFile], Bounds(1), "Several models, in place of one. What stands beside holds where they say nothing."
+    ]
+    sampling: Annotated[SamplingDefaults, "What requests get that leave it open; else the checkpoint's."]
+    server: Annotated[Server, "Who may ask, and where."]
+
 
 READER: Final = BodyReader(Service)
 
@@ -107,6 +116,8 @@ RENAMED: Final[Mapping[str, str]] = {
     "server.image_hosts": "image_host",
     "server.page": "no_page",
 }
+OF_ONE: Final = ("model", "name", "quantized_files", "tokenizer", "arch", "draft_model", "adapters", "mmproj")
+"""What cannot hold for several models."""
 READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "format": ModelFormat,
     "tokenizer": Path,
@@ -119,6 +130,7 @@ READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "paged.mode": PagedAttnMode,
     "paged.cache_type": PagedCacheType,
     "quantized_files": tuple,
+    "name": lambda value: (value,),
     "server.adapter_folder": Path,
     "server.api_keys": tuple,
     "server.cors_origins": tuple,
@@ -128,33 +140,23 @@ READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
 
 
 @frozen(kw_only=True)
-class ServiceFile:
-    """Holds what a file says, as the options of the command line say it.
+class ModelEntry:
+    """Holds what a file says of a model, as the options of the command line say it.
 
     :ivar options: values of ``serve``'s parameters, of those that the file has
     :ivar topology: one that the file holds itself
-    :ivar sampling: what requests get that leave it open
     """
 
     options: Mapping[str, Any] = field(factory=dict, hash=False)
     topology: Topology | None = None
-    sampling: Mapping[str, object] = field(factory=dict, hash=False)
 
     @classmethod
-    def read(cls, path: Path) -> ServiceFile:
-        """Read a file.
+    def of(cls, said: Mapping[str, Any]) -> Self:
+        """Make one of a file's object.
 
-        :raises typer.BadParameter: it cannot be read, or says what there is not, which is named
-        :raises ConfigError: a value that cannot be used
+        :raises ConfigError: a topology that cannot be used
         """
-        try:
-            said = READER.read(read_json(path.read_bytes()))
-        except OSError as error:
-            raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--config") from None
-        except InvalidRequestError as error:
-            raise typer.BadParameter(f"{path}: {error}", param_hint="--config") from None
-        found: dict[str, Any] = {name: value for name, value in said.items() if name != "$schema"}
-        sampling = found.pop("sampling", {})
+        found = dict(said)
         for section in ("paged", "server"):
             for name, value in found.pop(section, {}).items():
                 found[f"{section}.{name}"] = value
@@ -164,11 +166,73 @@ class ServiceFile:
             for name, value in found.items()
             if value is not None
         }
+        return cls(options=options, topology=None if held is None else Topology.from_dict(held))
+
+
+@frozen(kw_only=True)
+class ServiceFile:
+    """Holds what a file says.
+
+    :ivar models: each with the server's options too
+    :ivar sampling: what requests get that leave it open
+    """
+
+    models: tuple[ModelEntry, ...] = (ModelEntry(),)
+    sampling: Mapping[str, object] = field(factory=dict, hash=False)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file.
+
+        :raises typer.BadParameter: it cannot be read, or says what there is not, which is named
+        :raises ConfigError: a value that cannot be used
+        """
+        try:
+            said = READER.read(read_json(path.read_bytes()))
+        except OSError as error:
+            raise _refused(path, error.strerror) from None
+        except InvalidRequestError as error:
+            raise _refused(path, error) from None
+        shared: dict[str, Any] = {name: value for name, value in said.items() if name != "$schema"}
+        sampling = shared.pop("sampling", {})
+        models = shared.pop("models", None)
+        for name in OF_ONE:
+            if models is not None and name in shared:
+                raise _refused(path, f"models: what is beside it holds for all of them, and {name} is of one")
+        entries = [shared] if models is None else [{**shared, **each} for each in models]
         return cls(
-            options=options,
-            topology=None if held is None else Topology.from_dict(held),
+            models=tuple(map(ModelEntry.of, entries)),
             sampling={name: value for name, value in sampling.items() if value is not None},
         )
+
+    def without(self, names: Collection[str]) -> Self:
+        """Return the same without some options, which somebody else says."""
+        return evolve(
+            self,
+            models=tuple(
+                ModelEntry(
+                    options={name: value for name, value in each.options.items() if name not in names},
+                    topology=None if "topology" in names else each.topology,
+                )
+                for each in self.models
+            ),
+        )
+
+    def of_models(self, model_ids: Sequence[str]) -> Sequence[ModelEntry]:
+        """Return what is said of each model.
+
+        :param model_ids: models in place of the file's; empty: those that it has
+        :raises typer.BadParameter: the file has several, too
+        """
+        if not model_ids:
+            return self.models
+        exclusive({"--model-id": True, "several models in --config": len(self.models) > 1})
+        (shared,) = self.models
+        return [evolve(shared, options={**shared.options, "model_id": each}) for each in model_ids]
+
+
+def _refused(path: Path, why: object) -> typer.BadParameter:
+    return typer.BadParameter(f"{path}: {why}", param_hint="--config")
 
 
 def _as_it_is(value: object) -> object:

@@ -1,42 +1,99 @@
-"""Load a model and serve it until the process is told to end."""
+"""Load models and serve them until the process is told to end."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import closing
-from typing import Any
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, closing
+from typing import Any, Self
 
 import typer
+from attrs import frozen
 
-from paged_sdk import ConfigError
-from paged_sdk.cli.loading import AnyBuilder, check_arch
+from paged_sdk import ConfigError, Model
+from paged_sdk.cli.groups import replaced
+from paged_sdk.cli.loading import AnyBuilder, builder_of, check_arch
+from paged_sdk.cli.options import EngineOptions, ModelOptions, OutputOptions, PagedOptions
+from paged_sdk.cli.server_options import ServerOptions
+from paged_sdk.cli.service_file import ModelEntry
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["keep_serving"]
+__all__ = ["ServedModel", "keep_serving"]
 
 CANNOT_LISTEN = 2
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
-def keep_serving(
-    builder: AnyBuilder,
-    terminal: Terminal,
-    *,
-    host: str,
-    port: int,
-    name: str | None,
-    arch: str | None,
-    **settings: Any,
-) -> None:
-    """Serve a model until SIGTERM or Ctrl-C.
+@frozen(kw_only=True)
+class ServedModel:
+    """Says which model is to be served.
 
-    :param name: what clients call it; None: its own name
-    :param arch: the family that the model has to be of
+    :ivar name: what clients call it; None: its own name
+    :ivar arch: the family that it has to be of
+    """
+
+    builder: AnyBuilder
+    name: str | None = None
+    arch: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        entry: ModelEntry,
+        model: ModelOptions,
+        paged: PagedOptions,
+        engine: EngineOptions,
+        server: ServerOptions,
+        output: OutputOptions,
+        *,
+        vision: bool,
+        adapters: Sequence[str],
+    ) -> Self:
+        """Make one of what a file says of it, and of what the command line says of all models.
+
+        :param entry: counts before the other values
+        :raises typer.BadParameter: options that contradict each other
+        :raises PagedError: a value that cannot be used, or no embedded model
+        """
+        said = entry.options
+        model, server = replaced(model, said), replaced(server, said)
+        builder = builder_of(
+            said.get("model_id"),
+            model,
+            replaced(paged, said),
+            replaced(engine, said),
+            server,
+            output,
+            images_by="--vision" if said.get("vision", vision) else None,
+            adapters=said.get("adapter", adapters),
+            topology=entry.topology,
+        )
+        return cls(builder=builder, name=next(iter(server.served_model_name), None), arch=model.arch)
+
+    async def open(self, terminal: Terminal) -> tuple[str, Model]:
+        """Load it, and return it with its name.
+
+        :raises typer.BadParameter: it is of another family
+        :raises PagedError: it cannot be loaded
+        """
+        with terminal.loading(self.builder.source.location):
+            model = await self.builder.build()
+        try:
+            check_arch(model.architecture, self.arch)
+        except typer.BadParameter:
+            await model.aclose()
+            raise
+        return self.name or model.name, model
+
+
+def keep_serving(models: Sequence[ServedModel], terminal: Terminal, *, host: str, port: int, **settings: Any) -> None:
+    """Serve models until SIGTERM or Ctrl-C.
+
     :param settings: those of :class:`~paged_sdk.server.ServerSettings`
-    :raises typer.BadParameter: a host that others can reach, without a key
+    :raises typer.BadParameter: a host that others can reach, without a key; two models or adapters of one name
     :raises typer.Exit: the port is taken, or requests were cut off in the end
-    :raises PagedError: the model cannot be loaded
+    :raises PagedError: a model cannot be loaded
     """
     try:
         from paged_sdk.server import ServerSettings, create_app
@@ -61,19 +118,34 @@ def keep_serving(
         raise typer.Exit(CANNOT_LISTEN) from None
 
     async def main() -> int:
-        with terminal.loading(builder.source.location):
-            model = await builder.build()
-        async with model:
-            check_arch(model.architecture, arch)
-            named = name or model.name
+        async with AsyncExitStack() as stack:
+            served: dict[str, Model] = {}
+            for each in models:
+                name, model = await each.open(terminal)
+                await stack.enter_async_context(model)
+                _check_names(served, name, model)
+                served[name] = model
             shown = f"[{host}]" if ":" in host else host
             url = f"http://{shown}:{listener.getsockname()[1]}"
             chat = f" with a chat page at {url}/" if checked.page else ""
-            terminal.reply(f"{named} at {url}/v1{chat} (Ctrl-C ends it)")
-            return await run(create_app({named: model}, checked), listener)
+            terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
+            return await run(create_app(served, checked), listener)
 
     with closing(listener):
         cut_off = asyncio.run(main())
     if cut_off:
         terminal.error(f"{cut_off} requests were cut off")
         raise typer.Exit(1)
+
+
+def _check_names(served: Mapping[str, Model], name: str, model: Model) -> None:
+    """Check that clients can tell a model and its adapters from those that there are.
+
+    :raises typer.BadParameter: they cannot
+    """
+    taken = {*served, *(adapter for each in served.values() for adapter in each.adapters)}
+    if name in taken:
+        raise typer.BadParameter(f"another model is called {name}", param_hint="--served-model-name")
+    twice = next((adapter for adapter in model.adapters if adapter in taken), None)
+    if twice is not None:
+        raise typer.BadParameter(f"another model or adapter is called {twice}", param_hint="--adapter")
