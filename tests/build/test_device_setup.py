@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from paged_sdk.build.device_setup import alone_on, prepare_thread
-from paged_sdk.kernels import fallback
 from paged_sdk.runner.device import choose_device
 
 CPU = torch.device("cpu")
@@ -22,16 +21,6 @@ def test_a_cuda_device_has_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     assert choose_device("auto") == choose_device("cuda") == torch.device("cuda", 2)
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-
-
-def test_triton_is_not_asked_to_launch_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnAnother(torch.Tensor):
-        device = torch.device("cuda", 1)
-
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    reason = fallback.why_not_triton(torch.zeros(1).as_subclass(OnAnother))
-    assert reason is not None
-    assert "is not cuda:1" in reason
 
 
 def test_models_are_set_up_one_at_a_time_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

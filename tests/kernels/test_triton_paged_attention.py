@@ -206,6 +206,13 @@ def test_padding_tokens_give_zero(kernel: str, triton_device: torch.device) -> N
     assert output[[0, 4, 5, 8]].count_nonzero() == 0
 
 
+@pytest.mark.parametrize(("row", "window"), [((200, 40), 8), ((60, 4), 2), ((60, 0), 2)], ids=str)
+def test_tiles_of_padding_before_a_window(row: tuple[int, int], window: int, triton_device: torch.device) -> None:
+    """Tiles of queries that are padding alone end before the first key."""
+    case = PagedCase([row], HEADS, window=window)
+    check(run("prefill", case, triton_device), case.expected(scale=SCALE))
+
+
 @EVERY_KERNEL
 def test_rows_left_out_are_not_written(kernel: str, triton_device: torch.device) -> None:
     case = PagedCase([(1, 20), (6, 9), (2, 30)], HEADS)

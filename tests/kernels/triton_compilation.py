@@ -282,8 +282,21 @@ def compile_cases(capability: int, *, few: bool) -> None:
             known = len(compiled)
             call()
             for name, kernel in list(compiled.values())[known:]:
-                usage = resource_usage(kernel.asm["cubin"]) | {"shared": kernel.metadata.shared}
+                usage = resource_usage(kernel.asm["cubin"]) | {
+                    "shared": kernel.metadata.shared,
+                    "waits_before_storing": waits_before_storing(kernel.asm["ptx"]),
+                }
                 print(json.dumps({"kernel": name, "case": case, **usage}), flush=True)
+
+
+def waits_before_storing(ptx: str) -> bool:
+    """Say whether all warps of a program meet between its loads and the first store."""
+    places = {
+        name: [found.start() for found in re.finditer(name, ptx)] for name in ("ld.global", "bar.sync", "st.global")
+    }
+    store = min(places["st.global"], default=0)
+    load = max((place for place in places["ld.global"] if place < store), default=0)
+    return any(load < place < store for place in places["bar.sync"])
 
 
 def resource_usage(cubin: bytes) -> dict[str, int]:

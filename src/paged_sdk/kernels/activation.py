@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 
 __all__ = ["GatedActivation", "gated_activation", "gated_activation_reference"]
 
@@ -28,7 +28,8 @@ def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> T
     if (reason := why_not_triton(gate_up)) is None:
         from paged_sdk.kernels.triton import activation as triton_kernels
 
-        return triton_kernels.gated_activation(gate_up, gelu=activation == "gelu_tanh")
+        with device_of(gate_up):
+            return triton_kernels.gated_activation(gate_up, gelu=activation == "gelu_tanh")
     log_fallback("gated_activation", reason)
     return gated_activation_reference(gate_up, activation)
 

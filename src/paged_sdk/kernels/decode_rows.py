@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["decode_rows", "decode_rows_reference"]
@@ -24,7 +24,8 @@ def decode_rows(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) 
     if (reason := why_not_triton(matrix.quants)) is None:
         from paged_sdk.kernels.triton import blocks as triton_kernels
 
-        return triton_kernels.dequantize_rows(matrix, indices, dtype)
+        with device_of(matrix.quants):
+            return triton_kernels.dequantize_rows(matrix, indices, dtype)
     log_fallback("decode_rows", reason)
     return decode_rows_reference(matrix, indices, dtype)
 

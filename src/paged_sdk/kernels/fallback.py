@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,19 +12,26 @@ from torch import Tensor
 from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
 
-__all__ = ["log_fallback", "why_not_triton"]
+__all__ = ["device_of", "log_fallback", "why_not_triton"]
 
 _log = get_logger(__name__)
 
 
 def why_not_triton(tensor: Tensor) -> str | None:
-    """Say why Triton's kernels cannot serve a tensor's device and dtype; return None if they can."""
+    """Say why Triton's kernels cannot serve a tensor's device and dtype; return None if they can.
+
+    They are launched on the current device, which has to be the tensor's: see :func:`device_of`.
+    """
     if tensor.dtype == torch.float64:
         return "Triton kernels serve no float64"
-    device = tensor.device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        return f"Triton launches on the current device, which is not {device}: see torch.cuda.set_device"
-    return availability.why_not(device)
+    return availability.why_not(tensor.device)
+
+
+def device_of(tensor: Tensor) -> AbstractContextManager[None]:
+    """Make a tensor's CUDA device the current one for a while; on others nothing happens."""
+    enter: Any = torch.cuda.device_of  # it has no annotations
+    scope: AbstractContextManager[None] = enter(tensor)
+    return scope
 
 
 @cache

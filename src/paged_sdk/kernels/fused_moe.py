@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_tensor
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 
 __all__ = ["fused_moe", "fused_moe_reference", "route", "route_reference"]
 
@@ -96,7 +96,8 @@ def _route(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[Tensor
         serve = triton_kernels.route
     else:
         log_fallback("route", reason)
-    return serve(logits, num_selected, renormalize=renormalize)
+    with device_of(logits):
+        return serve(logits, num_selected, renormalize=renormalize)
 
 
 @_route.register_fake
@@ -115,7 +116,8 @@ def _fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tens
         serve = triton_kernels.fused_moe
     else:
         log_fallback("fused_moe", reason)
-    return serve(hidden, gate_up, down, topk_weights, topk_ids)
+    with device_of(hidden):
+        return serve(hidden, gate_up, down, topk_weights, topk_ids)
 
 
 @_fused_moe.register_fake

@@ -17,7 +17,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 
@@ -86,7 +86,8 @@ def _reshape_and_cache(
         serve = triton_kernels.reshape_and_cache
     else:
         log_fallback("reshape_and_cache", reason)
-    serve(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+    with device_of(key):
+        serve(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 @_reshape_and_cache.register_fake
@@ -152,7 +153,8 @@ def _copy_blocks(
         log_fallback("copy_blocks", reason)
     # On other devices nothing keeps the host's memory until the copy is done.
     pairs = block_pairs.to(first.device, non_blocking=first.is_cuda)
-    serve(key_caches, value_caches, pairs, k_scales, v_scales)
+    with device_of(first):
+        serve(key_caches, value_caches, pairs, k_scales, v_scales)
 
 
 @_copy_blocks.register_fake

@@ -204,7 +204,8 @@ def _paged_attention(
     if reason is None:
         from paged_sdk.kernels.triton import paged_attention as triton_kernels
 
-        return triton_kernels.paged_attention(query, cache, rows, scores)
+        with fallback.device_of(query):
+            return triton_kernels.paged_attention(query, cache, rows, scores)
     fallback.log_fallback("paged_attention", reason)
     return paged_attention_reference(query, cache, rows, scores)
 

@@ -12,6 +12,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention import masked_attention
 from paged_sdk.kernels.attention_inputs import LayerCache, ScoreOptions
 from paged_sdk.kernels.checks import check_heads, check_score_options, check_tensor
+from paged_sdk.kernels.fallback import device_of
 from paged_sdk.kernels.input_metadata import InputMetadata
 from paged_sdk.kernels.kv_cache import reshape_and_cache
 from paged_sdk.kernels.paged_attention import paged_attention, why_not_triton
@@ -133,7 +134,8 @@ class PagedAttention(nn.Module):
             if prefill.suits_flash(prefill_rows):
                 tokens, keys, values = map(_readable, (tokens, keys, values))
                 cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
-                return prefill(tokens, keys, values, cache, prefill_rows).view(query.shape)
+                with device_of(tokens):
+                    return prefill(tokens, keys, values, cache, prefill_rows).view(query.shape)
         rows = input_metadata.rows
         return paged_attention(
             tokens,
@@ -252,6 +254,7 @@ def _is_recording() -> bool:
 @functools.cache
 def _fastest_prefill(shape: PrefillShape) -> PagedPrefill:
     """Time both once for each kind of layer, as the faster one on a device stays the same."""
-    choice = faster_for_prefill(shape)
+    with torch.cuda.device(shape.device):
+        choice = faster_for_prefill(shape)
     _log.info("PagedAttention with %d heads of %d: prefill by %s.", shape.num_heads, shape.head_dim, choice)
     return choice

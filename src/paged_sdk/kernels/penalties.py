@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 
 __all__ = ["count", "count_reference", "penalize", "penalize_reference"]
@@ -29,7 +29,8 @@ def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> 
     if (reason := why_not_triton(logits)) is None:
         from paged_sdk.kernels.triton import penalties as triton_kernels
 
-        triton_kernels.penalize(logits, occurrences, settings)
+        with device_of(logits):
+            triton_kernels.penalize(logits, occurrences, settings)
         return
     log_fallback("penalize", reason)
     penalize_reference(logits, occurrences, settings)
@@ -48,7 +49,8 @@ def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> Non
     if (reason := why_not_triton(tokens)) is None:
         from paged_sdk.kernels.triton import penalties as triton_kernels
 
-        triton_kernels.count(occurrences, settings, tokens)
+        with device_of(tokens):
+            triton_kernels.count(occurrences, settings, tokens)
         return
     log_fallback("count", reason)
     count_reference(occurrences, settings, tokens)

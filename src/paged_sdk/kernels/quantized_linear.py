@@ -12,7 +12,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
 from paged_sdk.kernels.checks import FLOATS, check_tensor
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = [
@@ -85,7 +85,8 @@ def _linear(
     if (reason := why_not_triton(x)) is None:
         from paged_sdk.kernels.triton import quantized_linear as triton_kernels
 
-        return triton_kernels.quantized_linear(x, matrix, bias)
+        with device_of(x):
+            return triton_kernels.quantized_linear(x, matrix, bias)
     log_fallback("quantized_linear", reason)
     return quantized_linear_reference(x, matrix, bias)
 
@@ -122,7 +123,8 @@ def _swiglu(
     if (reason := why_not_triton(x)) is None:
         from paged_sdk.kernels.triton import quantized_linear as triton_kernels
 
-        return triton_kernels.quantized_swiglu(x, gate, up, kind)
+        with device_of(x):
+            return triton_kernels.quantized_swiglu(x, gate, up, kind)
     log_fallback("quantized_swiglu", reason)
     return quantized_swiglu_reference(x, gate, up, kind)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_key_cache, check_slots, check_tensor
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 from paged_sdk.kernels.key_offsets import check_key_offsets
 from paged_sdk.kernels.kv_cache import write_slots
 
@@ -125,7 +125,8 @@ def rotate_and_cache(
         serve = triton_kernels.rotate_and_cache
     else:
         log_fallback("rotate_and_cache", reason)
-    serve(query, key, value, cosines, sines, cache, slot_mapping, positions)
+    with device_of(query):
+        serve(query, key, value, cosines, sines, cache, slot_mapping, positions)
 
 
 def rotate_and_cache_reference(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.draw_settings import NEXT_TRY, DrawSettings
-from paged_sdk.kernels.fallback import log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 
 __all__ = ["NOT_DRAWN", "argmax", "argmax_reference", "draw", "draw_reference", "uniforms"]
 
@@ -42,7 +42,8 @@ def argmax(logits: Tensor) -> Tensor:
     if (reason := why_not_triton(logits)) is None:
         from paged_sdk.kernels.triton import sampling as triton_kernels
 
-        return triton_kernels.argmax(logits)
+        with device_of(logits):
+            return triton_kernels.argmax(logits)
     log_fallback("argmax", reason)
     return argmax_reference(logits)
 
@@ -59,7 +60,8 @@ def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
     if (reason := why_not_triton(logits)) is None:
         from paged_sdk.kernels.triton import sampling as triton_kernels
 
-        return triton_kernels.draw(logits, settings)
+        with device_of(logits):
+            return triton_kernels.draw(logits, settings)
     log_fallback("draw", reason)
     return draw_reference(logits, settings)
 

@@ -151,7 +151,8 @@ def _attend_tile(
     offset = context_len - num_tokens
     query_position = offset + token
     first_position = offset + first_row // group
-    end = offset + tl.minimum((first_row + block_m - 1) // group, num_tokens - 1) + 1
+    # A tile of padding alone ends before the first key: nothing of the pages before it is to be read.
+    end = tl.maximum(offset + tl.minimum((first_row + block_m - 1) // group, num_tokens - 1) + 1, 0)
     slope = None
     if alibi_slopes is not None:
         slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)

@@ -79,7 +79,7 @@ def _rotate(
     n: tl.constexpr,
     block_n: tl.constexpr,
 ) -> tl.tensor:
-    """Rotate some heads in place and return both halves, rounded: each thread writes the elements that it has read."""
+    """Rotate some heads in place and return both halves, rounded."""
     column = tl.arange(0, block_n)[None, :]
     cos = tl.load(cosine_ptr + column, mask=column < n, other=0.0)
     sin = tl.load(sine_ptr + column, mask=column < n, other=0.0)
@@ -87,6 +87,8 @@ def _rotate(
     second = tl.load(heads + n + column, mask=mask, other=0.0).to(tl.float32)
     rotated_first = (first * cos - second * sin).to(heads.dtype.element_ty)
     rotated_second = (second * cos + first * sin).to(heads.dtype.element_ty)
+    # Where there are fewer elements than threads, several warps have read each, of which one writes: after all of them.
+    tl.debug_barrier()
     tl.store(heads + column, rotated_first, mask=mask)
     tl.store(heads + n + column, rotated_second, mask=mask)
     return rotated_first, rotated_second
