@@ -16,10 +16,8 @@ import torch
 from attrs import evolve
 
 import tiny
-from adapter_files import write_adapter
 from ggjt_files import write_ggjt
 from paged_sdk import (
-    BlockingChatStream,
     BlockingModel,
     ConfigError,
     InvalidRequestError,
@@ -29,21 +27,21 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
     ToolRoundsError,
-    mistralrs,
     write_gguf,
 )
 from paged_sdk.mistralrs import (
     Architecture,
     ChatCompletionRequest,
     ChatCompletionResponse,
+    ChatCompletionStream,
     CompletionRequest,
     LoraAdapter,
-    LoraAdapterInfo,
     PagedCacheType,
     Runner,
     ToolChoice,
     Which,
 )
+from paged_sdk.mistralrs.generations import AdapterLimits, Generations
 from paged_sdk.mistralrs.residence import Residence
 from paged_sdk.testing import fake_model
 
@@ -73,7 +71,7 @@ def chat(runner: Runner, **fields: Any) -> ChatCompletionResponse:
 
 
 def texts(response: ChatCompletionResponse) -> list[str]:
-    return [choice.message.content for choice in response.choices]
+    return [choice.message.content or "" for choice in response.choices]
 
 
 # The programs of mistral.rs's documentation, with the import and the model's path changed.
@@ -201,7 +199,7 @@ def test_streaming_adds_up(runner: Runner) -> None:
     chunks = list(stream)
     assert len(chunks) > 1
     (whole,) = chat(runner, max_tokens=300).choices
-    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == whole.message.content
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
     assert chunks[-1].choices[0].finish_reason == whole.finish_reason
 
 
@@ -212,7 +210,7 @@ def test_sixteen_threads_at_once(runner: Runner) -> None:
             return texts(chat(runner, **fields))[0]
         stream = runner.send_chat_completion_request(ChatCompletionRequest(model="", stream=True, **fields))
         assert not isinstance(stream, ChatCompletionResponse)
-        return "".join(chunk.choices[0].delta.content for chunk in stream)
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
     with ThreadPoolExecutor(16) as threads:
         together = list(threads.map(ask, range(16)))
@@ -230,6 +228,7 @@ def test_logprobs(runner: Runner) -> None:
     for top_logprobs, shown in ((None, 1), (4, 4), (0, 0)):
         logprobs = chat(runner, logprobs=True, top_logprobs=top_logprobs).choices[0].logprobs
         assert logprobs is not None
+        assert logprobs.content is not None
         assert len(logprobs.content) == 12
         for token in logprobs.content:
             assert token.logprob < 0
@@ -486,12 +485,11 @@ def test_callbacks_do_tools() -> None:
         mixed = evolve(request, tool_schemas=[WEATHER, other])
         with pytest.raises(InvalidRequestError, match="all have a callback"):
             runner.send_chat_completion_request(mixed)
-        streamed = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER], stream=True)
-        with pytest.raises(InvalidRequestError, match="stream"):
-            runner.send_chat_completion_request(streamed)
+        with pytest.raises(InvalidRequestError, match="n_choices"):
+            runner.send_chat_completion_request(evolve(request, n_choices=2))
         with pytest.raises(InvalidRequestError, match="max_tool_rounds"):
             runner.send_chat_completion_request(evolve(request, tool_schemas=[other]))
-        with pytest.raises(InvalidRequestError, match="max_rounds"):
+        with pytest.raises(InvalidRequestError, match="at least 1"):
             runner.send_chat_completion_request(evolve(request, max_tool_rounds=0))
 
 
@@ -510,6 +508,7 @@ def runner_of(*texts: str, callbacks: Any) -> Runner:
     runner._callbacks = callbacks
     runner._which = Which.Plain("fake")
     runner._seed = None
+    runner._generations = Generations({}, AdapterLimits())
     runner._residence = Residence(lambda: BlockingModel(fake_model(*texts)))
     return runner
 
@@ -589,8 +588,7 @@ GGUF = dict.fromkeys(
         "matformer_slice_name",
     ]
 )
-LIMITS = {"max_adapters": 16, "max_rank": 256, "max_bytes": 1 << 33}
-LORA = dict.fromkeys(["write_uqff", "from_uqff", "auto_map_params", "hf_cache_path"]) | LIMITS
+LORA = dict.fromkeys(["write_uqff", "from_uqff", "auto_map_params", "hf_cache_path"])
 COMPLETION = dict.fromkeys(["tool_schemas", "tool_choice", "suffix"])
 CHAT = dict.fromkeys(
     [
@@ -610,7 +608,7 @@ MAKES: dict[str, tuple[Callable[..., object], dict[str, Any]]] = {
     "Plain": (lambda **settings: Which.Plain("model", **settings), PLAIN),
     "Lora": (lambda **settings: Which.Lora("model", **settings), LORA),
     "LoraAdapter": (lambda **settings: LoraAdapter("alias", "path", **settings), {"revision": None}),
-    "GGUF": (lambda **settings: Which.GGUF("model", "file", **settings), GGUF | LIMITS),
+    "GGUF": (lambda **settings: Which.GGUF("model", "file", **settings), GGUF),
     "GGML": (lambda **settings: Which.GGML("model", "file", gqa=8, **settings), {"auto_map_params": None}),
     "ChatCompletionRequest": (lambda **fields: ChatCompletionRequest("Hello", "default", **fields), CHAT),
     "CompletionRequest": (lambda **fields: CompletionRequest("Hello", "default", **fields), COMPLETION),
@@ -631,36 +629,6 @@ def test_parameters_of_later_versions_may_be_given_at_their_defaults_only(kind: 
                 make(**{name: value})
             assert caught.value.setting == name
             assert len(str(caught.value)) < 300
-
-
-def test_requests_go_through_adapters(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    model = tiny.build_model("llama")
-    for seed, name in enumerate(("first", "second")):
-        write_adapter(tmp_path / name, model, seed=seed)
-    request = ChatCompletionRequest(QUESTION, "default", max_tokens=12)
-    which = Which.Lora(
-        str(tiny_checkpoint), [LoraAdapter("one", str(tmp_path / "first"))], Architecture.Llama, dtype="float32"
-    )
-    with Runner(which, pa_ctxt_len=4096) as runner, Runner(Which.Plain(str(tiny_checkpoint), dtype="float32")) as plain:
-        assert runner.list_lora_adapters() == [LoraAdapterInfo("one", str(tmp_path / "first"))]
-        loaded = runner.load_lora_adapter("two", tmp_path / "second")
-        assert runner.list_lora_adapters()[1:] == [loaded] == [LoraAdapterInfo("two", str(tmp_path / "second"))]
-        base, one, two = (
-            texts(runner.send_chat_completion_request(evolve(request, adapter=name))) for name in (None, "one", "two")
-        )
-        assert base == texts(plain.send_chat_completion_request(request))
-        assert len({*base, *one, *two}) == 3
-        completion = CompletionRequest("Once upon", "default", max_tokens=8)
-        through = [runner.send_completion_request(evolve(completion, adapter=name)) for name in (None, "one")]
-        assert through[0].choices[0].text != through[1].choices[0].text
-        assert runner.unload_lora_adapter("two") == loaded
-        with pytest.raises(InvalidRequestError, match="one of one"):
-            runner.send_chat_completion_request(evolve(request, adapter="two"))
-        for alias in ("one", 3):
-            with pytest.raises(ConfigError):
-                runner.load_lora_adapter(alias, tmp_path / "second")  # type: ignore[arg-type]  # of 3
-        with pytest.raises(ConfigError, match="the name of a loaded adapter"):
-            runner.unload_lora_adapter("two")
 
 
 def test_ways_to_describe_models_that_there_are_not() -> None:
@@ -689,11 +657,11 @@ def test_stream_decides_the_type() -> None:
         )
         assert_type(
             runner.send_chat_completion_request(ChatCompletionRequest("Hello", "default", stream=True)),
-            BlockingChatStream,
+            ChatCompletionStream,
         )
         assert_type(
             runner.send_chat_completion_request(ChatCompletionRequest("Hello", "default", stream=either)),
-            ChatCompletionResponse | BlockingChatStream,
+            ChatCompletionResponse | ChatCompletionStream,
         )
 
     assert callable(types)
@@ -747,22 +715,3 @@ def test_text_becomes_tokens_and_tokens_text(runner: Runner, reference: Blocking
     ):
         with pytest.raises(ConfigError):
             refused()
-
-
-def test_what_responses_are_made_of_can_be_imported(runner: Runner) -> None:
-    response = chat(runner, logprobs=True, top_logprobs=2)
-    choice = response.choices[0]
-    assert isinstance(choice, mistralrs.Choice)
-    assert isinstance(choice.message, mistralrs.ResponseMessage)
-    assert isinstance(choice.logprobs, mistralrs.Logprobs)
-    assert isinstance(choice.logprobs.content[0], mistralrs.ResponseLogprob)
-    assert isinstance(choice.logprobs.content[0].top_logprobs[0], mistralrs.TopLogprob)
-    request = ChatCompletionRequest(messages=QUESTION, model="default", max_tokens=3, stream=True)
-    stream = runner.send_chat_completion_request(request)
-    assert not isinstance(stream, ChatCompletionResponse)
-    for chunk in stream:
-        assert isinstance(chunk, mistralrs.ChatCompletionChunkResponse)
-        assert isinstance(chunk.choices[0], mistralrs.ChunkChoice)
-        assert isinstance(chunk.choices[0].delta, mistralrs.Delta)
-    completion = runner.send_completion_request(CompletionRequest(prompt="Once", model="default", max_tokens=3))
-    assert isinstance(completion.choices[0], mistralrs.CompletionChoice)

@@ -303,6 +303,7 @@ def resolved_hints(initializer: Any, owner: Any) -> dict[str, Any]:
 NEED_A_MODEL = ("BlockingModel", "Conversation", "Model")
 RESULTS = (
     "paged_sdk.build.machine",
+    "paged_sdk.types.adapter",
     "paged_sdk.types.memory_plan",
     "paged_sdk.types.response",
     "paged_sdk.types.embedding",

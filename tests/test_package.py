@@ -18,6 +18,7 @@ import paged_sdk
 
 EXPORTS: Final[tuple[str, ...]] = (
     "AdapterError",
+    "AdapterInfo",
     "BatchLogitsProcessor",
     "BlockingChatStream",
     "BlockingCompletionStream",

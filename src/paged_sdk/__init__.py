@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
     from paged_sdk.tool_loop import ToolRun as ToolRun
+    from paged_sdk.types.adapter import AdapterInfo as AdapterInfo
     from paged_sdk.types.constraint import Constraint as Constraint
     from paged_sdk.types.embedding import EmbeddingResponse as EmbeddingResponse
     from paged_sdk.types.image import Image as Image
@@ -152,6 +153,7 @@ _HOME = {
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
     "tool_loop": ("ToolRun",),
+    "types.adapter": ("AdapterInfo",),
     "types.constraint": ("Constraint",),
     "types.embedding": ("EmbeddingResponse",),
     "types.image": ("Image",),

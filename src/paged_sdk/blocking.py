@@ -25,6 +25,7 @@ from paged_sdk.model import Model
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun
+from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptLike, PromptsLike, ReadingOptions
 from paged_sdk.types.response import (
@@ -242,6 +243,11 @@ class BlockingModel:
     def adapters(self) -> tuple[str, ...]:
         """Return the names of the loaded adapters."""
         return self._model.adapters
+
+    @property
+    def adapter_infos(self) -> tuple[AdapterInfo, ...]:
+        """Return what the loaded adapters are: their content's digests, ranks and sizes."""
+        return self._model.adapter_infos
 
     def load_adapter(self, path: str | os.PathLike[str], *, name: str | None = None) -> None:
         """Load an adapter beside those that there are; see :meth:`Model.load_adapter`."""

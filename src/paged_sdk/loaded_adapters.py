@@ -16,7 +16,7 @@ from paged_sdk.config.checks import path_text
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.threads import thread_must_start
-from paged_sdk.types.adapter import AdapterUse
+from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.worker import Worker
 
@@ -46,6 +46,12 @@ class LoadedAdapters:
         """Return the names of the loaded adapters."""
         with self._lock:
             return tuple(name for name, use in self._uses.items() if use is not None)
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]:
+        """Return what the loaded adapters are."""
+        with self._lock:
+            return tuple(use.info for use in self._uses.values() if use is not None)
 
     def use(self, name: str | None) -> AdapterUse | None:
         """Return the adapter that a request names; None if it names none.
@@ -84,7 +90,7 @@ class LoadedAdapters:
                 if number is None:
                     del self._uses[source.name]
                 else:
-                    self._uses[source.name] = AdapterUse(number, source.name, fitted.digest, fitted.invocation)
+                    self._uses[source.name] = fitted.use(number, source.name)
 
     async def unload(self, name: str) -> None:
         """Do what :meth:`Model.unload_adapter` says."""

@@ -30,6 +30,7 @@ from paged_sdk.scorer import Scorer
 from paged_sdk.structured import Structure
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
+from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.request import (
     ChatRequestLike,
@@ -356,6 +357,11 @@ class Model:
     def adapters(self) -> tuple[str, ...]:
         """Return the names of the loaded adapters."""
         return self._adapters.names
+
+    @property
+    def adapter_infos(self) -> tuple[AdapterInfo, ...]:
+        """Return what the loaded adapters are: their content's digests, ranks and sizes."""
+        return self._adapters.infos
 
     async def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
         """Load an adapter beside those that there are; requests under way go on.

@@ -34,6 +34,11 @@ class ModuleUpdate:
     magnitude: Tensor | None = None
     looks_up: bool = False
 
+    @property
+    def num_elements(self) -> int:
+        """Return how many numbers it consists of."""
+        return sum(tensor.numel() for tensor in (self.down, self.up, self.magnitude) if tensor is not None)
+
 
 @frozen(eq=False)
 class Adapter:

@@ -19,6 +19,7 @@ from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.native.lora import NativeLora
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.linear import Linear
+from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.step import StepRow
 
 __all__ = ["AdapterBank", "FittedAdapter"]
@@ -30,11 +31,23 @@ class FittedAdapter:
 
     :ivar digest: of its content
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
+    :ivar rank: the largest rank among its updates
+    :ivar num_bytes: what its matrices take
     """
 
     lora: Lora
     digest: bytes
     invocation: tuple[int, ...] = ()
+    rank: int = 0
+    num_bytes: int = 0
+
+    def use(self, number: int, name: str) -> AdapterUse:
+        """Return what requests refer to it by.
+
+        :param number: the bank's
+        :param name: what the caller calls it
+        """
+        return AdapterUse(number, name, self.digest, self.invocation, self.rank, self.num_bytes)
 
 
 class AdapterBank:
@@ -91,7 +104,13 @@ class AdapterBank:
         found = self._resolve(path)
         with _one_thread():
             adapter = read_gguf(found) if found.suffix == ".gguf" else read_peft(found)
-            return FittedAdapter(self._formed(self.fit(adapter)), adapter.digest, adapter.invocation)
+            return FittedAdapter(
+                self._formed(self.fit(adapter)),
+                adapter.digest,
+                adapter.invocation,
+                rank=max((update.down.shape[0] for update in adapter.modules.values()), default=0),
+                num_bytes=sum(update.num_elements for update in adapter.modules.values()) * self._dtype.itemsize,
+            )
 
     def fit(self, adapter: Adapter) -> Lora:
         """Bring an adapter's matrices together, layer by layer.

@@ -55,5 +55,5 @@ def load_adapters(bank: AdapterBank, settings: BuildSettings, go_on: Callable[[]
     for source in settings.adapters:
         go_on()
         fitted = bank.read(source.location)
-        uses[source.name] = AdapterUse(bank.add(fitted.lora), source.name, fitted.digest, fitted.invocation)
+        uses[source.name] = fitted.use(bank.add(fitted.lora), source.name)
     return uses

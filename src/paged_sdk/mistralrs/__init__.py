@@ -16,24 +16,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from paged_sdk import (
-    CalledFunction,
-    ChatCompletionChunkResponse,
-    ChatCompletionResponse,
-    Choice,
-    ChunkChoice,
-    CompletionChoice,
-    CompletionResponse,
-    Delta,
-    Logprobs,
-    ResponseMessage,
-    ToolCallResponse,
-    TopLogprob,
-    Usage,
-)
-from paged_sdk import TokenLogprob as ResponseLogprob
+from paged_sdk import CalledFunction, Usage
 from paged_sdk.mistralrs.absent import NAMES, AbsentNameError
-from paged_sdk.mistralrs.adapters import LoraAdapter, LoraAdapterInfo
+from paged_sdk.mistralrs.adapters import (
+    LoraAdapter,
+    LoraAdapterError,
+    LoraAdapterGeneration,
+    LoraAdapterInfo,
+    LoraResidentGenerationInfo,
+    LoraRuntimeStatus,
+)
+from paged_sdk.mistralrs.chunks import ChatCompletionChunkResponse, ChunkChoice, Delta
 from paged_sdk.mistralrs.enums import (
     Architecture,
     EmbeddingArchitecture,
@@ -44,18 +37,31 @@ from paged_sdk.mistralrs.enums import (
     ToolCallType,
     ToolChoice,
 )
+from paged_sdk.mistralrs.logprobs import Logprobs, ResponseLogprob, TopLogprob
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest
+from paged_sdk.mistralrs.responses import (
+    AgenticToolCallRecord,
+    ChatCompletionResponse,
+    Choice,
+    CompletionChoice,
+    CompletionResponse,
+    ResponseMessage,
+    ToolCallResponse,
+)
 from paged_sdk.mistralrs.runner import Runner
+from paged_sdk.mistralrs.stream import ChatCompletionStream
 from paged_sdk.mistralrs.which import Which
 
 VisionArchitecture = MultimodalArchitecture
 
 __all__ = [
+    "AgenticToolCallRecord",
     "Architecture",
     "CalledFunction",
     "ChatCompletionChunkResponse",
     "ChatCompletionRequest",
     "ChatCompletionResponse",
+    "ChatCompletionStream",
     "Choice",
     "ChunkChoice",
     "CompletionChoice",
@@ -67,7 +73,11 @@ __all__ = [
     "IsqOrganization",
     "Logprobs",
     "LoraAdapter",
+    "LoraAdapterError",
+    "LoraAdapterGeneration",
     "LoraAdapterInfo",
+    "LoraResidentGenerationInfo",
+    "LoraRuntimeStatus",
     "ModelDType",
     "MultimodalArchitecture",
     "PagedCacheType",

@@ -1,4 +1,4 @@
-"""Say which adapters a model is loaded with."""
+"""Say which adapters a model is loaded with, and know the generations of those that it has."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ from attrs import Attribute, field, frozen
 from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder
 from paged_sdk.mistralrs.unsupported import is_text, unsupported
 
-__all__ = ["LoraAdapter", "LoraAdapterInfo", "adapters_field", "limit_field", "with_adapters"]
+__all__ = [
+    "LoraAdapter",
+    "LoraAdapterError",
+    "LoraAdapterGeneration",
+    "LoraAdapterInfo",
+    "LoraResidentGenerationInfo",
+    "LoraRuntimeStatus",
+    "adapters_field",
+    "is_selection",
+    "limit_field",
+    "with_adapters",
+]
 
 _Builder = TypeVar("_Builder", TextModelBuilder, GgufModelBuilder)
+
+
+class LoraAdapterError(ConfigError):
+    """An adapter cannot be loaded, replaced or unloaded.
+
+    :ivar code: why, in a word that programs can compare, as mistral.rs has them: "lora_adapter_already_loaded",
+        "lora_adapter_not_found", "lora_generation_mismatch", "lora_rank_limit_exceeded" ...
+    """
+
+    def __init__(self, message: str, *, code: str = "internal_error", setting: str = "", value: object = None) -> None:
+        super().__init__(message, setting=setting, value=value)
+        self.code = code
 
 
 @frozen
@@ -28,16 +51,84 @@ class LoraAdapter:
     revision: None = unsupported()
 
 
+def _is_generation(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        raise ConfigError.of("generation", value, "64 hexadecimal digits")
+
+
+@frozen
+class LoraAdapterGeneration:
+    """Selects exactly one content of an adapter, for a request that is not to get another one.
+
+    :ivar generation: 64 hexadecimal digits, as :class:`LoraAdapterInfo` has them
+    """
+
+    generation: str = field(validator=_is_generation)
+
+
+def is_selection(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Accept an alias, a generation and None."""
+    if value is not None and not isinstance(value, str | LoraAdapterGeneration):
+        raise ConfigError.of(attribute.name, value, "an alias, a LoraAdapterGeneration, or None")
+
+
 @frozen
 class LoraAdapterInfo:
     """Describes a loaded adapter.
 
     :ivar alias: what requests call it
     :ivar source: where it was read
+    :ivar revision: None: there are no revisions here
+    :ivar generation: tells its content from others
+    :ivar rank: the largest rank among its updates
+    :ivar bytes: what its matrices take
     """
 
     alias: str
     source: str
+    revision: None = field(kw_only=True, default=None)
+    generation: str = field(kw_only=True)
+    rank: int = field(kw_only=True)
+    bytes: int = field(kw_only=True)
+
+    def exact(self) -> LoraAdapterGeneration:
+        """Return what selects this content in a request."""
+        return LoraAdapterGeneration(self.generation)
+
+
+@frozen(kw_only=True)
+class LoraResidentGenerationInfo:
+    """Describes a content that is in memory, though perhaps no alias has it any more.
+
+    :ivar aliases: what requests call it
+    :ivar retired: whether it goes once the requests under way have ended
+    :ivar active_leases: requests under way
+    """
+
+    generation: str
+    aliases: list[str]
+    rank: int
+    bytes: int
+    retired: bool
+    active_leases: int
+
+
+@frozen(kw_only=True)
+class LoraRuntimeStatus:
+    """Describes the adapters of a model, and what limits them.
+
+    :ivar adapters: those that requests may name
+    :ivar generations: all that are in memory
+    """
+
+    adapters: list[LoraAdapterInfo]
+    generations: list[LoraResidentGenerationInfo]
+    resident_generations: int
+    retired_generations: int
+    resident_bytes: int
+    max_adapters: int
+    max_rank: int
+    max_bytes: int
 
 
 def _are_adapters(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -52,17 +143,14 @@ def adapters_field(*, kw_only: bool = False) -> Any:
     return field(default=None, validator=_are_adapters, kw_only=kw_only)
 
 
+def _is_limit(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise ConfigError.of(attribute.name, value, "an int >= 1")
+
+
 def limit_field(default: int, *, kw_only: bool = False) -> Any:
-    """Define a limit of mistral.rs's on adapters, which there is none of here: it must be left out, or given as its
-    default.
-    """
-
-    def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
-        if type(value) is not int or value != default:
-            allowed = f"{default}: this version does not limit adapters; leave it out"
-            raise ConfigError.of(attribute.name, value, allowed)
-
-    return field(default=default, validator=validate, kw_only=kw_only)
+    """Define a limit on adapters."""
+    return field(default=default, validator=_is_limit, kw_only=kw_only)
 
 
 def with_adapters(builder: _Builder, adapters: Sequence[LoraAdapter] | None) -> _Builder:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal
 from attrs import evolve, field, frozen
 
 from paged_sdk import Constraint, InvalidRequestError, RequestBuilder, SamplingParams, Tool
+from paged_sdk.mistralrs.adapters import LoraAdapterGeneration, is_selection
 from paged_sdk.mistralrs.enums import ToolChoice
 from paged_sdk.mistralrs.images import with_images
 from paged_sdk.mistralrs.unsupported import is_optional_count, is_optional_text, is_switch, is_text, unsupported
@@ -97,7 +98,7 @@ class ChatCompletionRequest(Generic[StreamT]):
     files: None = unsupported()
     input_files: None = unsupported()
     ignore_eos: bool = False
-    adapter: str | None = field(default=None, validator=is_optional_text, kw_only=True)
+    adapter: str | LoraAdapterGeneration | None = field(default=None, validator=is_selection, kw_only=True)
 
     def build(
         self,
@@ -106,7 +107,7 @@ class ChatCompletionRequest(Generic[StreamT]):
         default_temperature: float | None,
         callbacks: Mapping[str, Callable[[str, dict[str, Any]], str]] | None = None,
     ) -> RequestBuilder:
-        """Return the request that the model takes.
+        """Return the request that the model takes, without its adapter: the runner knows what it stands for.
 
         As in mistral.rs a request that says nothing about sampling is greedy, unless the checkpoint's
         generation_config.json samples.
@@ -129,8 +130,6 @@ class ChatCompletionRequest(Generic[StreamT]):
         constraint = _constraint(self)
         if constraint is not None:
             builder = builder.with_constraint(constraint)
-        if self.adapter is not None:
-            builder = builder.with_adapter(self.adapter)
         builder = builder.with_tools(self._tools(callbacks), ToolChoice.parse(self.tool_choice))
         return builder.with_truncation() if self.truncate_sequence else builder
 
@@ -202,7 +201,7 @@ class CompletionRequest:
     dry_sequence_breakers: Sequence[str] | None = None
     truncate_sequence: bool = field(default=False, validator=is_switch)
     ignore_eos: bool = False
-    adapter: str | None = field(default=None, validator=is_optional_text, kw_only=True)
+    adapter: str | LoraAdapterGeneration | None = field(default=None, validator=is_selection, kw_only=True)
 
     @best_of.validator
     def _is_one(self, attribute: object, value: object) -> None:

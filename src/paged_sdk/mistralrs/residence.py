@@ -17,11 +17,15 @@ class Residence:
     """Holds a model that is in memory, or can be loaded again. May be used from any thread.
 
     :param load: loads the model; it is called at once, and again whenever an unloaded model is needed
+    :param when_reloaded: is called when it was loaded again, before it is used
     :raises PagedError: what that raises
     """
 
-    def __init__(self, load: Callable[[], BlockingModel]) -> None:
+    def __init__(
+        self, load: Callable[[], BlockingModel], *, when_reloaded: Callable[[], object] = lambda: None
+    ) -> None:
         self._load: Final = load
+        self._when_reloaded: Final = when_reloaded
         self._lock: Final = threading.Lock()
         self._status: Status = "loaded"
         self._is_closed = False
@@ -76,6 +80,7 @@ class Residence:
         self._status = "reloading"
         try:
             self._model = self._load()
+            self._when_reloaded()
         finally:
             self._status = "unloaded" if self._model is None else "loaded"
         return self._model

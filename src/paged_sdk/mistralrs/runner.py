@@ -3,35 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from attrs import evolve
 
 from paged_sdk import (
-    BlockingChatStream,
     BlockingModel,
-    ChatCompletionResponse,
-    CompletionResponse,
     ConfigError,
     InvalidRequestError,
     IsqType,
+    RequestBuilder,
     SamplingParams,
 )
 from paged_sdk import PagedCacheType as CacheType
 from paged_sdk.mistralrs.absent import METHODS, AbsentMethodError
-from paged_sdk.mistralrs.adapters import LoraAdapterInfo
+from paged_sdk.mistralrs.adapters import LoraAdapterError, LoraAdapterGeneration, LoraAdapterInfo, LoraRuntimeStatus
+from paged_sdk.mistralrs.callbacks import StreamedRounds, checked_callbacks, records_of
 from paged_sdk.mistralrs.enums import IsqOrganization, PagedCacheType
+from paged_sdk.mistralrs.generations import Generations, Selected
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, StreamT
 from paged_sdk.mistralrs.residence import Residence, Status
-from paged_sdk.mistralrs.settings import check_architecture, guessing, paged_settings, quantized, template_of
+from paged_sdk.mistralrs.responses import ChatCompletionResponse, CompletionResponse
+from paged_sdk.mistralrs.settings import (
+    adapter_limits,
+    check_architecture,
+    guessing,
+    paged_settings,
+    quantized,
+    template_of,
+)
+from paged_sdk.mistralrs.stream import ChatCompletionStream, ChunkSource
 from paged_sdk.mistralrs.unsupported import check_switches, refuse_settings
 from paged_sdk.mistralrs.which import Which
 
 __all__ = ["Runner"]
 
 DEFAULT_PREFIX_CACHE_N = 16
+
+AnswerT = TypeVar("AnswerT")
 
 
 class Runner:
@@ -134,14 +146,16 @@ class Runner:
         ):  # otherwise the environment may set it
             builder = builder.with_prefix_cache_n(prefix_cache_n)
         builder = quantized(builder, which, in_situ_quant)
-        self._callbacks = _checked_callbacks(tool_callbacks)
+        self._callbacks = checked_callbacks(tool_callbacks)
         self._seed = SamplingParams(seed=seed).seed
-        self._sources = {source.name: source.location for source in builder.settings.adapters}
+        sources = {source.name: source.location for source in builder.settings.adapters}
+        self._generations = Generations(sources, adapter_limits(which))
         self._which = which
         whole = guessing(builder, which_draft, speculative_gamma)
-        self._residence = Residence(lambda: BlockingModel(whole.build()))
+        self._residence = Residence(lambda: BlockingModel(whole.build()), when_reloaded=self._generations.reset)
         try:
             check_architecture(which, self._model.architecture)
+            self._generations.check_limits(self._model)
         except ConfigError:
             self.close()
             raise
@@ -165,16 +179,16 @@ class Runner:
     @overload
     def send_chat_completion_request(
         self, request: ChatCompletionRequest[Literal[True]], model_id: str | None = None
-    ) -> BlockingChatStream: ...
+    ) -> ChatCompletionStream: ...
 
     @overload
     def send_chat_completion_request(
         self, request: ChatCompletionRequest[bool], model_id: str | None = None
-    ) -> ChatCompletionResponse | BlockingChatStream: ...
+    ) -> ChatCompletionResponse | ChatCompletionStream: ...
 
     def send_chat_completion_request(
         self, request: ChatCompletionRequest[StreamT], model_id: str | None = None
-    ) -> ChatCompletionResponse | BlockingChatStream:
+    ) -> ChatCompletionResponse | ChatCompletionStream:
         """Answer a conversation.
 
         :returns: the response; with ``stream=True`` an iterator of chunks, which ends the request when it is closed
@@ -194,18 +208,19 @@ class Runner:
         done = [tool.name for tool in tools if tool.function is not None]
         if done and len(done) < len(tools):
             raise InvalidRequestError.of("tool_schemas", done, "tools that all have a callback, or none")
-        if done and request.stream:
-            raise InvalidRequestError.of("stream", True, "False where tools have callbacks")
         if request.max_tool_rounds is not None and not done:
             raise InvalidRequestError.of(
                 "max_tool_rounds", request.max_tool_rounds, "None where no tool has a callback of the runner's"
             )
+        if done and request.max_tool_rounds == 0:
+            raise InvalidRequestError.of("max_tool_rounds", 0, "at least 1 where tools have callbacks")
+        if done and request.n_choices != 1:
+            raise InvalidRequestError.of("n_choices", request.n_choices, "1 where tools have callbacks")
+        rounds = None
         if done:
             rounds = 8 if request.max_tool_rounds is None else request.max_tool_rounds
-            return self._model.send_chat_with_tools(built, max_rounds=rounds).response
-        if request.stream:
-            return self._model.stream_chat_request(built)
-        return self._model.send_chat_request(built)
+        send = self._stream if request.stream else self._answer
+        return self._selecting(request.adapter, lambda selected: send(built, selected, rounds))
 
     def send_completion_request(self, request: CompletionRequest, model_id: str | None = None) -> CompletionResponse:
         """Continue a text.
@@ -217,18 +232,23 @@ class Runner:
         if not isinstance(request, CompletionRequest):
             raise InvalidRequestError.of("request", request, "a CompletionRequest")
         sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
-        response = self._model.send_completion_request(
-            request.prompt,
-            sampling,
-            truncation=request.truncate_sequence,
-            constraint=request.constraint(),
-            adapter=request.adapter,
-        )
-        if not request.echo_prompt:
-            return response
-        return evolve(
-            response, choices=tuple(evolve(choice, text=request.prompt + choice.text) for choice in response.choices)
-        )
+        constraint = request.constraint()
+
+        def send(selected: Selected | None) -> CompletionResponse:
+            with self._generations.leased(selected):
+                response = self._model.send_completion_request(
+                    request.prompt,
+                    sampling,
+                    truncation=request.truncate_sequence,
+                    constraint=constraint,
+                    adapter=None if selected is None else selected.name,
+                )
+            if request.echo_prompt:
+                choices = tuple(evolve(choice, text=request.prompt + choice.text) for choice in response.choices)
+                response = evolve(response, choices=choices)
+            return CompletionResponse.of(response, adapter_generation=_generation(selected))
+
+        return self._selecting(request.adapter, send)
 
     def send_embedding_request(self, request: EmbeddingRequest, model_id: str | None = None) -> list[list[float]]:
         """Make a vector of each text, as the checkpoint says.
@@ -252,18 +272,18 @@ class Runner:
     @overload
     def send_chat_completion_request_to_model(
         self, request: ChatCompletionRequest[Literal[True]], model_id: str
-    ) -> BlockingChatStream: ...
+    ) -> ChatCompletionStream: ...
 
     @overload
     def send_chat_completion_request_to_model(
         self, request: ChatCompletionRequest[bool], model_id: str
-    ) -> ChatCompletionResponse | BlockingChatStream: ...
+    ) -> ChatCompletionResponse | ChatCompletionStream: ...
 
     def send_chat_completion_request_to_model(
         self, request: ChatCompletionRequest[Any], model_id: str
-    ) -> ChatCompletionResponse | BlockingChatStream:
+    ) -> ChatCompletionResponse | ChatCompletionStream:
         """Answer a conversation; see :meth:`send_chat_completion_request`."""
-        answer: ChatCompletionResponse | BlockingChatStream = self.send_chat_completion_request(request, model_id)
+        answer: ChatCompletionResponse | ChatCompletionStream = self.send_chat_completion_request(request, model_id)
         return answer
 
     def send_completion_request_to_model(self, request: CompletionRequest, model_id: str) -> CompletionResponse:
@@ -312,35 +332,43 @@ class Runner:
         adapter_dir: str | PathLike[str],
         model_id: str | None = None,
         load_inplace: bool = False,
-        expected_generation: None = None,
+        expected_generation: str | None = None,
     ) -> LoraAdapterInfo:
-        """Load an adapter beside those that there are; requests under way go on.
+        """Load an adapter beside those that there are, or in the place of one; requests under way go on.
 
         :param alias: what requests call it
         :param adapter_dir: a directory as PEFT saves it, or a GGUF file
-        :raises ConfigError: another adapter has the alias; or ``model_id``, ``load_inplace`` or ``expected_generation``
-        :raises AdapterError: it cannot be read, or was made for another model
+        :param load_inplace: whether it may take the place of what has the alias by now. That is gone once the requests
+            that go through it have ended, for which this waits
+        :param expected_generation: replace this content only
+        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises LoraAdapterError: another adapter has the alias, or another content; it cannot be read, was made for
+            another model, or exceeds a limit
         """
         self._check_model(model_id)
-        refuse_settings(expected_generation=expected_generation)
-        refuse_settings(default=False, load_inplace=load_inplace)
+        check_switches(load_inplace=load_inplace)
         if not isinstance(alias, str):
             raise ConfigError.of("alias", alias, "a string")
-        self._model.load_adapter(adapter_dir, name=alias)
-        self._sources[alias] = str(adapter_dir)
-        return LoraAdapterInfo(alias, self._sources[alias])
+        if expected_generation is not None and not load_inplace:
+            text = "expected_generation is given without load_inplace=True: there is nothing to compare it with"
+            raise LoraAdapterError(text, code="invalid_lora_load_policy", setting="expected_generation")
+        _check_generation(expected_generation)
+        return self._generations.load(
+            self._model, alias, adapter_dir, is_replaced=load_inplace, expected=expected_generation
+        )
 
     def unload_lora_adapter(
-        self, alias: str, model_id: str | None = None, expected_generation: None = None
+        self, alias: str, model_id: str | None = None, expected_generation: str | None = None
     ) -> LoraAdapterInfo:
         """Refuse new requests of an adapter, wait for those under way, and free its memory.
 
-        :raises ConfigError: no loaded adapter has the alias; or ``model_id`` or ``expected_generation``
+        :param expected_generation: unload this content only
+        :raises ConfigError: the ``model_id`` of no model of the runner's
+        :raises LoraAdapterError: no loaded adapter has the alias, or another content has it
         """
         self._check_model(model_id)
-        refuse_settings(expected_generation=expected_generation)
-        self._model.unload_adapter(alias)
-        return LoraAdapterInfo(alias, self._sources.pop(alias, ""))
+        _check_generation(expected_generation)
+        return self._generations.unload(self._model, alias, expected_generation)
 
     def list_lora_adapters(self, model_id: str | None = None) -> list[LoraAdapterInfo]:
         """Return the loaded adapters.
@@ -348,8 +376,15 @@ class Runner:
         :raises ConfigError: the ``model_id`` of no model of the runner's
         """
         self._check_model(model_id)
-        sources = dict(self._sources)
-        return [LoraAdapterInfo(alias, sources[alias]) for alias in self._model.adapters if alias in sources]
+        return self._generations.infos(self._model)
+
+    def lora_adapter_status(self, model_id: str | None = None) -> LoraRuntimeStatus:
+        """Return the loaded adapters, what they take, and their limits.
+
+        :raises ConfigError: the ``model_id`` of no model of the runner's
+        """
+        self._check_model(model_id)
+        return self._generations.status(self._model)
 
     def max_sequence_length(self, model_id: str | None = None) -> int:
         """Return the most tokens that a sequence may have, prompt and output together.
@@ -436,10 +471,57 @@ class Runner:
         if model_id != self._which.name and (is_needed or model_id is not None):
             raise ConfigError.of("model_id", model_id, f"the runner's only model, {self._which.name}")
 
+    def _selecting(
+        self, adapter: str | LoraAdapterGeneration | None, send: Callable[[Selected | None], AnswerT]
+    ) -> AnswerT:
+        """Send a request through the adapter that it names. If that is replaced at this very moment, it goes through
+        the next one.
+        """
+        while True:
+            selected = self._generations.select(self._model, adapter)
+            try:
+                return send(selected)
+            except InvalidRequestError as error:
+                if error.field != "adapter" or selected == self._generations.select(self._model, adapter):
+                    raise
 
-def _checked_callbacks(callbacks: object) -> Mapping[str, Callable[[str, dict[str, Any]], str]]:
-    if callbacks is None:
-        return {}
-    if not isinstance(callbacks, Mapping) or not all(map(callable, callbacks.values())):
-        raise ConfigError.of("tool_callbacks", callbacks, "functions of a name and arguments, by names of tools")
-    return {**callbacks}
+    def _answer(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionResponse:
+        request = _through(built, selected)
+        with self._generations.leased(selected):
+            if rounds is None:
+                response, records = self._model.send_chat_request(request), []
+            else:
+                run = self._model.send_chat_with_tools(request, max_rounds=rounds)
+                response, records = run.response, list(records_of(run))
+        return ChatCompletionResponse.of(response, adapter_generation=_generation(selected), agentic_tool_calls=records)
+
+    def _stream(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionStream:
+        request, model = _through(built, selected), self._model
+        source: ChunkSource = (
+            model.stream_chat_request(request)
+            if rounds is None
+            else StreamedRounds(model.stream_chat_request, request, self._callbacks, rounds)
+        )
+        self._generations.lease(selected)
+        return ChatCompletionStream(
+            source,
+            adapter_generation=_generation(selected),
+            when_ended=partial(self._generations.release, selected),
+        )
+
+
+def _generation(selected: Selected | None) -> str | None:
+    return None if selected is None else selected.generation
+
+
+def _through(request: RequestBuilder, selected: Selected | None) -> RequestBuilder:
+    return request if selected is None else request.with_adapter(selected.name)
+
+
+def _check_generation(generation: object) -> None:
+    try:
+        if generation is not None:
+            LoraAdapterGeneration(generation)  # type: ignore[arg-type]  # which is what it looks at
+    except ConfigError as error:
+        code = "invalid_lora_generation"
+        raise LoraAdapterError(str(error), code=code, setting="expected_generation", value=generation) from None

@@ -27,9 +27,10 @@ from paged_sdk.mistralrs.enums import (
     PagedCacheType,
     cache_type,
 )
+from paged_sdk.mistralrs.generations import AdapterLimits
 from paged_sdk.mistralrs.which import Builder, Which
 
-__all__ = ["check_architecture", "guessing", "paged_settings", "quantized", "template_of"]
+__all__ = ["adapter_limits", "check_architecture", "guessing", "paged_settings", "quantized", "template_of"]
 
 
 def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Builder:
@@ -117,6 +118,14 @@ def _gpu_memory(megabytes: int | None, fraction: float | None, tokens: int | Non
     if fraction is not None:
         return MemoryGpuConfig.Fraction(fraction)
     return None if tokens is None else MemoryGpuConfig.ContextSize(tokens)
+
+
+def adapter_limits(which: Which) -> AdapterLimits:
+    """Return the limits on a model's adapters."""
+    match which:
+        case Which.Lora() | Which.GGUF():
+            return AdapterLimits(which.max_adapters, which.max_rank, which.max_bytes)
+    return AdapterLimits()
 
 
 def template_of(chat_template: str | None, jinja_explicit: str | None) -> str | Path | None:

@@ -6,7 +6,23 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-__all__ = ["AdapterUse"]
+__all__ = ["AdapterInfo", "AdapterUse"]
+
+
+@frozen(kw_only=True)
+class AdapterInfo:
+    """Describes a loaded adapter.
+
+    :ivar name: what requests call it
+    :ivar digest: of its content, in 64 hexadecimal digits: the same content has the same, whatever it is called
+    :ivar rank: the largest rank among its updates
+    :ivar num_bytes: what its matrices take in the model's memory
+    """
+
+    name: str
+    digest: str
+    rank: int
+    num_bytes: int
 
 
 @frozen
@@ -17,12 +33,21 @@ class AdapterUse:
     :ivar name: what the caller calls it
     :ivar digest: of its content: KV that was computed with it is found by requests of any adapter with this content
     :ivar invocation: the tokens from whose last occurrence in a prompt on it changes anything; empty: it changes all
+    :ivar rank: the largest rank among its updates
+    :ivar num_bytes: what its matrices take
     """
 
     number: int
     name: str
     digest: bytes
     invocation: tuple[int, ...] = ()
+    rank: int = 0
+    num_bytes: int = 0
+
+    @property
+    def info(self) -> AdapterInfo:
+        """Return what users are told of it."""
+        return AdapterInfo(name=self.name, digest=self.digest.hex(), rank=self.rank, num_bytes=self.num_bytes)
 
     def first_token(self, prompt_token_ids: Sequence[int]) -> int | None:
         """Return the place of the first token that goes through it; None: no token of the text does."""

@@ -1,0 +1,104 @@
+"""Hold the pieces of streamed responses with mistral.rs's attributes, made of the SDK's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+import paged_sdk
+from paged_sdk import Usage
+from paged_sdk.mistralrs.logprobs import ResponseLogprob
+from paged_sdk.mistralrs.responses import ToolCallResponse, called
+
+__all__ = ["ChatCompletionChunkResponse", "ChunkChoice", "Delta", "chunks_of"]
+
+
+@frozen(kw_only=True)
+class Delta:
+    """Holds what a chunk adds to a text.
+
+    :ivar content: the text that comes next, often empty
+    :ivar tool_calls: calls that have become whole; None: none has
+    :ivar reasoning_content: what it adds to the model's thoughts; None: nothing
+    """
+
+    content: str | None
+    role: str
+    tool_calls: list[ToolCallResponse] | None = None
+    reasoning_content: str | None = None
+
+
+@frozen(kw_only=True)
+class ChunkChoice:
+    """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last one.
+
+    :ivar logprobs: those of the chunk's token, if they were asked for
+    """
+
+    finish_reason: str | None
+    index: int
+    delta: Delta
+    logprobs: ResponseLogprob | None
+
+
+@frozen(kw_only=True)
+class ChatCompletionChunkResponse:
+    """Holds a piece of a streamed chat response; the last one carries ``usage``.
+
+    :ivar adapter_generation: of the adapter that the texts go through; None: none
+    :ivar session_id: None: there are no sessions here
+    """
+
+    id: str
+    choices: list[ChunkChoice]
+    created: int
+    model: str
+    system_fingerprint: str
+    object: str
+    usage: Usage | None = None
+    adapter_generation: str | None = None
+    session_id: None = None
+
+
+def chunks_of(
+    chunk: paged_sdk.ChatCompletionChunkResponse, *, adapter_generation: str | None
+) -> Iterator[ChatCompletionChunkResponse]:
+    """Make chunks of the SDK's: one, unless that has the logprobs of several tokens, of which mistral.rs's have one.
+
+    The last of them has the text, and whatever else there is.
+    """
+    count = max((_num_tokens(choice) for choice in chunk.choices), default=1)
+    for before in reversed(range(count)):  # so many tokens are still to come
+        choices = [_choice(choice, before) for choice in chunk.choices if before < _num_tokens(choice)]
+        yield ChatCompletionChunkResponse(
+            id=chunk.id,
+            choices=choices,
+            created=chunk.created,
+            model=chunk.model,
+            system_fingerprint=chunk.system_fingerprint,
+            object=chunk.object,
+            usage=None if before else chunk.usage,
+            adapter_generation=adapter_generation,
+        )
+
+
+def _num_tokens(choice: paged_sdk.ChunkChoice) -> int:
+    return 1 if choice.logprobs is None else max(1, len(choice.logprobs.content))
+
+
+def _choice(choice: paged_sdk.ChunkChoice, before: int) -> ChunkChoice:
+    tokens = () if choice.logprobs is None else choice.logprobs.content
+    logprobs = ResponseLogprob.of(tokens[-1 - before]) if tokens else None
+    said = choice.delta
+    if before:
+        return ChunkChoice(
+            finish_reason=None, index=choice.index, delta=Delta(content="", role=said.role), logprobs=logprobs
+        )
+    delta = Delta(
+        content=said.content,
+        role=said.role,
+        tool_calls=called(said.tool_calls),
+        reasoning_content=said.reasoning_content,
+    )
+    return ChunkChoice(finish_reason=choice.finish_reason, index=choice.index, delta=delta, logprobs=logprobs)

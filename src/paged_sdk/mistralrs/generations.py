@@ -1,0 +1,264 @@
+"""Know the adapters of a runner: which content each alias stands for, and which requests go through it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from typing import Final
+
+from attrs import frozen
+
+from paged_sdk import AdapterError, AdapterInfo, BlockingModel, ConfigError, InvalidRequestError
+from paged_sdk.mistralrs.adapters import (
+    LoraAdapterError,
+    LoraAdapterGeneration,
+    LoraAdapterInfo,
+    LoraResidentGenerationInfo,
+    LoraRuntimeStatus,
+)
+
+__all__ = ["AdapterLimits", "Generations", "Selected"]
+
+
+@frozen
+class AdapterLimits:
+    """Limits the adapters of a runner; mistral.rs's own limits are the defaults."""
+
+    max_adapters: int = 16
+    max_rank: int = 256
+    max_bytes: int = 8 << 30
+
+
+@frozen
+class Selected:
+    """Says which adapter a request goes through.
+
+    :ivar name: what the model calls it
+    :ivar generation: its content's
+    """
+
+    name: str
+    generation: str
+
+
+class Generations:
+    """Knows which content of an adapter each alias stands for. May be used from any thread.
+
+    The model has one name for a content for as long as it is in memory, so that an alias can go over to another content
+    while requests are still going through the one before.
+
+    :param sources: where the adapters were read that the model began with, by alias
+    """
+
+    def __init__(self, sources: Mapping[str, str], limits: AdapterLimits) -> None:
+        self._limits: Final = limits
+        self._lock: Final = threading.Lock()
+        self._loading: Final = threading.Lock()  # one change after the other: an adapter is compared with what there is
+        self._names: dict[str, str] = {alias: alias for alias in sources}
+        self._sources: dict[str, str] = dict(sources)  # by the model's names
+        self._initial: Final = dict(sources)
+        self._leases: Counter[str] = Counter()
+        self._retiring: dict[str, AdapterInfo] = {}
+        self._next = 0
+
+    def reset(self) -> None:
+        """Go back to the adapters that the model begins with: it is loaded again."""
+        with self._lock:
+            self._names = {alias: alias for alias in self._initial}
+            self._sources = dict(self._initial)
+
+    def infos(self, model: BlockingModel) -> list[LoraAdapterInfo]:
+        """Return what each alias stands for."""
+        loaded = {info.name: info for info in model.adapter_infos}
+        with self._lock:
+            names = dict(self._names)
+            return [_info(alias, self._sources[name], loaded[name]) for alias, name in names.items() if name in loaded]
+
+    def select(self, model: BlockingModel, adapter: str | LoraAdapterGeneration | None) -> Selected | None:
+        """Return the adapter that a request names; None: it names none.
+
+        :raises InvalidRequestError: there is no such one
+        """
+        if adapter is None:
+            return None
+        infos = self.infos(model)
+        for info in infos:
+            if adapter in (info.alias, info.exact()):
+                with self._lock:
+                    name = self._names.get(info.alias)
+                if name is not None:
+                    return Selected(name, info.generation)
+        aliases = ", ".join(info.alias for info in infos)
+        raise InvalidRequestError.of(
+            "adapter", adapter, f"one of {aliases}" if aliases else "None: no adapter is loaded"
+        )
+
+    @contextmanager
+    def leased(self, selected: Selected | None) -> Iterator[None]:
+        """Note that a request goes through an adapter, meanwhile."""
+        self.lease(selected)
+        try:
+            yield
+        finally:
+            self.release(selected)
+
+    def lease(self, selected: Selected | None) -> None:
+        """Note that a request goes through an adapter."""
+        if selected is not None:
+            with self._lock:
+                self._leases[selected.name] += 1
+
+    def release(self, selected: Selected | None) -> None:
+        """Note that it has ended."""
+        if selected is not None:
+            with self._lock:
+                self._leases[selected.name] -= 1
+
+    def load(
+        self,
+        model: BlockingModel,
+        alias: str,
+        adapter_dir: str | PathLike[str],
+        *,
+        is_replaced: bool,
+        expected: str | None,
+    ) -> LoraAdapterInfo:
+        """Load an adapter, and have an alias stand for it.
+
+        :param is_replaced: whether the alias may stand for another by now
+        :param expected: the generation that it has to stand for by now; None: any
+        :raises LoraAdapterError: it may not, does not, or the adapter cannot be loaded
+        """
+        with self._loading:
+            before = self._current(model, alias)
+            if before is not None and not is_replaced:
+                raise _error(
+                    "lora_adapter_already_loaded", "alias", alias, "an alias that no adapter has, or load_inplace=True"
+                )
+            self._compare(before, expected, alias)
+            if before is None and len(self.infos(model)) >= self._limits.max_adapters:
+                raise _error("lora_adapter_limit_exceeded", "alias", alias, f"nothing beyond {self._limits}")
+            with self._lock:
+                self._next += 1
+                name = alias if alias not in self._sources else f"{alias}#{self._next}"
+            _load(model, name, adapter_dir)
+            info = next(info for info in model.adapter_infos if info.name == name)
+            over = next(self._exceeded(model, info), None)
+            if over is not None:
+                model.unload_adapter(name)
+                raise _error(over, "adapter_dir", str(adapter_dir), f"nothing beyond {self._limits}")
+            with self._lock:
+                old = self._names.get(alias)
+                self._names[alias] = name
+                self._sources[name] = str(adapter_dir)
+            if before is not None and old is not None:
+                self._retire(model, old)
+            return _info(alias, str(adapter_dir), info)
+
+    def unload(self, model: BlockingModel, alias: str, expected: str | None) -> LoraAdapterInfo:
+        """Have an alias stand for nothing, and wait for the requests under way.
+
+        :raises LoraAdapterError: it stands for nothing, or for another generation than the expected one
+        """
+        with self._loading:
+            before = self._current(model, alias)
+            if before is None:
+                loaded = ", ".join(info.alias for info in self.infos(model)) or "there is none"
+                raise _error("lora_adapter_not_found", "alias", alias, f"the name of a loaded adapter: {loaded}")
+            self._compare(before, expected, alias)
+            with self._lock:
+                name = self._names.pop(alias)
+            self._retire(model, name)
+            return before
+
+    def status(self, model: BlockingModel) -> LoraRuntimeStatus:
+        """Return which adapters there are, and what they take."""
+        infos = self.infos(model)
+        with self._lock:
+            loaded = self._retiring | {info.name: info for info in model.adapter_infos}
+            aliases: dict[str, list[str]] = {name: [] for name in loaded}
+            for alias, name in self._names.items():
+                aliases.get(name, []).append(alias)
+            generations = [
+                LoraResidentGenerationInfo(
+                    generation=info.digest,
+                    aliases=aliases[name],
+                    rank=info.rank,
+                    bytes=info.num_bytes,
+                    retired=not aliases[name],
+                    active_leases=self._leases[name],
+                )
+                for name, info in loaded.items()
+            ]
+        return LoraRuntimeStatus(
+            adapters=infos,
+            generations=generations,
+            resident_generations=len(generations),
+            retired_generations=sum(generation.retired for generation in generations),
+            resident_bytes=sum(generation.bytes for generation in generations),
+            max_adapters=self._limits.max_adapters,
+            max_rank=self._limits.max_rank,
+            max_bytes=self._limits.max_bytes,
+        )
+
+    def check_limits(self, model: BlockingModel) -> None:
+        """Compare the adapters that a model began with, with the limits.
+
+        :raises LoraAdapterError: one is exceeded
+        """
+        if len(model.adapter_infos) > self._limits.max_adapters:
+            raise _error(
+                "lora_adapter_limit_exceeded", "adapters", len(model.adapter_infos), f"nothing beyond {self._limits}"
+            )
+        for info in model.adapter_infos:
+            for code in self._exceeded(model, info):
+                raise _error(code, "adapters", info.name, f"nothing beyond {self._limits}")
+
+    def _current(self, model: BlockingModel, alias: str) -> LoraAdapterInfo | None:
+        return next((info for info in self.infos(model) if info.alias == alias), None)
+
+    def _compare(self, before: LoraAdapterInfo | None, expected: str | None, alias: str) -> None:
+        found = None if before is None else before.generation
+        if expected is not None and found != expected:
+            raise _error("lora_generation_mismatch", "expected_generation", expected, f"{alias}'s own, {found}")
+
+    def _exceeded(self, model: BlockingModel, info: AdapterInfo) -> Iterator[str]:
+        if info.rank > self._limits.max_rank:
+            yield "lora_rank_limit_exceeded"
+        if sum(each.num_bytes for each in model.adapter_infos) > self._limits.max_bytes:
+            yield "lora_byte_limit_exceeded"
+
+    def _retire(self, model: BlockingModel, name: str) -> None:
+        info = next(info for info in model.adapter_infos if info.name == name)
+        with self._lock:
+            self._retiring[name] = info
+        try:
+            model.unload_adapter(name)
+        finally:
+            with self._lock:
+                for kept in (self._retiring, self._sources, self._leases):
+                    kept.pop(name, None)
+
+
+def _info(alias: str, source: str, info: AdapterInfo) -> LoraAdapterInfo:
+    return LoraAdapterInfo(alias, source, generation=info.digest, rank=info.rank, bytes=info.num_bytes)
+
+
+def _load(model: BlockingModel, name: str, adapter_dir: str | PathLike[str]) -> None:
+    try:
+        model.load_adapter(adapter_dir, name=name)
+    except AdapterError as error:
+        code = "invalid_lora_adapter" if os.path.exists(adapter_dir) else "adapter_file_not_found"
+        raise LoraAdapterError(str(error), code=code, setting="adapter_dir", value=str(adapter_dir)) from error
+    except ConfigError as error:
+        raise LoraAdapterError(
+            str(error), code="invalid_lora_name", setting=error.setting, value=error.value
+        ) from error
+
+
+def _error(code: str, setting: str, value: object, allowed: str) -> LoraAdapterError:
+    return LoraAdapterError(str(ConfigError.of(setting, value, allowed)), code=code, setting=setting, value=value)

@@ -1,0 +1,71 @@
+"""Iterate over the pieces of a response."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Protocol
+
+import paged_sdk
+from paged_sdk.mistralrs.chunks import ChatCompletionChunkResponse, chunks_of
+
+__all__ = ["ChatCompletionStream", "ChunkSource"]
+
+
+class ChunkSource(Protocol):
+    """Gives the SDK's chunks of one response."""
+
+    def __next__(self) -> paged_sdk.ChatCompletionChunkResponse:
+        """Return the next one."""
+        ...
+
+    def close(self) -> None:
+        """End the request if it has not ended."""
+        ...
+
+
+class ChatCompletionStream:
+    """Iterates over the chunks of one response. Closing or dropping it ends the request; it is a context manager, too.
+
+    :param source: the SDK's chunks
+    :param adapter_generation: of the adapter that the texts go through; None: none
+    :param when_ended: is called once, when it has ended in whatever way
+    """
+
+    def __init__(
+        self, source: ChunkSource, *, adapter_generation: str | None, when_ended: Callable[[], object]
+    ) -> None:
+        self._source = source
+        self._generation = adapter_generation
+        self._waiting: Iterator[ChatCompletionChunkResponse] = iter(())
+        self._finalizer = weakref.finalize(self, when_ended)
+
+    def __iter__(self) -> Iterator[ChatCompletionChunkResponse]:
+        return self
+
+    def __next__(self) -> ChatCompletionChunkResponse:
+        waiting = next(self._waiting, None)
+        if waiting is not None:
+            return waiting
+        try:
+            chunk = next(self._source)
+        except BaseException:  # the end is one of them
+            self._finalizer()
+            raise
+        self._waiting = chunks_of(chunk, adapter_generation=self._generation)
+        return next(self._waiting)
+
+    def close(self) -> None:
+        """End the request if it has not ended."""
+        self._waiting = iter(())
+        self._source.close()
+        self._finalizer()
+
+    def __enter__(self) -> ChatCompletionStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,183 @@
+"""Adapters come, go and are replaced while a runner answers, as in mistral.rs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from attrs import evolve
+
+import tiny
+from adapter_files import write_adapter
+from paged_sdk import ConfigError, InvalidRequestError
+from paged_sdk.mistralrs import (
+    Architecture,
+    ChatCompletionRequest,
+    CompletionRequest,
+    LoraAdapter,
+    LoraAdapterError,
+    LoraAdapterGeneration,
+    Runner,
+    Which,
+)
+
+REQUEST: ChatCompletionRequest[Literal[False]] = ChatCompletionRequest("Hello!", "default", max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("adapters")
+    model = tiny.build_model("llama")
+    for seed in range(2):
+        write_adapter(directory / str(seed), model, seed=seed)
+    return [str(directory / str(seed)) for seed in range(2)]
+
+
+@pytest.fixture
+def runner(tiny_checkpoint: Path, adapters: list[str]) -> Iterator[Runner]:
+    which = Which.Lora(str(tiny_checkpoint), [LoraAdapter("one", adapters[0])], Architecture.Llama, dtype="float32")
+    with Runner(which, pa_ctxt_len=4096) as runner:
+        yield runner
+
+
+def say(runner: Runner, adapter: str | LoraAdapterGeneration | None) -> str | None:
+    return runner.send_chat_completion_request(evolve(REQUEST, adapter=adapter)).choices[0].message.content
+
+
+def code_of(call: Any, *arguments: Any, **settings: Any) -> str:
+    with pytest.raises(LoraAdapterError) as caught:
+        call(*arguments, **settings)
+    return caught.value.code
+
+
+def test_requests_go_through_adapters(runner: Runner, adapters: list[str], tiny_checkpoint: Path) -> None:
+    (one,) = runner.list_lora_adapters()
+    assert (one.alias, one.source, one.revision) == ("one", adapters[0], None)
+    assert one.rank > 0
+    assert one.bytes > 0
+    two = runner.load_lora_adapter("two", Path(adapters[1]))
+    assert runner.list_lora_adapters() == [one, two]
+    assert one.generation != two.generation
+    with Runner(Which.Plain(str(tiny_checkpoint), dtype="float32")) as plain:
+        base = say(plain, None)
+        again = plain.load_lora_adapter("again", adapters[0])  # any model takes adapters
+        assert again.generation == one.generation
+        assert say(plain, "again") == say(runner, "one")
+    assert say(runner, None) == base
+    assert len({base, say(runner, "one"), say(runner, "two")}) == 3
+    completion = CompletionRequest("Once upon", "default", max_tokens=8)
+    through = [runner.send_completion_request(evolve(completion, adapter=name)) for name in (None, "one", one.exact())]
+    assert through[0].choices[0].text != through[1].choices[0].text == through[2].choices[0].text
+    assert [response.adapter_generation for response in through] == [None, one.generation, one.generation]
+    assert runner.unload_lora_adapter("two") == two
+    with pytest.raises(InvalidRequestError, match="one of one"):
+        say(runner, "two")
+    with pytest.raises(ConfigError, match="alias"):
+        runner.load_lora_adapter(3, adapters[1])  # type: ignore[arg-type]
+
+
+def test_an_alias_goes_over_to_another_content(runner: Runner, adapters: list[str]) -> None:
+    (one,) = runner.list_lora_adapters()
+    first = say(runner, "one")
+    stream = runner.send_chat_completion_request(
+        ChatCompletionRequest("Hello!", "default", max_tokens=12, stream=True, adapter="one")
+    )
+    begun = next(stream)
+    assert begun.adapter_generation == one.generation
+    two = runner.load_lora_adapter("one", adapters[1], load_inplace=True, expected_generation=one.generation)
+    rest = [begun, *stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in rest) == first
+    assert two.generation != one.generation
+    response = runner.send_chat_completion_request(evolve(REQUEST, adapter="one"))
+    assert (response.adapter_generation, response.choices[0].message.content) == (
+        two.generation,
+        say(runner, two.exact()),
+    )
+    assert response.choices[0].message.content != first
+    with pytest.raises(InvalidRequestError, match="adapter"):
+        say(runner, one.exact())
+    stale = {"load_inplace": True, "expected_generation": one.generation}
+    assert code_of(runner.load_lora_adapter, "one", adapters[0], **stale) == "lora_generation_mismatch"
+    assert code_of(runner.unload_lora_adapter, "one", None, one.generation) == "lora_generation_mismatch"
+    assert runner.load_lora_adapter("new", adapters[0], load_inplace=True).generation == one.generation
+    assert say(runner, "new") == first
+    assert runner.unload_lora_adapter("one", expected_generation=two.generation) == two
+    assert [info.alias for info in runner.list_lora_adapters()] == ["new"]
+
+
+def test_what_cannot_be_done_has_a_code(runner: Runner, adapters: list[str], tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    load, unload = runner.load_lora_adapter, runner.unload_lora_adapter
+    generation = "0" * 64
+    assert code_of(load, "one", adapters[1]) == "lora_adapter_already_loaded"
+    assert code_of(load, "new", str(tmp_path / "none")) == "adapter_file_not_found"
+    assert code_of(load, "new", tmp_path / "broken") == "invalid_lora_adapter"
+    assert code_of(load, "", adapters[1]) == "invalid_lora_name"
+    assert code_of(load, "new", adapters[1], expected_generation=generation) == "invalid_lora_load_policy"
+    assert code_of(load, "one", adapters[1], None, True, "x") == "invalid_lora_generation"
+    assert code_of(load, "new", adapters[1], None, True, generation) == "lora_generation_mismatch"
+    assert code_of(unload, "new") == "lora_adapter_not_found"
+    assert code_of(unload, "one", expected_generation="X" * 64) == "invalid_lora_generation"
+    assert [info.alias for info in runner.list_lora_adapters()] == ["one"]
+    with pytest.raises(ConfigError, match="generation"):
+        LoraAdapterGeneration("one")
+    with pytest.raises(ConfigError, match="adapter"):
+        ChatCompletionRequest("Hello!", "default", adapter=5)  # type: ignore[arg-type]
+
+
+def test_limits(tiny_checkpoint: Path, adapters: list[str]) -> None:
+    given = [LoraAdapter("one", adapters[0])]
+    with Runner(Which.Lora(str(tiny_checkpoint), given)) as runner:
+        (one,) = runner.list_lora_adapters()
+    cases: list[tuple[dict[str, int], str]] = [
+        ({"max_adapters": 1}, "lora_adapter_limit_exceeded"),
+        ({"max_bytes": 2 * one.bytes - 1}, "lora_byte_limit_exceeded"),
+    ]
+    for limits, code in cases:
+        with Runner(Which.Lora(str(tiny_checkpoint), given, **limits)) as runner:  # type: ignore[arg-type]
+            assert code_of(runner.load_lora_adapter, "two", adapters[1]) == code
+            status = runner.lora_adapter_status()
+            assert (status.resident_generations, status.resident_bytes) == (1, one.bytes)
+            assert {name: getattr(status, name) for name in limits} == limits
+            assert say(runner, "one")
+    for limits in ({"max_rank": one.rank - 1}, {"max_bytes": one.bytes - 1}):
+        code = f"lora_{next(iter(limits))[4:].rstrip('s')}_limit_exceeded"
+        assert code_of(Runner, Which.Lora(str(tiny_checkpoint), given, **limits)) == code  # type: ignore[arg-type]
+        with Runner(Which.Lora(str(tiny_checkpoint), **limits)) as runner:  # type: ignore[arg-type]
+            assert code_of(runner.load_lora_adapter, "one", adapters[0]) == code
+    two = [*given, LoraAdapter("two", adapters[1])]
+    assert code_of(Runner, Which.Lora(str(tiny_checkpoint), two, max_adapters=1)) == "lora_adapter_limit_exceeded"
+    with pytest.raises(ConfigError, match="max_rank"):
+        Which.Lora("model", max_rank=0)
+
+
+def test_status_counts_requests(runner: Runner, adapters: list[str]) -> None:
+    request: ChatCompletionRequest[Literal[True]] = ChatCompletionRequest(
+        "Hello!", "default", max_tokens=12, stream=True, adapter="one"
+    )
+    stream, dropped = (runner.send_chat_completion_request(request) for _ in range(2))
+    status = runner.lora_adapter_status()
+    (generation,) = status.generations
+    assert status.adapters == runner.list_lora_adapters()
+    assert (generation.aliases, generation.retired, generation.active_leases) == (["one"], False, 2)
+    assert (status.retired_generations, status.resident_bytes) == (0, generation.bytes)
+    list(stream)
+    del dropped
+    assert runner.lora_adapter_status().generations[0].active_leases == 0
+    with runner.send_chat_completion_request(request) as closed:
+        next(closed)
+    assert runner.lora_adapter_status().generations[0].active_leases == 0
+
+
+def test_a_model_that_is_loaded_again_has_the_adapters_it_began_with(runner: Runner, adapters: list[str]) -> None:
+    (one,), first = runner.list_lora_adapters(), say(runner, "one")
+    runner.load_lora_adapter("one", adapters[1], load_inplace=True)
+    runner.load_lora_adapter("two", adapters[1])
+    (name,) = runner.list_models()
+    runner.unload_model(name)
+    runner.reload_model(name)
+    assert runner.list_lora_adapters() == [one]
+    assert say(runner, "one") == first
+    assert runner.lora_adapter_status().retired_generations == 0
