@@ -135,6 +135,16 @@ class BlockingModel:
         """Return the most tokens that a sequence may have, prompt and output together."""
         return self._model.max_sequence_length
 
+    @property
+    def takes_images(self) -> bool:
+        """Tell whether messages may have images beside text."""
+        return self._model.takes_images
+
+    @property
+    def generates_text(self) -> bool:
+        """Tell whether it writes text; a model that does not makes vectors alone."""
+        return self._model.generates_text
+
     def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation; see :meth:`Model.send_chat_request`."""
         return self._call(self._model.send_chat_request, request)

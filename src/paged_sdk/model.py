@@ -118,6 +118,16 @@ class Model:
         """Return the most tokens that a sequence may have, prompt and output together."""
         return self._preparer.config.max_model_len
 
+    @property
+    def takes_images(self) -> bool:
+        """Tell whether messages may have images beside text."""
+        return self._preparer.images is not None
+
+    @property
+    def generates_text(self) -> bool:
+        """Tell whether it writes text; a model that does not makes vectors alone."""
+        return self._preparer.why_no_text is None
+
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.
 

@@ -89,7 +89,13 @@ class ServedModels:
         """Return what can be asked, each model before its adapters."""
         cards = []
         for name, model in self._models.items():
-            card = ModelCard(id=name, created=self._created[name], max_model_len=model.max_sequence_length)
+            card = ModelCard(
+                id=name,
+                created=self._created[name],
+                max_model_len=model.max_sequence_length,
+                takes_images=model.takes_images,
+                generates_text=model.generates_text,
+            )
             cards.append(card)
             cards += [evolve(card, id=adapter, parent=name) for adapter in model.adapters]
         return cards

@@ -17,16 +17,20 @@ class ModelCard:
     :ivar created: Unix time in seconds at which it was loaded
     :ivar parent: the model that an adapter belongs to
     :ivar max_model_len: tokens of prompt and answer together
+    :ivar takes_images: whether messages may have images
+    :ivar generates_text: whether it writes text; a model that does not makes vectors alone
     """
 
     id: str
     created: int
     max_model_len: int
     parent: str | None = None
+    takes_images: bool = False
+    generates_text: bool = True
 
 
 def model_card(card: ModelCard) -> dict[str, Any]:
-    """Return a model as OpenAI's API has it; ``parent`` and ``max_model_len`` are extensions."""
+    """Return a model as OpenAI's API has it; what comes after ``owned_by`` are extensions."""
     return {
         "id": card.id,
         "object": "model",
@@ -34,6 +38,8 @@ def model_card(card: ModelCard) -> dict[str, Any]:
         "owned_by": "paged_sdk",
         "parent": card.parent,
         "max_model_len": card.max_model_len,
+        "input_modalities": ["text", "image"] if card.takes_images else ["text"],
+        "output_modalities": ["text"] if card.generates_text else ["embedding"],
     }
 
 

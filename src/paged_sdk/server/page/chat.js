@@ -1,28 +1,43 @@
 // Asks the server. Paths are beside the page, so that it works where the server is mounted below another path.
 
 export class Refused extends Error {
-  constructor(status, message) {
+  // `status` is 0 for what goes wrong within an answer; `retryAfter` is in seconds.
+  constructor(status, { message, code = null }, retryAfter = null) {
     super(message);
     this.status = status;
+    this.code = code;
+    this.retryAfter = retryAfter;
   }
 }
 
 async function ask(path, key, body, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
-  const options = body ? { method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body), signal } : { headers };
+  const options = body ? { method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(body), signal } : { headers, signal };
   const response = await fetch(new URL(path, document.baseURI), options);
   if (response.ok) return response;
-  let message = `the server answered with ${response.status}`;
+  let said = { message: `the server answered with ${response.status}` };
   try {
-    message = (await response.json()).error.message;
+    said = (await response.json()).error ?? said;
   } catch {
     // something on the way answered, which has another form
   }
-  throw new Refused(response.status, message);
+  const seconds = Number.parseFloat(response.headers.get("retry-after") ?? "");
+  throw new Refused(response.status, said, Number.isFinite(seconds) ? seconds : null);
 }
 
+// Returns the models that can talk: those that make vectors alone are left out.
 export async function models(key) {
-  return (await (await ask("v1/models", key)).json()).data;
+  const { data } = await (await ask("v1/models", key)).json();
+  return data.filter((model) => model.output_modalities?.includes("text") ?? true);
+}
+
+// Returns what the server says of itself: "ready", "loading", "ending", "failed"; null where there is no server.
+export async function health() {
+  try {
+    return await (await fetch(new URL("ready", document.baseURI), { cache: "no-store" })).json();
+  } catch {
+    return null;
+  }
 }
 
 // Writes an answer into a message as it comes, and calls back after every event. Throws what ends it early.
@@ -31,11 +46,11 @@ export async function stream(body, key, signal, message, changed) {
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new Refused(0, chunk.error.message);
+    if (chunk.error) throw new Refused(0, chunk.error);
     take(message, chunk);
     changed(chunk);
   }
-  throw new Refused(0, "the connection was lost before the end of the answer");
+  throw new TypeError("the connection ended before the answer did");
 }
 
 export async function* events(body) {
@@ -73,35 +88,47 @@ export function take(message, chunk) {
 // Returns the request that a conversation stands for. What was not set is left out: the server knows better.
 export function request(conversation, model) {
   const { system, tools, ...sampling } = conversation.settings;
-  const messages = system ? [{ role: "system", content: system }] : [];
-  for (const message of conversation.messages) messages.push(wire(message));
+  const messages = wire(conversation.messages);
+  if (system) messages.unshift({ role: "system", content: system });
   const body = { model, messages };
   for (const [name, value] of Object.entries(sampling)) if (value !== null && value !== undefined) body[name] = value;
   if (tools?.length) body.tools = tools;
   return body;
 }
 
-function wire(message) {
-  if (message.role === "tool") return { role: "tool", tool_call_id: message.id, content: message.content };
-  if (message.calls?.length) {
-    const calls = message.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
-    return { role: "assistant", content: message.content, tool_calls: calls };
+// Returns messages as OpenAI's API has them. Answers that never began, and calls that nobody answered, are left out:
+// chat templates have no form for these.
+export function wire(messages) {
+  const answered = new Set(messages.filter((message) => message.role === "tool").map((message) => message.id));
+  const said = [];
+  for (const message of messages) {
+    const { role, content, images } = message;
+    const calls = (message.calls ?? []).filter((call) => answered.has(call.id));
+    if (role === "tool") {
+      said.push({ role, tool_call_id: message.id, content });
+    } else if (calls.length) {
+      const written = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+      said.push({ role, content, tool_calls: written });
+    } else if (images?.length) {
+      const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+      said.push({ role, content: content ? [...parts, { type: "text", text: content }] : parts });
+    } else if (content) {
+      said.push({ role, content });
+    }
   }
-  if (!message.images?.length) return { role: message.role, content: message.content };
-  const images = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role: message.role, content: [...images, { type: "text", text: message.content }] };
+  return said;
 }
 
-// Says what an answer cost, of what the server measured.
+// Says what an answer cost, of what the server measured: texts, each with what it means.
 export function figures(usage) {
-  const said = [`${usage.completion_tokens} tokens`];
-  if (usage.avg_compl_tok_per_sec > 0) said.push(`${usage.avg_compl_tok_per_sec.toFixed(1)} tokens/s`);
-  if (usage.time_to_first_token_sec > 0) said.push(`first after ${usage.time_to_first_token_sec.toFixed(2)} s`);
+  const said = [[`${usage.completion_tokens} tokens`, "Tokens of the answer, thoughts included"]];
+  if (usage.avg_compl_tok_per_sec > 0) said.push([`${usage.avg_compl_tok_per_sec.toFixed(1)} tokens/s`, "Tokens of the answer per second"]);
+  if (usage.time_to_first_token_sec > 0) said.push([`first after ${usage.time_to_first_token_sec.toFixed(2)} s`, "Time until the first token"]);
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  said.push(`${cached} of ${usage.prompt_tokens} prompt tokens cached`);
+  said.push([`${cached} of ${usage.prompt_tokens} prompt tokens cached`, "These came from the prefix cache, and were not computed again"]);
   const details = usage.completion_tokens_details ?? {};
   const right = details.accepted_prediction_tokens ?? 0;
   const guessed = right + (details.rejected_prediction_tokens ?? 0);
-  if (guessed) said.push(`${right} of ${guessed} drafts right`);
-  return said.join(" · ");
+  if (guessed) said.push([`${right} of ${guessed} drafts right`, "Speculation: tokens that were guessed, and were what the model says"]);
+  return said;
 }

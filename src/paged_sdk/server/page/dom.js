@@ -1,6 +1,6 @@
 // Makes elements. Texts become text nodes always, so that nothing a model says is markup.
 
-import { TAGS, parse } from "./markdown.js";
+export const at = (id) => document.getElementById(id);
 
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -9,7 +9,7 @@ export function element(tag, attributes = {}, ...children) {
     else if (value === true) made.setAttribute(name, "");
     else if (value !== false && value !== null && value !== undefined) made.setAttribute(name, value);
   }
-  made.append(...children);
+  made.append(...children.filter((child) => child !== null));
   return made;
 }
 
@@ -22,14 +22,19 @@ export function icon(name) {
   return svg;
 }
 
+export function button(attributes, ...children) {
+  return element("button", { type: "button", ...attributes }, ...children);
+}
+
 export function copyButton(text, label) {
   const word = document.createTextNode("Copy");
-  const button = element("button", { type: "button", class: "small", "aria-label": label }, icon("copy"), word);
-  button.addEventListener("click", async () => {
+  const made = button({ class: "small", "aria-label": label }, icon("copy"), word);
+  made.addEventListener("click", async () => {
     word.data = (await copy(text())) ? "Copied" : "Not copied";
+    say(word.data);
     setTimeout(() => { word.data = "Copy"; }, 1500);
   });
-  return button;
+  return made;
 }
 
 async function copy(text) {
@@ -48,42 +53,26 @@ async function copy(text) {
   }
 }
 
-const drawn = new WeakMap();
+// Tells who does not see the page what has happened.
+export function say(text) {
+  at("said").textContent = text.length > 2000 ? `${text.slice(0, 2000)} …` : text;
+}
 
-// Draws Markdown into an element; blocks that are as they were stay the same nodes, so that a selection survives.
-export function drawMarkdown(target, text) {
-  const before = drawn.get(target) ?? [];
-  const now = parse(text).map((block) => [JSON.stringify(block), block]);
-  now.forEach(([key, block], place) => {
-    const old = target.children[place];
-    if (before[place] === key && old) return;
-    const made = node(block);
-    if (old) old.replaceWith(made);
-    else target.append(made);
+export function save(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+// Asks in a dialog, and returns whether the answer was yes.
+export function confirmed(title, text, yes) {
+  const dialog = at("confirm");
+  at("confirm-title").textContent = title;
+  at("confirm-text").textContent = text;
+  at("confirm-yes").textContent = yes;
+  dialog.returnValue = "";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
   });
-  while (target.children.length > now.length) target.lastElementChild.remove();
-  drawn.set(target, now.map(([key]) => key));
-}
-
-function node(value) {
-  if (typeof value === "string") return document.createTextNode(value);
-  const [tag, attributes, ...children] = value;
-  if (!TAGS.has(tag)) throw new Error(`no element is made of ${tag}`);
-  if (tag === "code-block") return codeBlock(attributes.language, children[0]);
-  const made = document.createElement(tag);
-  if (tag === "a") {
-    made.setAttribute("href", attributes.href);
-    made.setAttribute("target", "_blank");
-    made.setAttribute("rel", "noopener noreferrer");
-  } else if (tag === "ol" && attributes.start !== undefined) {
-    made.setAttribute("start", attributes.start);
-  }
-  made.append(...children.map(node));
-  return tag === "table" ? element("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" }, made) : made;
-}
-
-function codeBlock(language, code) {
-  const head = element("div", { class: "block-head" }, element("span", {}, language || "code"), copyButton(() => code, "Copy the code"));
-  const pre = element("pre", { tabindex: "0", "aria-label": "Code" , role: "group" }, element("code", {}, code));
-  return element("div", { class: "block" }, head, pre);
 }

@@ -15,10 +15,45 @@ const TABLE_RULE = /^ {0,3}\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 const DEEPEST = 12;
 
 export function parse(text) {
-  return blocks(text.replace(/\r\n?/g, "\n").replace(/\t/g, "    ").split("\n"), 0);
+  return new Reader().read(text).blocks;
 }
 
-function blocks(lines, depth) {
+// Reads a text that grows. A block that two whole lines stand behind stays what it is, and is not read again: a
+// long answer costs what is new in it.
+export class Reader {
+  #text = "";
+  #settled = [];
+  #offset = 0;
+
+  // Returns all blocks, and how many of them are the same as those of the last call.
+  read(text) {
+    const source = text.includes("\r") ? text.replace(/\r\n?/g, "\n") : text;
+    if (!source.startsWith(this.#text)) {
+      this.#settled = [];
+      this.#offset = 0;
+    }
+    this.#text = source;
+    const same = this.#settled.length;
+    const lines = source.slice(this.#offset).split("\n");
+    const ends = [];
+    const found = blocks(lines, 0, ends);
+    let count = 0;
+    while (count < found.length && ends[count] < lines.length - 2) count += 1;
+    if (count) {
+      for (const line of lines.slice(0, ends[count - 1])) this.#offset += line.length + 1;
+      this.#settled = this.#settled.concat(found.slice(0, count));
+    }
+    return { blocks: this.#settled.concat(found.slice(count)), same };
+  }
+}
+
+// Indents by spaces alone.
+function withoutTabs(line) {
+  return line.replace(/^[ \t]+/, (indent) => indent.replaceAll("\t", "    "));
+}
+
+function blocks(source, depth, ends = []) {
+  const lines = source.map(withoutTabs);
   const found = [];
   let at = 0;
   while (at < lines.length) {
@@ -29,7 +64,7 @@ function blocks(lines, depth) {
     } else if (fence) {
       const code = [];
       const end = new RegExp(`^ {0,3}${fence[2][0]}{${fence[2].length},}\\s*$`);
-      for (at += 1; at < lines.length && !end.test(lines[at]); at += 1) code.push(unindented(lines[at], fence[1].length));
+      for (at += 1; at < lines.length && !end.test(lines[at]); at += 1) code.push(unindented(source[at], fence[1].length));
       at += 1;
       found.push(["code-block", { language: fence[3] }, code.join("\n")]);
     } else if (HEADING.test(line)) {
@@ -47,15 +82,16 @@ function blocks(lines, depth) {
       const [list, next] = listAt(lines, at, depth);
       found.push(list);
       at = next;
-    } else if (line.includes("|") && TABLE_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) {
+    } else if (isTable(lines, at)) {
       const [table, next] = tableAt(lines, at, depth);
       found.push(table);
       at = next;
     } else {
       const words = [line];
-      for (at += 1; at < lines.length && !endsParagraph(lines[at], depth); at += 1) words.push(lines[at]);
+      for (at += 1; at < lines.length && !endsParagraph(lines[at], depth) && !isTable(lines, at); at += 1) words.push(lines[at]);
       found.push(["p", {}, ...inline(words.join("\n"), depth)]);
     }
+    if (found.length > ends.length) ends.push(at);
   }
   return found;
 }
@@ -63,6 +99,11 @@ function blocks(lines, depth) {
 function endsParagraph(line, depth) {
   const nests = depth < DEEPEST && (ITEM.test(line) || QUOTE.test(line));
   return !line.trim() || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || nests;
+}
+
+function isTable(lines, at) {
+  const rule = lines[at + 1] ?? "";
+  return lines[at].includes("|") && rule.includes("-") && TABLE_RULE.test(rule);
 }
 
 function unindented(line, most) {
@@ -94,6 +135,7 @@ function listAt(lines, start, depth) {
       }
       inner.push(unindented(line, found[1].length + found[2].length + 1));
     }
+    inner[0] = inner[0].replace(/^\[([ xX])\] (?=\S)/, (_, mark) => (mark === " " ? "☐ " : "☑ "));
     const children = blocks(inner, depth + 1);
     // An item of one paragraph needs no space around it.
     const isTight = children.length > 0 && children[0][0] === "p";
@@ -105,27 +147,44 @@ function listAt(lines, start, depth) {
 
 function tableAt(lines, start, depth) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
-  const row = (line, tag) => ["tr", {}, ...cells(line).map((cell) => [tag, {}, ...inline(cell, depth)])];
+  const sides = cells(lines[start + 1]).map((rule) => (rule.endsWith(":") ? (rule.startsWith(":") ? "center" : "end") : null));
+  const side = (place) => (sides[place] ? { align: sides[place] } : {});
+  const row = (line, tag) => ["tr", {}, ...cells(line).map((cell, place) => [tag, side(place), ...inline(cell, depth)])];
   const rows = [];
   let at = start + 2;
   for (; at < lines.length && lines[at].trim() && lines[at].includes("|"); at += 1) rows.push(row(lines[at], "td"));
   return [["table", {}, ["thead", {}, row(lines[start], "th")], ["tbody", {}, ...rows]], at];
 }
 
-// Each begins with what tells it apart, and none can take more than linear time: no part of one overlaps its neighbor.
-const SPANS = [
-  [/^\\([!-/:-@[-`{-~])/, (m) => m[1]],
-  [/^(`+)(?!`)([^]*?[^`])\1(?!`)/, (m) => ["code", {}, m[2].replace(/\n/g, " ").replace(/^ (.*\S.*) $/, "$1")]],
-  [/^!?\[([^[\]]{0,500})\]\(\s*([^\s()<>]{1,2000})(?:\s+"[^"]{0,200}")?\s*\)/, (m, depth) => link(m[2], inline(m[1], depth + 1), m[0])],
-  [/^<(https?:\/\/[^\s<>]{1,2000})>/, (m) => link(m[1], [m[1]], m[0])],
-  [/^https?:\/\/[^\s<>()"'`*]{1,2000}[^\s<>()"'`*.,;:!?]/, (m) => link(m[0], [m[0]], m[0])],
-  [/^\*\*(?=\S)([^]{0,2000}?\S)\*\*(?!\*)/, (m, depth) => ["strong", {}, ...inline(m[1], depth + 1)]],
-  [/^__(?=\S)([^]{0,2000}?\S)__(?!\w)/, (m, depth) => ["strong", {}, ...inline(m[1], depth + 1)]],
-  [/^~~(?=\S)([^]{0,2000}?\S)~~/, (m, depth) => ["del", {}, ...inline(m[1], depth + 1)]],
-  [/^\*(?=[^\s*])([^]{0,2000}?[^\s*])\*(?!\*)/, (m, depth) => ["em", {}, ...inline(m[1], depth + 1)]],
-  [/^_(?=[^\s_])([^]{0,2000}?[^\s_])_(?!\w)/, (m, depth) => ["em", {}, ...inline(m[1], depth + 1)]],
-  [/^(?: {2,}|\\)\n/, () => ["br", {}]],
-];
+const LINK = [/^!?\[([^[\]]{0,500})\]\(\s*([^\s()<>]{1,2000})(?:\s+"[^"]{0,200}")?\s*\)/, (m, depth) => link(m[2], inline(m[1], depth + 1), m[0])];
+const BREAK = [/^(?: {2,}|\\)\n/, () => ["br", {}]];
+
+// By the character that each begins with. None can take more than linear time: no part of one overlaps its neighbor.
+// What there is of TeX stays as it was written.
+const SPANS = new Map(Object.entries({
+  "\\": [
+    [/^\\\(([^]{1,1000}?)\\\)/, (m) => ["code", {}, m[1].trim()]],
+    [/^\\\[([^]{1,1000}?)\\\]/, (m) => ["code", {}, m[1].trim()]],
+    [/^\\([!-/:-@[-`{-~])/, (m) => m[1]],
+    BREAK,
+  ],
+  "`": [[/^(`+)(?!`)([^]*?[^`])\1(?!`)/, (m) => ["code", {}, m[2].replace(/\n/g, " ").replace(/^ (.*\S.*) $/, "$1")]]],
+  "!": [LINK],
+  "[": [LINK],
+  "<": [[/^<(https?:\/\/[^\s<>]{1,2000})>/, (m) => link(m[1], [m[1]], m[0])]],
+  "h": [[/^https?:\/\/[^\s<>()"'`*]{1,2000}[^\s<>()"'`*.,;:!?]/, (m) => link(m[0], [m[0]], m[0])]],
+  "*": [
+    [/^\*\*(?=\S)([^]{0,2000}?\S)\*\*(?!\*)/, (m, depth) => ["strong", {}, ...inline(m[1], depth + 1)]],
+    [/^\*(?=[^\s*])([^]{0,2000}?[^\s*])\*(?!\*)/, (m, depth) => ["em", {}, ...inline(m[1], depth + 1)]],
+  ],
+  "_": [
+    [/^__(?=\S)([^]{0,2000}?\S)__(?!\w)/, (m, depth) => ["strong", {}, ...inline(m[1], depth + 1)]],
+    [/^_(?=[^\s_])([^]{0,2000}?[^\s_])_(?!\w)/, (m, depth) => ["em", {}, ...inline(m[1], depth + 1)]],
+  ],
+  "~": [[/^~~(?=\S)([^]{0,2000}?\S)~~/, (m, depth) => ["del", {}, ...inline(m[1], depth + 1)]]],
+  " ": [BREAK],
+}));
+const BEGINS = /[\\`![<*_~]| {2,}\n|https?:\/\//g;
 
 function inline(text, depth) {
   if (depth >= DEEPEST) return [text];
@@ -137,15 +196,16 @@ function inline(text, depth) {
     plain = "";
   };
   while (at < text.length) {
-    const next = text.slice(at).search(/[\\`![<*_~ h]/);
+    BEGINS.lastIndex = at;
+    const next = BEGINS.exec(text)?.index ?? -1;
     if (next < 0) break;
-    plain += text.slice(at, at + next);
-    at += next;
-    const rest = text.slice(at, at + 5000);
-    const isWithinWord = /[\p{L}\p{N}]$/u.test(plain) && (rest[0] === "_" || rest[0] === "h");
-    const hit = isWithinWord ? null : firstSpan(rest, depth);
+    plain += text.slice(at, next);
+    at = next;
+    const first = text[at];
+    const isWithinWord = (first === "_" || first === "h") && /[\p{L}\p{N}]$/u.test(plain.slice(-2));
+    const hit = isWithinWord ? null : firstSpan(first, text.slice(at, at + 5000), depth);
     if (hit === null) {
-      plain += text[at];
+      plain += first;
       at += 1;
     } else {
       const [length, value] = hit;
@@ -163,8 +223,8 @@ function inline(text, depth) {
   return found;
 }
 
-function firstSpan(rest, depth) {
-  for (const [form, make] of SPANS) {
+function firstSpan(first, rest, depth) {
+  for (const [form, make] of SPANS.get(first)) {
     const found = form.exec(rest);
     if (found) return [found[0].length, make(found, depth)];
   }

@@ -3,15 +3,25 @@
 const NAME = "paged-sdk-chat";
 const TABLE = "conversations";
 
-export class Store {
-  static async open() {
+// Returns a store; where the browser keeps nothing, one whose `isForgetful` is true.
+export async function openStore() {
+  try {
     const asked = indexedDB.open(NAME, 1);
     asked.onupgradeneeded = () => asked.result.createObjectStore(TABLE, { keyPath: "id" });
-    return new Store(await done(asked));
+    const database = await done(asked);
+    database.onversionchange = () => database.close();
+    return new Store(database);
+  } catch {
+    return new Forgetful();
   }
+}
+
+class Store {
+  isForgetful = false;
+  #database;
 
   constructor(database) {
-    this.database = database;
+    this.#database = database;
   }
 
   async all() {
@@ -20,20 +30,21 @@ export class Store {
   }
 
   put(conversation) {
-    return done(this.#table("readwrite").put(conversation));
+    return written(this.#table("readwrite").put(conversation));
   }
 
   remove(id) {
-    return done(this.#table("readwrite").delete(id));
+    return written(this.#table("readwrite").delete(id));
   }
 
   #table(mode) {
-    return this.database.transaction(TABLE, mode).objectStore(TABLE);
+    return this.#database.transaction(TABLE, mode).objectStore(TABLE);
   }
 }
 
 // Stands in where the browser keeps nothing, in private windows of some: conversations last as long as the page.
-export class Forgetful {
+class Forgetful {
+  isForgetful = true;
   #kept = new Map();
 
   async all() {
@@ -54,4 +65,29 @@ function done(request) {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
   });
+}
+
+// A full disk may show only when all is written, after the request has succeeded.
+function written({ transaction }) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = resolve;
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+// Small settings by name. Browsers that keep nothing throw where these are only looked at.
+export function remember(name, value, isForTab = false) {
+  try {
+    (isForTab ? sessionStorage : localStorage).setItem(`paged-sdk-${name}`, value);
+  } catch {
+    // it lasts as long as the page
+  }
+}
+
+export function remembered(name, isForTab = false) {
+  try {
+    return (isForTab ? sessionStorage : localStorage).getItem(`paged-sdk-${name}`);
+  } catch {
+    return null;
+  }
 }
