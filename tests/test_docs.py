@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import ast
-import asyncio
-import inspect
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import torch
 
 import paged_sdk
 import tiny
+from doc_blocks import ROOT, code_blocks, read, run_blocks
 from paged_sdk.config import env
 
-ROOT: Final = Path(__file__).parents[1]
 PAGES: Final = (
     "README.md",
     "CONTRIBUTING.md",
@@ -29,31 +25,6 @@ PAGES: Final = (
     *(str(p.relative_to(ROOT)) for p in (ROOT / "docs").rglob("*.md")),
 )
 RUNNABLE: Final = ("README.md", "docs/quickstart.md")
-
-
-def read(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
-
-
-def code_blocks(page: str) -> list[tuple[int, str]]:
-    """Return the Python blocks of a page, each with the number of the line before it."""
-    text = read(page)
-    found = re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, match.start(1)), match[1]) for match in found]
-
-
-def run_blocks(page: str) -> dict[str, Any]:
-    """Run a page from top to bottom in one namespace, with ``await`` allowed at the top as in an async REPL."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    with asyncio.Runner() as runner:
-        for line, block in code_blocks(page):
-            tree = ast.increment_lineno(ast.parse(block), line)
-            code = compile(tree, str(ROOT / page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            if code.co_flags & inspect.CO_COROUTINE:
-                runner.run(FunctionType(code, namespace)())
-            else:
-                exec(code, namespace)
-    return namespace
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +46,7 @@ def _one_thread() -> Iterator[None]:
         "docs/cli.md",
         "docs/kernels.md",
         "docs/memory.md",
+        "docs/migration.md",
         "docs/server.md",
         "docs/structured_output.md",
         "docs/tools.md",
@@ -98,7 +70,7 @@ def test_the_readme_s_ten_lines_answer(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_the_readme_s_program_is_short() -> None:
-    ((_, program),) = code_blocks("README.md")
+    ((_, program, _),) = code_blocks("README.md")
     statements = [line for line in program.splitlines() if line.strip()]
     assert len(statements) <= 10
 

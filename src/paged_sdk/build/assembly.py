@@ -7,7 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from attrs import evolve
 
+from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
 from paged_sdk.build.device_setup import (
     activations_of,
@@ -65,11 +67,13 @@ def load_parts(
     environment: Environment,
     *,
     proposer: Proposer | None = None,
+    backends: Iterable[Candidate] = (),
     go_on: Callable[[], None] = lambda: None,
 ) -> ModelParts:
     """Load a model.
 
     :param proposer: guesses tokens for the model to verify; None: who does follows from the settings
+    :param backends: what may keep keys and values before those that there are, the first of them first
     :param go_on: called before each tensor and each further step; what it raises ends the loading
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
@@ -81,7 +85,7 @@ def load_parts(
     encoder = encoder_file(source, settings, path)
     go_on()
     with alone_on(*devices), memory_must_do(path):
-        parts = _load(path, encoder, settings, environment, devices, proposer, go_on)
+        parts = _load(path, encoder, settings, environment, devices, proposer, tuple(backends), go_on)
     return_free_memory()
     return parts
 
@@ -93,10 +97,12 @@ def _load(
     environment: Environment,
     devices: tuple[torch.device, ...],
     proposer: Proposer | None,
+    backends: tuple[Candidate, ...],
     go_on: Callable[[], None],
 ) -> ModelParts:
     workspace = _workspace(devices, settings)
     loaded = load_weights(path, settings, environment, devices[0], workspace, go_on, encoder)
+    loaded = evolve(loaded, backends=backends)
     model, text, placement = loaded.model, loaded.text, loaded.placement
     draft = load_draft(loaded, environment, devices[0], workspace, go_on)
     config = resolve_engine_config(

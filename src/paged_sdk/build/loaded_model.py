@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 
 from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage
-from paged_sdk.attention.choice import choose_storage
+from paged_sdk.attention.choice import CANDIDATES, Candidate, choose_storage
 from paged_sdk.attention.divided import DividedBackend, divided_storage
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.device_setup import weights_must_fit
@@ -87,6 +87,7 @@ class LoadedModel:
     :ivar why_no_text: why it cannot generate text; None: it can
     :ivar vision: what the model needs to take images; None: it takes none
     :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
+    :ivar backends: what may keep its KV before what attention/choice.py lists
     """
 
     model: AnyModel
@@ -102,6 +103,7 @@ class LoadedModel:
     why_no_text: str | None = None
     vision: LoadedVision | None = None
     importance: CheckpointImportance | None = None
+    backends: tuple[Candidate, ...] = ()
 
     @property
     def placement(self) -> Placement:
@@ -306,13 +308,14 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
             else ()
         ),
     )
+    candidates = (*loaded.backends, *CANDIDATES)
     if placement.is_one_device:
-        return choose_storage(setup)
+        return choose_storage(setup, candidates)
     storages: dict[torch.device, KvStorage] = {}
     for device in dict.fromkeys(placement.layers):
         _log.info("Layers on %s:", device)
         with working_on(device):
-            storages[device] = choose_storage(setup.of_layers(placement.layers_on(device), device))
+            storages[device] = choose_storage(setup.of_layers(placement.layers_on(device), device), candidates)
     return divided_storage(placement, storages)
 
 
