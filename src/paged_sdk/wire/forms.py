@@ -229,6 +229,8 @@ class ModelForm(TypedDict):
     owned_by: str
     parent: Annotated[str | None, "Extension: the model that an adapter belongs to."]
     max_model_len: Annotated[int, "Extension: tokens of prompt and answer together."]
+    input_modalities: Annotated[list[Literal["text", "image"]], "Extension: what requests may hold."]
+    output_modalities: Annotated[list[Literal["text", "embedding"]], "Extension: text, or vectors alone."]
 
 
 class ModelList(TypedDict):
