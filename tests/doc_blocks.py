@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import inspect
 import re
 from pathlib import Path
@@ -31,7 +32,7 @@ def run_blocks(page: str) -> dict[str, Any]:
     """Run a page from top to bottom in one namespace, with ``await`` allowed at the top as in an async REPL. A block
     with a title is a file, written below the current directory.
     """
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace: dict[str, Any] = {"__name__": "__main__", "__builtins__": builtins}
     with asyncio.Runner() as runner:
         for line, block, file in code_blocks(page):
             if file:
