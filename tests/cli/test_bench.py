@@ -15,9 +15,10 @@ from typer.testing import CliRunner, Result
 import tiny
 from paged_sdk import CompletionResponse, Model, SamplingParams, Usage
 from paged_sdk.cli.app import app
-from paged_sdk.cli.benchmark import Benchmark, table
+from paged_sdk.cli.benchmark import Benchmark
 from paged_sdk.cli.loading import Builder
 from paged_sdk.cli.measuring import Measurement, Speedometer, perplexity_of_sample
+from paged_sdk.cli.tables import table
 from paged_sdk.testing import fake_model
 
 FLAGS = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "512", "--pa-block-size", "8")

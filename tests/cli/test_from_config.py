@@ -78,6 +78,16 @@ def test_values(text: str, arguments: list[str], tmp_path: Path) -> None:
     assert read_arguments(written(tmp_path, text)) == arguments
 
 
+def test_a_file_of_serve_s_own_is_one_of_these_too(tmp_path: Path) -> None:
+    """Where all its keys are, and not all are options."""
+    file = written(tmp_path, '{"command": "serve", "isq": "4", "paged": {"block_size": 16}}', "c.json")
+    assert read_arguments(file) == ["serve", f"--config={file}"]
+    options = written(tmp_path, '{"command": "serve", "isq": "4", "model": "m"}', "c.json")
+    assert read_arguments(options) == ["serve", "--isq=4", "--model-id=m"]
+    neither = from_config(written(tmp_path, '{"command": "serve", "paged": {}, "port": 80}', "c.json"))
+    assert (neither.exit_code, "no such option" in neither.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("text", "name", "expected"),
     [
@@ -114,14 +124,21 @@ def test_the_schema_is_published_and_says_the_same(tmp_path: Path) -> None:
     schema: dict[str, Any] = json.loads(json_schema())
     judge = jsonschema.Draft202012Validator(schema)
     judge.check_schema(schema)
-    fine = ({"command": "run", "isq": 4, "speculate": True}, {"command": "quantize", "source": "s", "target": "t"})
+    fine = (
+        {"command": "run", "isq": 4, "speculate": True},
+        {"command": "quantize", "source": "s", "target": "t"},
+        {"command": "serve", "port": 80, "model": ["a", "b"]},
+        {"command": "serve", "paged": {"context_len": 512}, "server": {"port": 80}},
+    )
     wrong = (
         {"command": "run", "port": 1},
         {"command": "run", "raw": 1},
         {"command": "run", "format": "other"},
         {"command": "quantize"},
         {"prompt": "x"},
+        {"paged": {"context_len": 512}},
+        {"command": "serve", "paged": {"context_len": 512}, "max-seqs": 2},
     )
-    assert [judge.is_valid(each) for each in (*fine, *wrong)] == [True] * 2 + [False] * 5
+    assert [judge.is_valid(each) for each in (*fine, *wrong)] == [True] * len(fine) + [False] * len(wrong)
     assert from_config("--schema", written(tmp_path, "command: run")).exit_code == 2
     assert from_config().exit_code == 2

@@ -14,9 +14,10 @@ from paged_sdk.cli.bench_options import BenchOptions
 from paged_sdk.cli.diagnosis import LoadedReport, log_lines
 from paged_sdk.cli.loading import AnyBuilder, check_arch
 from paged_sdk.cli.measuring import Measurement, Speedometer
+from paged_sdk.cli.tables import table
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["Benchmark", "table"]
+__all__ = ["Benchmark"]
 
 
 @frozen(kw_only=True)
@@ -122,14 +123,6 @@ class Benchmark:
         if self.preemptions:
             yield ""
             yield f"{self.preemptions} texts were computed again: the KV pool is too small for so many at once."
-
-
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Write rows down in columns: names on the left, and numbers."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *numbers in rows:
-        cells = [name.ljust(widths[0]), *(each.rjust(width) for each, width in zip(numbers, widths[1:], strict=True))]
-        yield "  ".join(cells).rstrip()
 
 
 def _name(kind: str, streams: int, tokens: int) -> str:

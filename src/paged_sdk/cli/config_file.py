@@ -27,11 +27,12 @@ from paged_sdk.cli.options import PAGED_ATTN, SPECULATE
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
 from paged_sdk.cli.serve import serve
+from paged_sdk.cli.tune import tune
 
 __all__ = ["COMMANDS", "json_schema", "read_arguments"]
 
 COMMANDS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
-    {"run": run, "serve": serve, "bench": bench, "quantize": quantize, "doctor": doctor}
+    {"run": run, "serve": serve, "bench": bench, "tune": tune, "quantize": quantize, "doctor": doctor}
 )
 COMMAND: Final = "command"
 JSON_TYPES: Final[Mapping[type, str]] = MappingProxyType({bool: "boolean", int: "integer", float: "number"})
@@ -141,6 +142,11 @@ def read_arguments(file: Path) -> list[str]:
     if not isinstance(name, str) or name not in COMMANDS:
         raise _refused(COMMAND, f"expected one of {', '.join(COMMANDS)}, not {name!r}" if name else "it is missing")
     known = _parameters(COMMANDS[name])
+    if name == "serve" and file.suffix.lower() == ".json" and not content.keys() <= known.keys():
+        from paged_sdk.cli.service_file import is_service_file  # which help does without
+
+        if is_service_file(content):
+            return [name, f"--config={file}"]
     options: list[str] = []
     places: dict[str, list[str]] = {}
     given: dict[str, str] = {}
@@ -172,7 +178,7 @@ def json_schema() -> str:
         {
             "$schema": "https://json-schema.org/draft/2020-12/schema",
             "title": "A command of paged-sdk",
-            "oneOf": [_schema_of(name, command) for name, command in COMMANDS.items()],
+            "anyOf": [*(_schema_of(name, command) for name, command in COMMANDS.items()), _schema_of_services()],
         },
         indent=2,
     )
@@ -187,6 +193,16 @@ def _schema_of(name: str, command: Callable[..., None]) -> dict[str, Any]:
         "properties": {COMMAND: {"const": name}} | {key: each.schema() for key, each in known.items()},
         "required": [COMMAND, *required],
         "additionalProperties": False,
+    }
+
+
+def _schema_of_services() -> dict[str, Any]:
+    """Return the schema of files for ``serve --config`` that name their command."""
+    from paged_sdk.cli.service_file import service_file_schema
+
+    schema = service_file_schema()
+    return {"title": "serve --config", **{key: schema[key] for key in schema if key not in ("$schema", "title")}} | {
+        "required": [COMMAND]
     }
 
 

@@ -14,7 +14,7 @@ __all__ = ["doctor"]
 
 Loaded = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="Load this model, and say what it uses and why."),
+    typer.Argument(metavar="MODEL", help="Load this model, and say what it uses and why."),
     Setting("model"),
 ]
 Plan = Annotated[

@@ -79,7 +79,7 @@ ModelIds = Annotated[
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]", help="A directory, a GGUF file or a hub id. Without it: the embedded SmolLM2-135M."
+        metavar="MODEL", help="A directory, a GGUF file or a hub id. Without it: the embedded SmolLM2-135M."
     ),
     Setting("model"),
 ]

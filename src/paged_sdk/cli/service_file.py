@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypedDict
 
@@ -15,7 +18,7 @@ from paged_sdk.cli.options import ModelFormat, PagedAttnMode
 from paged_sdk.wire.body import BodyReader, Bounds, read_json
 from paged_sdk.wire.sampling import SamplingDefaults
 
-__all__ = ["ModelEntry", "ServiceFile", "service_file_schema"]
+__all__ = ["ModelEntry", "ServiceFile", "is_service_file", "service_file_schema", "write_service_file"]
 
 
 class Layer(TypedDict, total=False):
@@ -89,6 +92,7 @@ _Schema = TypedDict("_Schema", {"$schema": Annotated[str, "Where an editor finds
 class Service(_Schema, ModelFile, total=False):
     """Says what is served, and to whom."""
 
+    command: Annotated[Literal["serve"], "What makes it a file for from-config, too."]
     models: Annotated[
         list[ModelFile], Bounds(1), "Several models, in place of one. What stands beside holds where they say nothing."
     ]
@@ -193,7 +197,7 @@ class ServiceFile:
             raise _refused(path, error.strerror) from None
         except InvalidRequestError as error:
             raise _refused(path, error) from None
-        shared: dict[str, Any] = {name: value for name, value in said.items() if name != "$schema"}
+        shared: dict[str, Any] = {name: value for name, value in said.items() if name not in ("$schema", "command")}
         sampling = shared.pop("sampling", {})
         models = shared.pop("models", None)
         for name in OF_ONE:
@@ -237,6 +241,41 @@ def _refused(path: Path, why: object) -> typer.BadParameter:
 
 def _as_it_is(value: object) -> object:
     return value
+
+
+def is_service_file(keys: Collection[str]) -> bool:
+    """Tell whether a file has these keys only."""
+    return set(keys) <= set(READER.names)
+
+
+def write_service_file(path: Path, options: Mapping[str, Any]) -> None:
+    """Write the file that says what options of ``serve`` do, which ``from-config`` takes as well. Paths are whole, so
+    that it can be used from anywhere.
+
+    :param options: values of parameters by their names
+    :raises typer.BadParameter: it cannot be written
+    """
+    names = {option: name for name, option in RENAMED.items()}
+    content: dict[str, Any] = {"command": "serve"}
+    for option, value in options.items():
+        if option == "cpu":
+            content["device"] = "cpu"
+            continue
+        section, _, name = names.get(option, option).rpartition(".")
+        (content.setdefault(section, {}) if section else content)[name] = _written(option, value)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(f"{json.dumps(content, indent=2)}\n")
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--emit-config") from None
+
+
+def _written(option: str, value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path) or (option == "model_id" and os.path.exists(os.path.expanduser(str(value)))):
+        return os.path.abspath(os.path.expanduser(str(value)))
+    return list(value) if isinstance(value, tuple) else value
 
 
 def service_file_schema() -> dict[str, Any]:

@@ -1,0 +1,45 @@
+"""Run ``paged-sdk tune``: measure how a model runs here, and suggest settings."""
+
+from __future__ import annotations
+
+import typer
+
+from paged_sdk.cli import options
+from paged_sdk.cli.groups import grouped
+from paged_sdk.cli.tune_options import TuneOptions
+
+__all__ = ["tune"]
+
+
+@grouped
+def tune(
+    *,
+    model: options.ModelArgument = None,
+    json: options.Json = False,
+    tune_options: TuneOptions,
+    output: options.OutputOptions,
+    model_options: options.ModelOptions,
+) -> None:
+    """Measure how a model runs here, and suggest settings.
+
+    It tries types of weights, numbers of threads and sizes of the KV cache in runs of a second or two each.
+    """
+    # Imported here, because help does not need them and should appear at once.
+    import asyncio
+
+    from paged_sdk.cli.flags import exclusive, reporting
+    from paged_sdk.cli.service_file import write_service_file
+    from paged_sdk.cli.tuning import Tuner
+
+    with reporting(tune, output) as terminal:
+        exclusive({"--try": tune_options.types, "--isq": model_options.isq})
+        file = tune_options.emit_config
+        if file is not None and file.suffix.lower() != ".json":
+            raise typer.BadParameter(f"{file}: expected a name that ends in .json", param_hint="--emit-config")
+        if file is not None and (file.exists() or not file.absolute().parent.is_dir()):
+            raise typer.BadParameter(f"{file}: expected a new file in a directory", param_hint="--emit-config")
+        tuned = asyncio.run(Tuner(model, model_options, output, tune_options, terminal).run())
+        typer.echo(tuned.to_json() if json else tuned.to_text())
+        if file is not None:
+            write_service_file(file, tuned.settings)
+            terminal.note(f"{file}: for paged-sdk from-config, and for paged-sdk serve --config")
