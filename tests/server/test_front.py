@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Final
 
 import openai
@@ -12,7 +14,7 @@ import pytest
 from attrs import fields_dict
 
 from paged_sdk import ConfigError, ModelStats, NumericalError
-from paged_sdk.server import ServerSettings, create_app
+from paged_sdk.server import JsonLines, ServerSettings, create_app
 from paged_sdk.server.metrics import COUNTERS, GAUGES
 from paged_sdk.testing import fake_model
 from serving import HI, Serving, serving
@@ -89,12 +91,88 @@ def test_requests_have_names(served: Serving) -> None:
         assert named.startswith("req-")
 
 
-def test_the_log_says_who_asked(served: Serving, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="paged_sdk.server"):
-        served.post(user="alice\n")
-    (line,) = [record.getMessage() for record in caplog.records if "chat" in record.getMessage()]
-    assert "POST /v1/chat/completions 200" in line
-    assert r"for 'alice\n'" in line
+@contextmanager
+def logged() -> Iterator[list[dict[str, Any]]]:
+    """Collect the lines of JSON of requests of chats."""
+    lines: list[dict[str, Any]] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            line = json.loads(self.format(record))
+            if "chat" in line["message"]:
+                lines.append(line)
+
+    logger, collector = logging.getLogger("paged_sdk.server"), Collector()
+    collector.setFormatter(JsonLines())
+    before = logger.level
+    logger.addHandler(collector)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(collector)
+        logger.setLevel(before)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_log_says_who_asked_and_what_it_took(stream: bool) -> None:
+    """The figures are those of the answer's usage, which metrics and spans show too."""
+    with serving(fake_model("Hello!")) as served, logged() as lines:
+        served.post(user="alice\n", stream=stream, n=2)
+        served.wait(lambda model: bool(lines))
+    (line,) = lines
+    assert line["message"].startswith(f"{line['request_id']} POST /v1/chat/completions 200 in ")
+    assert line["message"].endswith('cached) and 14 more, stop for "alice\\n"')
+    said = ("level", "logger", "path", "status", "model", "user", "stream", "error")
+    assert {name: line[name] for name in said} == {
+        "level": "info",
+        "logger": "paged_sdk.server",
+        "path": "/v1/chat/completions",
+        "status": 200,
+        "model": "fake",
+        "user": "alice\n",
+        "stream": stream,
+        "error": None,
+    }
+    assert (line["completion_tokens"], line["finish_reason"]) == (14, ["stop"])
+    assert line["prompt_tokens"] > line["cached_tokens"] >= 0
+    assert line["seconds"] >= line["time_to_first_token_seconds"] >= line["queue_seconds"] >= 0
+    assert datetime.fromisoformat(line["time"]).tzinfo is not None
+
+
+def test_the_log_says_what_went_wrong() -> None:
+    with serving(fake_model("abc", error=NumericalError("NaN"))) as served, logged() as lines:
+        for fields in ({"stream": True}, {"stream": False}, {"model": "other"}, {"n": 0}):
+            served.post(**fields)
+        served.wait(lambda model: len(lines) == 4)
+    assert [(line["status"], line["error"]) for line in lines] == [
+        (200, "server_error"),
+        (500, "server_error"),
+        (404, "model_not_found"),
+        (400, "invalid_request_error"),
+    ]
+    assert [line.get("finish_reason") for line in lines] == [["canceled"], None, None, None]
+
+
+def test_the_log_says_that_a_client_has_left() -> None:
+    with serving(fake_model(LONG, delay=0.01)) as served, logged() as lines:
+        with served.hanging(stream=True) as client:
+            assert client.recv(4096)
+            served.wait(lambda model: model.stats().running == 1)
+        served.wait(lambda model: bool(lines))
+    assert (lines[0]["status"], lines[0]["finish_reason"]) == (200, ["canceled"])
+    assert lines[0]["completion_tokens"] < len(LONG)
+
+
+def test_an_exception_is_in_its_line() -> None:
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        record = logging.LogRecord("a", logging.ERROR, "", 1, "it %s", ("failed ☃",), (ValueError, error, None))
+    line = JsonLines().format(record)
+    assert "☃" in line
+    assert json.loads(line)["exception"] == "ValueError: no"
+    assert json.loads(line)["message"] == "it failed ☃"
 
 
 def test_keys() -> None:

@@ -6,6 +6,7 @@ import base64
 import http.server
 import io
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,8 @@ def asked(url: str) -> Any:
 def web() -> Iterator[str]:
     """Run a web server with images and things that are none."""
 
+    ended = threading.Event()  # nobody sets it: waiting for it is the rhythm of what drips
+
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             match self.path:
@@ -56,6 +59,16 @@ def web() -> Iterator[str]:
                     self.send_response(200)
                     self.end_headers()
                     self.wfile.write(bytes(2 << 16))
+                case "/dripping" | "/dripping-head":
+                    if self.path == "/dripping":
+                        self.send_response(200)
+                        self.end_headers()
+                    try:
+                        while True:
+                            self.wfile.write(b"A")
+                            ended.wait(0.05)
+                    except OSError:
+                        pass
                 case "/bad":
                     self.wfile.write(b"no HTTP\r\n\r\n")
                 case _:
@@ -89,7 +102,7 @@ def test_a_model_sees_images(tmp_path: Path) -> None:
         ]
     texts = [response.choices[0].message.content for response in expected]
     assert texts[0] != texts[1]
-    with serving({"v": builder.build}, image_hosts=("127.0.0.1",)) as served, web() as site:
+    with web() as site, serving({"v": builder.build}, image_hosts=(site.removeprefix("http://"),)) as served:
 
         def answer(address: str) -> str | None:
             response = served.openai.chat.completions.create(
@@ -124,19 +137,65 @@ def test_a_model_sees_images(tmp_path: Path) -> None:
         closed.openai.chat.completions.create(model="v", messages=asked("http://127.0.0.1/a.png"))
 
 
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("8.8.8.8", True),
+        ("2001:4860:4860::8888", True),
+        ("::ffff:8.8.8.8", True),
+        ("64:ff9b::8.8.8.8", True),
+        ("127.0.0.1", False),
+        ("0.0.0.0", False),
+        ("100.64.0.1", False),
+        ("169.254.169.254", False),
+        ("224.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::", False),
+        ("::1", False),
+        ("::127.0.0.1", False),
+        ("::ffff:127.0.0.1", False),
+        ("64:ff9b::10.0.0.1", False),
+        ("64:ff9b:1::1", False),
+        ("2002:7f00:1::", False),
+        ("fe80::1%2", False),
+        ("fd00:ec2::254", False),
+        ("ff0e::1", False),
+    ],
+)
+def test_which_addresses_are_public(address: str, expected: bool) -> None:
+    assert image_urls.is_public(address) is expected
+
+
 @pytest.mark.anyio
 async def test_nobody_reaches_the_server_s_own_network(monkeypatch: pytest.MonkeyPatch) -> None:
     everywhere = ImageUrls(("*",))
     with web() as site:
-        for address in (site, "http://localhost/", "http://169.254.169.254/a", "http://[::1]/", "http://10.0.0.1/"):
+        for host in ("127.0.0.1", "localhost", "0x7f.1", "[::ffff:10.0.0.1]", "169.254.169.254", "[::1]", "10.0.0.1"):
+            address = f"http://{host}/a"
             with pytest.raises(InvalidRequestError, match="public address"):
+                await everywhere.fill({"messages": asked(address)})
+        for address in (site, "http://localhost:22/", "http://127.0.0.1:x/", "http://user@127.0.0.1:6379/"):
+            with pytest.raises(InvalidRequestError):
                 await everywhere.fill({"messages": asked(address)})
         for address in ("http://", "http://a:b/", "http://no-such-host.invalid/"):
             with pytest.raises(InvalidRequestError):
                 await everywhere.fill({"messages": asked(address)})
         monkeypatch.setattr(image_urls, "MAX_BYTES", 1 << 16)
         with pytest.raises(InvalidRequestError, match="at most 65536 bytes"):
-            await ImageUrls(("127.0.0.1",)).fill({"messages": asked(f"{site}/large")})
+            await ImageUrls((site.removeprefix("http://"),)).fill({"messages": asked(f"{site}/large")})
+        with pytest.raises(InvalidRequestError, match="fetches images from"):  # a host is one at its usual port
+            await ImageUrls(("127.0.0.1",)).fill({"messages": asked(f"{site}/a.png?x=1")})
+        address = f"{site}/a.png?x=1"
+        few = ImageUrls((site.removeprefix("http://").upper(),), 3 * len(png(1)))
+        await few.fill({"messages": [*asked(address), *asked(address), *asked(address)]})
+        with pytest.raises(InvalidRequestError, match="at most 0 bytes"):
+            await few.fill({"messages": [*asked(address), *asked(address), *asked(address), *asked(address)]})
+        monkeypatch.setattr(image_urls, "SECONDS", 0.2)
+        for path in ("/dripping", "/dripping-head"):
+            start = time.monotonic()
+            with pytest.raises(InvalidRequestError, match="image"):
+                await ImageUrls((site.removeprefix("http://"),)).fill({"messages": asked(site + path)})
+            assert time.monotonic() - start < 5
     many = {"messages": asked("http://a/") * 33}
     with pytest.raises(InvalidRequestError, match="at most 32"):
         await everywhere.fill(many)

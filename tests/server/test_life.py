@@ -164,6 +164,20 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
+@pytest.mark.long
+def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
+    with program("-m", str(tiny_checkpoint), "--log-json") as started:
+        assert started.stderr is not None
+        lines = map(json.loads, started.stderr)
+        line = next(each for each in lines if each["message"] == "serving")
+        body = {"model": line["models"][0], "messages": HI, "max_tokens": 2, "ignore_eos": True}
+        assert httpx2.post(f"{line['url']}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        assert next(lines)["completion_tokens"] == 2
+        os.kill(started.pid, signal.SIGTERM)
+        assert started.wait(60) == 0
+        assert not list(lines)
+
+
 @pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: signal.Signals) -> None:
     with program("-m", str(tiny_checkpoint), "--served-model-name", "tiny") as started:

@@ -76,6 +76,7 @@ def test_answers_are_spans(recorder: Recorder) -> None:
     for attributes in (first, streamed, text):
         assert attributes["gen_ai.usage.output_tokens"] == len("Hello!") + 1
         assert attributes["gen_ai.usage.input_tokens"] > 0
+        assert attributes["gen_ai.response.finish_reasons"] == ("stop",)
     assert vectors["gen_ai.usage.output_tokens"] == 0
     assert refused["error.type"] == "InvalidRequestError"
     assert [span.status is None for span in recorder.spans] == [True] * 4 + [False]

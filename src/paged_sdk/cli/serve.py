@@ -123,6 +123,7 @@ def serve(
             image_hosts=server.image_host,
             adapter_folder=server.adapter_folder,
             page=not server.no_page,
+            log_json=server.log_json,
             sampling=file.sampling,
         )
 

@@ -76,6 +76,15 @@ class ServerOptions:
             "--drain-timeout", help="Seconds that requests are given to finish when it ends.", rich_help_panel=SERVER
         ),
     ] = 60.0
+    log_json: Annotated[
+        bool,
+        typer.Option(
+            "--log-json",
+            metavar=options.FLAG,
+            help="Write a line of JSON for every request, and for what else is logged.",
+            rich_help_panel=SERVER,
+        ),
+    ] = False
     image_host: Annotated[
         tuple[str, ...],
         typer.Option(

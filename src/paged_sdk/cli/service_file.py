@@ -52,6 +52,7 @@ class Server(TypedDict, total=False):
     drain_timeout: Annotated[float, Bounds(0), "Seconds that requests are given to finish when it ends."]
     adapter_folder: Annotated[str | None, "Clients may load adapters from there."]
     page: Annotated[bool, "Whether there is a chat page at /."]
+    log_json: Annotated[bool, "Write a line of JSON for every request, and for what else is logged."]
 
 
 class ModelFile(TypedDict, total=False):

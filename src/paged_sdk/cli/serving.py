@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
@@ -87,17 +88,20 @@ class ServedModel:
         return self.name or model.name, model
 
 
-def keep_serving(models: Sequence[ServedModel], terminal: Terminal, *, host: str, port: int, **settings: Any) -> None:
+def keep_serving(
+    models: Sequence[ServedModel], terminal: Terminal, *, host: str, port: int, log_json: bool, **settings: Any
+) -> None:
     """Serve models until SIGTERM or Ctrl-C.
 
+    :param log_json: whether all that is said is said as lines of JSON
     :param settings: those of :class:`~paged_sdk.server.ServerSettings`
     :raises typer.BadParameter: a host that others can reach, without a key; two models or adapters of one name
     :raises typer.Exit: the port is taken, or requests were cut off in the end
     :raises PagedError: a model cannot be loaded
     """
     try:
-        from paged_sdk.server import ServerSettings, create_app
-        from paged_sdk.server.running import is_loopback, listen, run
+        from paged_sdk.server import ServerSettings, create_app, log_as_json
+        from paged_sdk.server.running import allow_connections, is_loopback, listen, run
     except ImportError as error:
         raise ConfigError(f"the server needs {error.name}: pip install 'paged-sdk[server]'", setting="serve") from None
 
@@ -117,6 +121,10 @@ def keep_serving(models: Sequence[ServedModel], terminal: Terminal, *, host: str
         )
         raise typer.Exit(CANNOT_LISTEN) from None
 
+    allow_connections()
+    if log_json:
+        log_as_json()
+
     async def main() -> int:
         async with AsyncExitStack() as stack:
             served: dict[str, Model] = {}
@@ -128,7 +136,11 @@ def keep_serving(models: Sequence[ServedModel], terminal: Terminal, *, host: str
             shown = f"[{host}]" if ":" in host else host
             url = f"http://{shown}:{listener.getsockname()[1]}"
             chat = f" with a chat page at {url}/" if checked.page else ""
-            terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
+            if log_json:
+                fields = {"url": url, "models": list(served)}
+                logging.getLogger("paged_sdk.server").info("serving", extra={"fields": fields})
+            else:
+                terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
             return await run(create_app(served, checked), listener)
 
     with closing(listener):

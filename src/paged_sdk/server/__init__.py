@@ -7,6 +7,7 @@ uvicorn.run(app)
 from __future__ import annotations
 
 from paged_sdk.server.app import ModelServer, create_app
+from paged_sdk.server.json_lines import JsonLines, log_as_json
 from paged_sdk.server.settings import ServerSettings
 
-__all__ = ["ModelServer", "ServerSettings", "create_app"]
+__all__ = ["JsonLines", "ModelServer", "ServerSettings", "create_app", "log_as_json"]

@@ -17,6 +17,7 @@ from paged_sdk.server.errors import problem_for
 from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
+from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.server.tracing import RequestSpan
@@ -32,6 +33,11 @@ ChunkT = TypeVar("ChunkT")
 
 LARGE_BODY: Final = 1 << 16
 """Reading JSON of this length takes a millisecond; longer bodies are read in a thread."""
+
+
+BODY_SECONDS: Final = 30.0
+SLOWEST_BODY: Final = 16 << 10
+"""A body may take so many seconds, and one more for so many bytes: who is slower holds a place that others want."""
 
 
 @frozen(kw_only=True)
@@ -56,12 +62,15 @@ class Answers(Generic[AnswerT, ChunkT]):
         """
         call = await read_body(request, self.read, self.settings.max_body_bytes, images=self.images)
         served = self.models.find(call.model)
-        request.state.label = getattr(call, "label", None)
+        record = RequestRecord.of(request.scope)
+        record.model, record.adapter, record.label = served.name, served.adapter, call.label
+        record.is_streamed = call.is_streamed
         span = RequestSpan(self.operation, call.model, request.headers)
 
         def note(answer: AnswerT) -> None:
+            record.take(answer)
             self.metrics.note_answer(served.name, answer.usage)
-            span.note_answer(served.name, answer.usage, answer.id)
+            span.note_answer(served.name, answer.usage, answer.id, finish=record.finish)
 
         try:
             stream = call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
@@ -71,8 +80,8 @@ class Answers(Generic[AnswerT, ChunkT]):
                     call.writer(),
                     note,
                     span.end,
+                    record,
                     keep_alive=self.settings.keep_alive,
-                    request_id=request.state.request_id,
                 )
             answer = await unless_client_leaves(request, stream.collect)
             if answer is not None:
@@ -89,30 +98,40 @@ async def read_body(request: Request, read: Callable[[object], T], limit: int, *
 
     :param limit: bytes that it may have
     :param images: fetches those that it names
-    :raises ProblemError: it is too long, or no JSON by its type
+    :raises ProblemError: it is too long, takes too long to come, or is no JSON by its type
     :raises PagedError: it says something that cannot be done
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a browser lets any web page send other types
         message = f"the body's type is {kind[:100] or 'not given'}: expected the header Content-Type: application/json"
         raise ProblemError(Problem(status=415, message=message, code="unsupported_media_type"))
-    pieces, length = [], 0
-    try:
-        async for piece in request.stream():
-            length += len(piece)
-            if length > limit:
-                message = f"the body is longer than {limit} bytes"
-                raise ProblemError(
-                    Problem(status=413, message=message, code="body_too_large", headers={"Connection": "close"})
-                )
-            pieces.append(piece)
-    except ClientDisconnect:
-        raise ProblemError(Problem(status=HUNG_UP, message="the client has hung up")) from None
-    data = b"".join(pieces)
+    data = await _data(request, limit)
     if images is not None and images.hosts:
         value = await images.fill(await _in_thread(lambda: read_json(data)))
         return await _in_thread(lambda: read(value))
-    return read(read_json(data)) if length < LARGE_BODY else await _in_thread(lambda: read(read_json(data)))
+    return read(read_json(data)) if len(data) < LARGE_BODY else await _in_thread(lambda: read(read_json(data)))
+
+
+async def _data(request: Request, limit: int) -> bytes:
+    pieces, length = [], 0
+    start = anyio.current_time()
+    try:
+        with anyio.CancelScope(deadline=start + BODY_SECONDS) as scope:
+            async for piece in request.stream():
+                length += len(piece)
+                if length > limit:
+                    message = f"the body is longer than {limit} bytes"
+                    raise ProblemError(
+                        Problem(status=413, message=message, code="body_too_large", headers={"Connection": "close"})
+                    )
+                pieces.append(piece)
+                scope.deadline = start + BODY_SECONDS + length / SLOWEST_BODY
+    except ClientDisconnect:
+        raise ProblemError(Problem(status=HUNG_UP, message="the client has hung up")) from None
+    if scope.cancelled_caught:
+        message = f"of the body {length} bytes came in {anyio.current_time() - start:.0f} s, and then no more"
+        raise ProblemError(Problem(status=408, message=message, code="timeout", headers={"Connection": "close"}))
+    return b"".join(pieces)
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
@@ -149,6 +168,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
 
     :param note: takes in the whole answer
     :param end: is told when there is no more to send, and what went wrong, if anything did
+    :param record: takes what there was of an answer that a client has left
     :param keep_alive: seconds without an event after which a comment is sent
     """
 
@@ -160,9 +180,9 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         writer: EventWriter[AnswerT, ChunkT],
         note: Callable[[AnswerT], None],
         end: Callable[[Exception | None], None],
+        record: RequestRecord,
         *,
         keep_alive: float,
-        request_id: str,
     ) -> None:
         # Buffers on the way, such as nginx's, would hold events back.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -172,7 +192,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self._note = note
         self._end = end
         self._keep_alive = keep_alive
-        self._request_id = request_id
+        self._record = record
         self._one_at_a_time = anyio.Lock(fast_acquire=True)
         self._has_begun = False
         self._failure: Exception | None = None
@@ -190,6 +210,8 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                     error = exception
                 tasks.cancel_scope.cancel()
         finally:
+            if self._has_begun and self._record.usage is None:  # the client has left, or it has failed
+                self._record.take(self._stream.response_so_far())
             self._end(error or self._failure)
         if error is not None:
             raise error
@@ -213,7 +235,9 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                 if not self._has_begun:
                     raise
                 self._failure = error
-                last = self._writer.failed(problem_for(error, self._request_id))
+                problem = problem_for(error, self._record.request_id)
+                self._record.error = problem.code or problem.type
+                last = self._writer.failed(problem)
             await self._send(send, last, more=False)
 
     async def _comment(self, send: Send) -> None:

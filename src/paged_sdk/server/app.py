@@ -170,7 +170,7 @@ class ModelServer(Starlette):
             expose_headers=["x-request-id", "retry-after"],
         )
         front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
-        images = ImageUrls(settings.image_hosts)
+        images = ImageUrls(settings.image_hosts, settings.max_body_bytes)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images)
         embeddings = EmbeddingRoute(models=models, settings=settings)
         counts = CountRoute(models=models, settings=settings, images=images)

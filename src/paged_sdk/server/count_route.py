@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from paged_sdk.server.answers import read_body, unless_client_leaves
 from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.image_urls import ImageUrls
+from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.messages import read_count_tokens
@@ -31,5 +32,7 @@ class CountRoute:
         """
         call = await read_body(request, read_count_tokens, self.settings.max_body_bytes, images=self.images)
         served = self.models.find(call.model)
+        record = RequestRecord.of(request.scope)
+        record.model, record.adapter = served.name, served.adapter
         count = await unless_client_leaves(request, lambda: served.model.count_tokens(call.request))
         return Response(status_code=HUNG_UP) if count is None else JSONResponse({"input_tokens": count})

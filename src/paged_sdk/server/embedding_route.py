@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from paged_sdk.server.answers import read_body, unless_client_leaves
 from paged_sdk.server.front import HUNG_UP
+from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.server.tracing import RequestSpan
@@ -31,7 +32,8 @@ class EmbeddingRoute:
         """
         call = await read_body(request, read_embedding, self.settings.max_body_bytes)
         served = self.models.find(call.model)
-        request.state.label = call.label
+        record = RequestRecord.of(request.scope)
+        record.model, record.adapter, record.label = served.name, served.adapter, call.label
         span = RequestSpan("embeddings", call.model, request.headers)
         try:
             answer = await unless_client_leaves(
@@ -41,6 +43,7 @@ class EmbeddingRoute:
             span.end(error)
             raise
         if answer is not None:
+            record.take(answer)
             span.note_answer(served.name, answer.usage)
         span.end()
         if answer is None:

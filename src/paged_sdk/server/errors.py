@@ -41,5 +41,7 @@ def problem_for(error: Exception, request_id: str) -> Problem:
     """Return what a client is told of an error, and log what the operator has to know of."""
     problem = problem_of(error)
     if not isinstance(error, PagedError | ProblemError) or isinstance(error, EngineDeadError):
-        logging.getLogger(LOGGER_NAME).error("request %s failed", request_id, exc_info=error)
+        logging.getLogger(LOGGER_NAME).error(
+            "request %s failed", request_id, exc_info=error, extra={"fields": {"request_id": request_id}}
+        )
     return problem

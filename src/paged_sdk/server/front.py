@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 import re
 import time
 import uuid
@@ -15,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged_sdk.server.chat_page import PAGE_PATHS
 from paged_sdk.server.drain import Drain
-from paged_sdk.server.errors import LOGGER_NAME, path_of, problem_for, problem_response
+from paged_sdk.server.errors import path_of, problem_for, problem_response
 from paged_sdk.server.metrics import Metrics
+from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.problem import Problem
 
@@ -50,7 +50,7 @@ class Front:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
-        scope.setdefault("state", {})["request_id"] = request_id
+        record = RequestRecord.begin(scope, request_id)
         start, status = time.monotonic(), 0
 
         async def send_named(message: Message) -> None:
@@ -66,9 +66,11 @@ class Front:
                 if problem is None:
                     await self.app(scope, receive, send_named)
                 else:
+                    record.error = problem.code
                     await problem_response(scope, problem)(scope, receive, send_named)
             except Exception as error:
                 problem = problem_for(error, request_id)
+                record.error = problem.code or problem.type
                 if status:  # an answer has begun, and cannot become another
                     raise
                 await problem_response(scope, problem)(scope, receive, send_named)
@@ -77,16 +79,7 @@ class Front:
                 status = status or HUNG_UP
                 route = getattr(scope.get("route"), "path", "")
                 self.metrics.note_request(route, status, seconds)
-                label = scope["state"].get("label")
-                logging.getLogger(LOGGER_NAME).info(
-                    "%s %s %s %d in %.3f s%s",
-                    request_id,
-                    scope["method"],
-                    route or "-",
-                    status,
-                    seconds,
-                    "" if label is None else f" for {label!r}",
-                )
+                record.log(route, status, seconds)
 
     def _refusal(self, path: str, headers: Headers) -> Problem | None:
         """Return why a request is not answered, whatever it asks; None: it is."""

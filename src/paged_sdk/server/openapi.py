@@ -19,6 +19,7 @@ ERRORS: Final[Mapping[int, str]] = {
     403: "The server does not do this.",
     404: "No such model.",
     405: "Another method is needed.",
+    408: "The body came too slowly.",
     413: "The body is too long.",
     415: "The body is not `application/json`.",
     429: "The queue is full: `Retry-After` says when to come back.",

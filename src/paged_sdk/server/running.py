@@ -6,18 +6,30 @@ import ipaddress
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Final
 
 import uvicorn
 
 from paged_sdk.server.app import ModelServer
+from paged_sdk.server.connection import Connection
 
-__all__ = ["is_loopback", "listen", "run"]
+__all__ = ["allow_connections", "is_loopback", "listen", "run"]
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_SECONDS: Final = 60
 """Clients keep connections for 5 seconds, OpenAI's among them: one that ends them as soon cuts requests off."""
+MAX_OPEN_FILES: Final = 65536
+SILENCE: Final[Mapping[str, int]] = {
+    "TCP_KEEPIDLE": 60,  # seconds without a sign of the client, after which the system asks for one,
+    "TCP_KEEPINTVL": 15,  # this often,
+    "TCP_KEEPCNT": 4,  # and so many times; and
+    "TCP_USER_TIMEOUT": 300_000,  # milliseconds in which it takes nothing of what was sent
+}
+"""A client whose machine is gone, or that never reads, holds its connection no longer than this. Not every system has
+all of these.
+"""
 GRACE_SECONDS: Final = 1
 """Connections whose requests were given time already get so long to close."""
 
@@ -28,7 +40,24 @@ def listen(host: str, port: int) -> socket.socket:
     :raises OSError: there is no such host, or the port is taken
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    return socket.create_server((address[0], port), family=family, backlog=BACKLOG)
+    listener = socket.create_server((address[0], port), family=family, backlog=BACKLOG)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit all of it
+    for name, value in SILENCE.items():
+        if hasattr(socket, name):
+            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return listener
+
+
+def allow_connections() -> None:
+    """Let the process hold as many connections as the system allows it: by default it is 1,024 open files."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def is_loopback(host: str) -> bool:
@@ -48,6 +77,7 @@ async def run(app: ModelServer, listener: socket.socket) -> int:
     """
     config = uvicorn.Config(
         app,
+        http=Connection,
         lifespan="on",
         access_log=False,
         log_config=None,

@@ -62,8 +62,9 @@ class ServerSettings:
     :ivar keep_alive: seconds without an event after which a stream gets a comment, so that nobody on the way takes it
         for dead
     :ivar drain_timeout: seconds that requests under way are given when the server is told to end
-    :ivar image_hosts: images are fetched from these hosts, where requests name them by address; ``*``: from any with a
-        public address; none: images have to come as ``data:`` URLs
+    :ivar image_hosts: images are fetched from these hosts, where requests name them by address, each with a port if it
+        is not that of HTTP or HTTPS (``images.example:8080``); ``*``: from any with a public address; none: images have
+        to come as ``data:`` URLs. Those of one request have ``max_body_bytes`` together
     :ivar adapter_folder: adapters can be loaded from here by request, and from nowhere else; None: not at all
     :ivar page: whether there is a chat page at ``/``
     :ivar sampling: what requests get that leave it open, by the names of the API's fields: ``temperature``, ``top_p``,

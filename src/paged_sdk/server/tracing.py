@@ -40,10 +40,13 @@ class RequestSpan:
             },
         )
 
-    def note_answer(self, model: str, usage: Usage, answer_id: str | None = None) -> None:
+    def note_answer(
+        self, model: str, usage: Usage, answer_id: str | None = None, *, finish: tuple[str, ...] = ()
+    ) -> None:
         """Take in what an answer has cost.
 
         :param model: the model that has answered, without its adapter
+        :param finish: why each text has ended
         """
         if self._span is None:
             return
@@ -53,6 +56,8 @@ class RequestSpan:
         self._span.set_attribute("gen_ai.usage.cache_read.input_tokens", usage.prompt_tokens_details.cached_tokens)
         if answer_id is not None:
             self._span.set_attribute("gen_ai.response.id", answer_id)
+        if finish:
+            self._span.set_attribute("gen_ai.response.finish_reasons", finish)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span.

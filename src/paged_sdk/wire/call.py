@@ -84,6 +84,11 @@ class Call(Protocol[AnswerT, ChunkT]):
         ...
 
     @property
+    def label(self) -> str | None:
+        """Return for whom it is, as the client says."""
+        ...
+
+    @property
     def is_streamed(self) -> bool:
         """Tell whether the answer is to come piece by piece."""
         ...

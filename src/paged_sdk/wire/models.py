@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from attrs import frozen
+
+from paged_sdk.wire.forms import ModelForm, ModelList
 
 __all__ = ["ModelCard", "model_card", "model_list"]
 
@@ -29,7 +30,7 @@ class ModelCard:
     generates_text: bool = True
 
 
-def model_card(card: ModelCard) -> dict[str, Any]:
+def model_card(card: ModelCard) -> ModelForm:
     """Return a model as OpenAI's API has it; what comes after ``owned_by`` are extensions."""
     return {
         "id": card.id,
@@ -43,6 +44,6 @@ def model_card(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def model_list(cards: Iterable[ModelCard]) -> dict[str, Any]:
+def model_list(cards: Iterable[ModelCard]) -> ModelList:
     """Return models as OpenAI's API lists them."""
     return {"object": "list", "data": [model_card(card) for card in cards]}

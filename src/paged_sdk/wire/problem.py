@@ -170,6 +170,7 @@ ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",

@@ -1,0 +1,111 @@
+"""Hold what is known of one request in the end: the line of the log, the metrics and the span say it from here."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+from attrs import define
+from starlette.types import Scope
+
+from paged_sdk import Usage
+from paged_sdk.server.errors import LOGGER_NAME
+
+__all__ = ["RequestRecord"]
+
+KEY: Final = "paged_sdk.record"
+
+
+class Ended(Protocol):
+    """Is one text of an answer."""
+
+    @property
+    def finish_reason(self) -> str: ...
+
+
+class HasUsage(Protocol):
+    """Is an answer."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+
+@define
+class RequestRecord:
+    """Takes in what happens to a request.
+
+    :ivar model: the model that was asked, without its adapter
+    :ivar label: for whom it was
+    :ivar usage: what the answer has cost, or what there was of it
+    :ivar finish: why each text has ended
+    :ivar error: the code, or the kind, of what went wrong
+    """
+
+    request_id: str
+    method: str
+    model: str | None = None
+    adapter: str | None = None
+    label: str | None = None
+    is_streamed: bool = False
+    usage: Usage | None = None
+    finish: tuple[str, ...] = ()
+    error: str | None = None
+
+    @classmethod
+    def begin(cls, scope: Scope, request_id: str) -> RequestRecord:
+        """Begin the record of a request."""
+        record = cls(request_id, scope["method"])
+        scope[KEY] = record
+        return record
+
+    @classmethod
+    def of(cls, scope: Scope) -> RequestRecord:
+        """Return the record of a request that has begun."""
+        record = scope[KEY]
+        assert isinstance(record, RequestRecord)
+        return record
+
+    def take(self, answer: HasUsage) -> None:
+        """Take in an answer, or what there is of it: a text that has not ended is canceled."""
+        self.usage = answer.usage
+        choices: Sequence[Ended] = getattr(answer, "choices", ())
+        self.finish = tuple(choice.finish_reason for choice in choices)
+
+    def log(self, route: str, status: int, seconds: float) -> None:
+        """Write the request's line, whose fields a formatter finds in ``record.fields``.
+
+        :param route: the path; empty: there is none
+        """
+        fields: dict[str, Any] = {
+            "request_id": self.request_id,
+            "method": self.method,
+            "path": route or None,
+            "status": status,
+            "seconds": round(seconds, 4),
+            "model": self.model,
+            "adapter": self.adapter,
+            "user": self.label,
+            "stream": self.is_streamed,
+            "error": self.error,
+        }
+        line = f"{self.request_id} {self.method} {route or '-'} {status} in {seconds:.3f} s"
+        if self.usage is not None:
+            cached = self.usage.prompt_tokens_details.cached_tokens
+            fields |= {
+                "prompt_tokens": self.usage.prompt_tokens,
+                "cached_tokens": cached,
+                "completion_tokens": self.usage.completion_tokens,
+                "finish_reason": list(dict.fromkeys(self.finish)),
+                "queue_seconds": round(self.usage.queue_time_sec, 4),
+                "time_to_first_token_seconds": round(self.usage.time_to_first_token_sec, 4),
+            }
+            line += f", {self.usage.prompt_tokens} tokens ({cached} cached) and {self.usage.completion_tokens} more"
+        if self.finish:
+            line += f", {' and '.join(dict.fromkeys(self.finish))}"
+        if self.error is not None:
+            line += f", {self.error}"
+        if self.label is not None:
+            line += f" for {json.dumps(self.label)}"
+        logging.getLogger(LOGGER_NAME).info("%s", line, extra={"fields": fields})

@@ -1,0 +1,166 @@
+"""Clients that mean no good: they send slowly, or nothing, or too much, or ask for what is not theirs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paged_sdk.server import answers, connection
+from paged_sdk.server.running import allow_connections, listen
+from paged_sdk.testing import fake_model
+from serving import HI, Serving, serving
+
+BODY = json.dumps({"model": "fake", "messages": HI})
+HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(fake_model("Hello!")) as served:
+        yield served
+
+
+def connect(served: Serving) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", served.port), timeout=30)
+
+
+def rest(client: socket.socket) -> bytes:
+    """Return what the server sends until it closes the connection."""
+    pieces = []
+    while piece := client.recv(65536):
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("sent", ["", "POST", HEAD])
+def test_headers_have_to_come(served: Serving, monkeypatch: pytest.MonkeyPatch, sent: str) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    with connect(served) as client:
+        client.sendall(sent.encode())
+        assert rest(client) == b""
+
+
+def test_the_headers_of_a_second_request_have_to_come(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    with connect(served) as client:
+        client.sendall(f"{HEAD}\r\n\r\n{BODY}".encode())
+        assert client.recv(1) == b"H"
+        served.wait(lambda model: not served.app.drain.in_flight)
+        client.sendall(b"GET /hea")
+        assert rest(client).startswith(b"TTP/1.1 200 OK")
+
+
+def test_answers_take_as_long_as_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
+    with serving(fake_model("Hello!", delay=0.02)) as served:
+        assert served.post().json()["choices"][0]["message"]["content"] == "Hello!"
+        assert len(served.events()) > 1
+
+
+def test_a_body_has_to_come(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "BODY_SECONDS", 0.05)
+    with connect(served) as client:
+        client.sendall(f"{HEAD}\r\n\r\n{BODY[:10]}".encode())
+        answer = rest(client)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"of the body 10 bytes came in 0 s, and then no more" in answer
+
+
+def test_a_body_may_take_longer_the_longer_it_is(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "BODY_SECONDS", 0.05)
+    monkeypatch.setattr(answers, "SLOWEST_BODY", 1)  # what has come is worth hours
+    with connect(served) as client:
+        client.sendall(f"{HEAD}\r\nConnection: close\r\n\r\n{BODY[:-1]}".encode())
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
+        client.settimeout(30)
+        client.sendall(BODY[-1:].encode())
+        assert rest(client).startswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET / HTTP/1.1\r\nHost: a\r\nX: " + "x" * 1_000_000,
+        "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2",
+        "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip",
+        "GET / HTTP/1.1\r\nHost : a",
+        "\x16\x03\x01\x02\x00",
+    ],
+)
+def test_what_is_no_request_ends_the_connection(served: Serving, head: str) -> None:
+    with connect(served) as client:
+        client.sendall(f"{head}\r\n\r\n".encode("latin-1"))
+        try:
+            answer = rest(client)
+        except ConnectionResetError:  # not all was read
+            return
+    assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 ", b"HTTP/1.1 501 ")), answer
+
+
+def test_a_length_that_is_said_is_not_waited_for(served: Serving) -> None:
+    """Nobody sends so much: the head says that it will, and no memory is taken before it comes."""
+    with connect(served) as client:
+        client.sendall(HEAD.rpartition(" ")[0].encode() + b" 99999999999999\r\n\r\n{")
+    served.wait(lambda model: not served.app.drain.in_flight)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/page/../settings.py",
+        "/page/%2e%2e/settings.py",
+        "/page/..%2fsettings.py",
+        "/page//etc/passwd",
+        "/page/%00",
+        "/v1/models/../../etc/passwd",
+        "/v1/models/%2e%2e%2f%00",
+        "//v1/models",
+    ],
+)
+def test_paths_lead_to_nothing_else(served: Serving, path: str) -> None:
+    with connect(served) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        answer = rest(client)
+    assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 405 ")), answer
+    assert b"root:" not in answer
+
+
+def test_adapters_are_within_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    (tmp_path / "secret").mkdir()
+    (folder / "link").symlink_to(tmp_path / "secret")
+    with serving(fake_model("Hello!"), adapter_folder=folder) as served:
+        for path in ("../secret", "link", str(tmp_path / "secret"), ".", "", "x/../../secret", "a\0b", "x" * 4000, "~"):
+            refused = served.http.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": path})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_path"), refused.text
+            assert "secret" not in refused.json()["error"]["message"].replace(path, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other options")
+def test_connections_of_clients_that_are_gone_end() -> None:
+    with (
+        listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 300_000
+
+
+def test_a_process_may_hold_as_many_connections_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, both: limits.append(both))
+    for soft, hard in ((1024, 4096), (1024, 1 << 20), (1024, resource.RLIM_INFINITY), (4096, 4096), (1 << 20, 1 << 20)):
+        monkeypatch.setattr(resource, "getrlimit", lambda kind, both=(soft, hard): both)
+        allow_connections()
+    assert limits == [(4096, 4096), (65536, 1 << 20), (65536, resource.RLIM_INFINITY)]
