@@ -16,50 +16,34 @@ __all__ = ["API", "api_names", "generated_pages", "source_of", "with_links_of_th
 ROOT: Final = Path(__file__).parents[1]
 
 API: Final = {
-    "builders": ("Builders", ("builders",)),
-    "model": ("Models", ("model", "blocking", "conversation", "tool_loop")),
-    "requests": (
-        "Requests",
-        (
-            "types.messages",
-            "types.request",
-            "config.sampling",
-            "types.constraint",
-            "types.tool",
-            "types.tool_call",
-            "types.image",
-            "types.logits_processor",
-        ),
-    ),
-    "responses": (
-        "Responses",
-        ("types.response", "types.logprobs", "types.embedding", "types.score", "types.stats"),
-    ),
-    "settings": (
-        "Settings",
-        (
-            "config.paged",
-            "config.memory",
-            "config.isq",
-            "config.topology",
-            "config.speculative",
-            "config.images",
-        ),
-    ),
-    "errors": ("Errors", ("errors",)),
-    "files": (
-        "Files, memory, machine",
-        (
-            "weights.embedded",
-            "build.gguf_export",
-            "build.safetensors_export",
-            "build.memory_plan",
-            "types.memory_plan",
-            "build.machine",
-        ),
-    ),
+    "builders": "Builders",
+    "model": "Models",
+    "requests": "Requests",
+    "responses": "Responses",
+    "settings": "Settings",
+    "errors": "Errors",
+    "files": "Files, memory, machine",
 }
-"""The pages of the API reference: which modules' public names stand on which."""
+"""The pages of the API reference."""
+
+_PAGE_OF: Final = {
+    "builders": "builders",
+    "errors": "errors",
+    "config.sampling": "requests",
+    "config": "settings",
+    "types.messages": "requests",
+    "types.request": "requests",
+    "types.constraint": "requests",
+    "types.tool": "requests",
+    "types.tool_call": "requests",
+    "types.image": "requests",
+    "types.logits_processor": "requests",
+    "types.memory_plan": "files",
+    "types": "responses",
+    "build": "files",
+    "weights": "files",
+}
+"""The page of the names of a module, or of a package where its module is not here; all others are on the models'."""
 
 PACKAGES: Final = {
     "server": ("paged_sdk.server", "The server as an application"),
@@ -148,12 +132,17 @@ def _directive(name: str) -> str:
     return f"::: {name}\n{with_base}"
 
 
+def _page_of_name(name: str) -> str:
+    """Return the page of a name that the package exports, by the module that its table of exports has it from."""
+    (module,) = [module for module, names in paged_sdk._HOME.items() if name in names]
+    return _PAGE_OF.get(module, _PAGE_OF.get(module.partition(".")[0], "model"))
+
+
 def api_names() -> dict[str, tuple[str, list[str]]]:
     """Return each page's title and its names, in full."""
     found: dict[str, tuple[str, list[str]]] = {}
-    for page, (title, modules) in API.items():
-        there = {name for module in modules for name in import_module(f"paged_sdk.{module}").__all__}
-        found[page] = (title, [f"paged_sdk.{name}" for name in paged_sdk.__all__ if name in there])
+    for page, title in API.items():
+        found[page] = (title, [f"paged_sdk.{name}" for name in paged_sdk.__all__ if _page_of_name(name) == page])
     for page, (module, title) in PACKAGES.items():
         found[page] = (title, [f"{module}.{name}" for name in import_module(module).__all__])
     return found
