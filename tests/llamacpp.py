@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -30,12 +31,16 @@ class LlamaCpp:
     """Runs a GGUF file in llama.cpp, in this process, with one thread and a KV cache of float32.
 
     A test that makes one is skipped where the package is not installed.
+
+    :param mmproj: the file of its image encoder
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mmproj: Path | None = None) -> None:
         xllamacpp: Any = pytest.importorskip("xllamacpp")
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
+        if mmproj is not None:
+            params.mmproj.path, params.mmproj_use_gpu = str(mmproj), False
         params.n_ctx, params.n_parallel, params.n_threads_http = 512, 1, 1
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
@@ -64,12 +69,35 @@ class LlamaCpp:
         first = verbose["completion_probabilities"][0]["top_logprobs"] if verbose["completion_probabilities"] else ()
         return Answer(verbose["tokens"], {each["id"]: each["logprob"] for each in first})
 
+    def look(self, before: str, image: bytes, after: str, count: int) -> tuple[int, Answer]:
+        """Go on after a prompt with an image.
+
+        :param image: the bytes of a file
+        :returns: how many tokens the prompt has, and what is said
+        """
+        marker = self._ask("props")["media_marker"]
+        prompt = {
+            "prompt_string": f"{before}{marker}{after}",
+            "multimodal_data": [base64.b64encode(image).decode()],
+        }
+        wanted = {"n_predict": count, "temperature": 0.0, "n_probs": 8, "cache_prompt": False, "return_tokens": True}
+        answer = self._ask("completion", {"prompt": prompt, "ignore_eos": True, **wanted})
+        first = answer["completion_probabilities"][0]["top_logprobs"]
+        found = Answer(answer["tokens"], {each["id"]: each["logprob"] for each in first})
+        return answer["tokens_evaluated"], found
+
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         """Return a text's tokens; marks in it are tokens too."""
-        content = json.dumps({"content": text, "add_special": add_special, "parse_special": True}).encode()
+        tokens: list[int] = self._ask("tokenize", {"content": text, "add_special": add_special, "parse_special": True})[
+            "tokens"
+        ]
+        return tokens
+
+    def _ask(self, path: str, content: Mapping[str, Any] | None = None) -> Any:
         request = urllib.request.Request(
-            f"{self._server.listening_address}/tokenize", content, {"Content-Type": "application/json"}
+            f"{self._server.listening_address}/{path}",
+            None if content is None else json.dumps(content).encode(),
+            {"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=60) as response:
-            tokens: list[int] = json.load(response)["tokens"]
-        return tokens
+            return json.load(response)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import gguf
 from attrs import frozen
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import paged_sdk
+from tiny_vision import IMAGE_BREAK
 
 __all__ = ["MMPROJ_FAMILIES", "write_mmproj", "write_vision_gguf"]
 
@@ -72,6 +72,42 @@ def _pixtral(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[t
     yield name, tensor
 
 
+def _qwen(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    if ".qkv." in name:
+        for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+            yield name.replace("qkv", part), rows
+    elif name.endswith("patch_embed.proj.weight"):
+        yield "v.patch_embd.weight", tensor[:, :, 0]
+        yield "v.patch_embd.weight.1", tensor[:, :, 1]
+    else:
+        yield name, tensor
+
+
+def _qwen3(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    name = name.removeprefix("model.")
+    if name.startswith("visual.deepstack_merger_list."):
+        _, _, number, stem, kind = name.split(".")
+        layer = config["vision_config"]["deepstack_visual_indexes"][int(number)]
+        yield f"v.deepstack.{layer}.{stem.removeprefix('linear_')}.{kind}", tensor
+    elif name.startswith("visual.merger."):
+        stem, kind = name.split(".")[2:]
+        own = {"linear_fc1": "mm.0", "linear_fc2": "mm.2", "norm": "v.post_ln"}
+        yield f"{own[stem]}.{kind}", tensor
+    elif ".qkv." in name:
+        yield name, tensor
+    else:
+        yield from _qwen(name, tensor, config)
+
+
+def _qwen_values(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Mapping[str, Any]:
+    size, vision = processor["size"], config["vision_config"]
+    return {
+        "clip.vision.embedding_length": vision.get("embed_dim", vision["hidden_size"]),
+        "clip.vision.image_min_pixels": size["shortest_edge"],
+        "clip.vision.image_max_pixels": size["longest_edge"],
+    }
+
+
 def _internvl(name: str) -> str:
     halves = {"layer_norm": "mlp1.0", "linear_1": "mlp1.1", "linear_2": "mlp1.3"}
     if name.startswith("multi_modal_projector."):
@@ -124,6 +160,32 @@ _RULES: Final[dict[str, _Rules]] = {
         },
         change=_pixtral,
     ),
+    "qwen2_vl": _Rules(
+        projector="qwen2vl_merger", text=("model.", "lm_head"), older=str, change=_qwen, metadata=_qwen_values
+    ),
+    "qwen2_5_vl": _Rules(
+        projector="qwen2.5vl_merger",
+        text=("model.", "lm_head"),
+        older=str,
+        change=_qwen,
+        metadata=lambda config, processor: {
+            **_qwen_values(config, processor),
+            "clip.use_silu": True,
+            "clip.vision.n_wa_pattern": config["vision_config"]["fullatt_block_indexes"][0] + 1,
+        },
+    ),
+    "qwen3_vl": _Rules(
+        projector="qwen3vl_merger",
+        text=("model.language_model.", "lm_head"),
+        older=str,
+        change=_qwen3,
+        metadata=lambda config, processor: {
+            **_qwen_values(config, processor),
+            "clip.use_gelu": True,
+            "clip.vision.spatial_merge_size": config["vision_config"]["spatial_merge_size"],
+            "clip.vision.image_size": 28,
+        },
+    ),
     "internvl": _Rules(
         projector="internvl",
         older=_internvl,
@@ -143,9 +205,8 @@ def write_vision_gguf(name: str, checkpoint: Path, directory: Path, *, type: str
 
     :param type: of the encoder's matrices
     """
-    text = _write_text(_RULES[name], checkpoint, directory / "text")
-    model = paged_sdk.write_gguf(text, directory / "model.gguf", type="F32")
-    shutil.rmtree(text)
+    directory.mkdir(parents=True, exist_ok=True)
+    model = paged_sdk.write_gguf(checkpoint, directory / "model.gguf", type="F32")
     return model, write_mmproj(name, checkpoint, directory / "mmproj-model.gguf", type=type)
 
 
@@ -168,7 +229,7 @@ def write_mmproj(name: str, checkpoint: Path, path: Path, *, type: str = "F32", 
         "clip.vision.image_size": side or 560,
         "clip.vision.patch_size": patch,
         "clip.vision.embedding_length": vision["hidden_size"],
-        "clip.vision.feed_forward_length": vision["intermediate_size"],
+        "clip.vision.feed_forward_length": vision.get("intermediate_size", vision["hidden_size"]),
         "clip.vision.block_count": vision.get("num_hidden_layers", vision.get("depth")),
         "clip.vision.attention.head_count": vision.get("num_attention_heads", vision.get("num_heads")),
         "clip.vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
@@ -183,7 +244,9 @@ def write_mmproj(name: str, checkpoint: Path, path: Path, *, type: str = "F32", 
         _add(writer, key, value)
     kept = gguf.GGMLQuantizationType[type]
     for own, tensor in load_file(checkpoint / "model.safetensors").items():
-        if own.startswith((*rules.text, "model.layers.")) or own == "model.norm.weight":
+        if rules.projector == "pixtral" and own.endswith("embed_tokens.weight"):
+            writer.add_tensor("v.token_embd.img_break", tensor[IMAGE_BREAK].numpy())
+        if own.startswith(rules.text):
             continue
         for changed, part in rules.change(own, tensor, config):
             _write(writer, _gguf_name(rules.older(changed)), part, kept)
@@ -222,22 +285,3 @@ def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, type: gguf.GGMLQu
         writer.add_tensor(name, values)
     else:
         writer.add_tensor(name, gguf.quants.quantize(values, type), raw_dtype=type)
-
-
-def _write_text(rules: _Rules, checkpoint: Path, directory: Path) -> Path:
-    """Save a checkpoint's decoder as one of its own."""
-    directory.mkdir(parents=True)
-    config = json.loads((checkpoint / "config.json").read_text())
-    body, head = rules.text
-    tensors = {}
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        if name.startswith(body):
-            tensors["model." + name.removeprefix(body)] = tensor
-        elif name.startswith(head):
-            tensors["lm_head." + name.removeprefix(head + ".")] = tensor
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    text = {**config["text_config"], "tie_word_embeddings": config["tie_word_embeddings"], "eos_token_id": 2}
-    (directory / "config.json").write_text(json.dumps(text))
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(checkpoint / name, directory)
-    return directory

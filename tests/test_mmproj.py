@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
@@ -40,7 +41,7 @@ from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture
 pytestmark = pytest.mark.anyio
 
 GREEDY = SamplingParams(temperature=0.0, max_len=16, ignore_eos=True)
-PICTURES = picture(40, 60), picture(70, 30, seed=1)
+PICTURES = picture(126, 140), picture(70, 30, seed=1)
 CHAT = (
     VisionMessages()
     .add_image_message("user", "What is this?", PICTURES[0])
@@ -58,19 +59,32 @@ class Made:
     mmproj: Path
 
 
+def make(name: str, directory: Path) -> None:
+    """Save a tiny checkpoint, whose numbers are such as a file can say."""
+    vision = dict(VISION_FAMILIES[name].config["vision_config"])
+    if name == "qwen2_5_vl":
+        vision["window_size"] = 112
+    make_vision_checkpoint(name, directory, vision_config=vision)
+    if name == "qwen2_5_vl":  # an image has several windows
+        path = directory / "preprocessor_config.json"
+        settings = json.loads(path.read_text())
+        settings["size"]["longest_edge"] = 160 * 160
+        path.write_text(json.dumps(settings))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
     kept: dict[str, Made] = {}
 
-    def make(name: str) -> Made:
+    def made_of(name: str) -> Made:
         if name not in kept:
             directory = tmp_path_factory.mktemp(name)
-            make_vision_checkpoint(name, directory / "checkpoint")
+            make(name, directory / "checkpoint")
             model, mmproj = write_vision_gguf(name, directory / "checkpoint", directory / "gguf")
             kept[name] = Made(directory / "checkpoint", model, mmproj)
         return kept[name]
 
-    return make
+    return made_of
 
 
 def exact(builder: Any) -> Any:
@@ -193,6 +207,12 @@ def other_size(made: Callable[[str], Made], path: Path) -> tuple[Path, Path]:
     return made("llava").model, path / "mmproj.gguf"
 
 
+def other_layers(made: Callable[[str], Made], path: Path) -> tuple[Path, Path]:
+    vision = {**VISION_FAMILIES["qwen3_vl"].config["vision_config"], "deepstack_visual_indexes": [1]}
+    make_vision_checkpoint("qwen3_vl", path / "checkpoint", vision_config=vision)
+    return made("qwen3_vl").model, write_mmproj("qwen3_vl", path / "checkpoint", path / "mmproj.gguf")
+
+
 def sounds(made: Callable[[str], Made], path: Path) -> tuple[Path, Path]:
     writer = gguf.GGUFWriter(path / "mmproj.gguf", "clip")
     writer.add_type("mmproj")
@@ -225,6 +245,7 @@ WRONG: Mapping[str, tuple[Callable[[Callable[[str], Made], Path], tuple[Path, Pa
         r"for gemma3_text, and .* is 'llama'",
     ),
     "another size": (other_size, CheckpointError, "have 32 numbers, and those of .* 64"),
+    "other layers": (other_layers, CheckpointError, "1 layers more, and .* 2 such"),
     "sounds": (sounds, UnsupportedArchitectureError, "'ultravox'"),
     "no such layer": (changed(block_count=4), CheckpointError, r"no tensor 'v\.blk\.3\."),
     "other numbers of patches": (changed(image_size=56), CheckpointError, "patches"),
@@ -243,6 +264,21 @@ async def test_files_that_do_not_go_together(kind: str, made: Callable[[str], Ma
     with pytest.raises(error, match=text) as caught:
         await exact(GgufModelBuilder(model).with_mmproj(mmproj)).build()
     assert str(caught.value.path) == str(mmproj)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_decoders_alone(made: Callable[[str], Made], tmp_path: Path, anyio_backend: str) -> None:
+    """Decoders whose tokens have positions in height and width are read without an encoder, too."""
+    messages = TextMessages().add_message("user", "What is this?")
+    for name in ("qwen2_vl", "qwen3_vl"):
+        files = made(name)
+        async with exact(VisionModelBuilder(files.checkpoint)).build() as model:
+            want, _ = await answer(model, messages)
+        async with exact(GgufModelBuilder(files.model)).build() as model:
+            assert (await answer(model, messages))[0] == want
+    sections = gguf.GGUFReader(files.model).get_field("qwen3vl.rope.dimension_sections")
+    assert sections is not None
+    assert sections.contents() == [4, 2, 2, 0]
 
 
 async def test_settings() -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import tiny
 
-__all__ = ["VISION_FAMILIES", "make_vision_checkpoint", "picture", "reference_answer"]
+__all__ = ["IMAGE_BREAK", "VISION_FAMILIES", "make_vision_checkpoint", "picture", "reference_answer"]
 
 _TOKENS: Final = (
     "<image>",
@@ -34,6 +34,7 @@ _TOKENS: Final = (
     "</img>",
 )
 _IMAGE_TOKEN: Final = tiny.VOCAB_SIZE
+IMAGE_BREAK: Final = _IMAGE_TOKEN + 1
 _VOCAB_SIZE: Final = tiny.VOCAB_SIZE + len(_TOKENS)
 
 _TEMPLATE: Final = (

@@ -103,7 +103,7 @@ class RequestPreparer:
         if images and self.images is None:
             raise InvalidRequestError(
                 "this model takes no images: VisionModelBuilder builds one that does, of a checkpoint with an image "
-                "encoder",
+                "encoder, and GgufModelBuilder with the encoder's file (with_mmproj)",
                 field="images",
                 value=len(images),
             )

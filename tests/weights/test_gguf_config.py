@@ -384,6 +384,13 @@ class TestRefused:
         with pytest.raises(CheckpointError, match=f"metadata llama.{key.replace('__', '.')} is"):
             config_of(tmp_path, **{key: value})
 
+    def test_positions_in_time_height_and_width(self, tmp_path: Path) -> None:
+        found = config_of(tmp_path, architecture="qwen2vl", rope__dimension_sections=[4, 2, 2, 0])
+        assert found["rope_scaling"] == {"rope_type": "default", "mrope_section": [4, 2, 2]}
+        for wrong in ([4, 4], [4, 2, 1, 1], 8):
+            with pytest.raises(CheckpointError, match=r"qwen2vl\.rope\.dimension_sections is"):
+                config_of(tmp_path, architecture="qwen2vl", rope__dimension_sections=wrong)
+
     def test_blocks_that_are_not_there(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"no tensor 'blk\.2999999\.attn_output\.weight'"):
             config_of(tmp_path, block_count=3_000_000)

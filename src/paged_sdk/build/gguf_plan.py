@@ -363,7 +363,7 @@ def _must_mean(config: DecoderConfig, path: Path) -> None:
 
 
 def _rotate_alike(first: RopeConfig, second: RopeConfig) -> bool:
-    if first.switch != second.switch or first.rotary_dim != second.rotary_dim:
+    if any(getattr(first, name) != getattr(second, name) for name in ("switch", "rotary_dim", "axis_of_frequency")):
         return False
     positions, is_long = torch.tensor([0, 1, 7, 7]), torch.tensor([False, False, False, True])
     own, other = (RotaryEmbedding(each, device=_CPU).at(positions, is_long) for each in (first, second))

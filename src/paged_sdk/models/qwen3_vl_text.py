@@ -26,7 +26,11 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     axes = tuple(index % 3 if index < 3 * sections[index % 3] else 0 for index in range(rope.rotary_dim // 2))
     has_bias = fields.flag("attention_bias", False)
     shape = read_common(fields, ropes=(evolve(rope, axis_of_frequency=axes),) * fields.positive("num_hidden_layers"))
-    return evolve(shape, qk_norm=True, qkv_bias=has_bias, output_bias=has_bias)
+    # Of a whole checkpoint, the encoder's section says it.
+    num_image_layers = fields.integer("num_image_layers", 0)
+    return evolve(
+        shape, qk_norm=True, qkv_bias=has_bias, output_bias=has_bias, num_image_layers=max(num_image_layers, 0)
+    )
 
 
 FAMILY = DecoderFamily(architectures=("Qwen3VLTextModel",), read=_read)

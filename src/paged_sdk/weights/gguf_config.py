@@ -109,7 +109,7 @@ def _check_biases(model: GgufModel, config: Mapping[str, Any]) -> None:
 
     :raises UnsupportedArchitectureError: there are some
     """
-    added = set(_QKV) if config["model_type"] in ("qwen2", "qwen2_moe") else set[str]()
+    added = set(_QKV) if config["model_type"] in ("qwen2", "qwen2_moe", "qwen2_vl_text") else set[str]()
     if config.get("attention_bias"):
         added |= {*_QKV, "attn_output"}
     if config.get("mlp_bias"):
@@ -226,9 +226,22 @@ def _llama(model: GgufModel) -> dict[str, Any]:
 
 def _qwen(model: GgufModel) -> dict[str, Any]:
     config: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
-    if model.architecture not in ("qwen2", "qwen2moe"):
+    if model.architecture not in ("qwen2", "qwen2moe", "qwen2vl"):
         config["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
     return config
+
+
+def _qwen_vl(model: GgufModel) -> dict[str, Any]:
+    """Return what models have whose tokens have positions in time, height and width."""
+    key = f"{model.architecture}.rope.dimension_sections"
+    sections = model.metadata.get(key)
+    if not isinstance(sections, list) or len(sections) not in (3, 4) or any(sections[3:]):
+        raise model.malformed(f"metadata {key} is {shown(sections)}: expected three numbers, and 0")
+    scaling = _rope_scaling(model) or {"rope_type": "default"}
+    return _qwen(model) | {
+        "rope_scaling": scaling | {"mrope_section": sections[:3]},
+        "num_image_layers": model.integer("n_deepstack_layers", 0, minimum=0),
+    }
 
 
 def _qwen2moe(model: GgufModel) -> dict[str, Any]:
@@ -321,6 +334,8 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "qwen2": _qwen,
         "qwen2moe": _qwen2moe,
         "qwen3": _qwen,
+        "qwen2vl": _qwen_vl,
+        "qwen3vl": _qwen_vl,
         "qwen3moe": _qwen3moe,
         "phi3": _phi3,
         "gemma2": _gemma2,

@@ -38,7 +38,7 @@ __all__ = [
 _ARCHITECTURE_OF: Final = MappingProxyType(
     {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
-    | {"olmo3": "olmo2"}
+    | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
 )
 _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
@@ -178,6 +178,10 @@ def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str,
         values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
     if name in ("gemma2", "gemma3"):
         values |= _gemma(config, name)
+    if axes := rope.axis_of_frequency:
+        values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
+    if config.num_image_layers:
+        values["n_deepstack_layers"] = config.num_image_layers
     values |= _factors(config, name)
     match config.model_type:
         case "olmo3":

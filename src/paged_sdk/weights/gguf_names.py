@@ -175,6 +175,8 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="qwen2_moe", block_names=_ATTENTION | _PRE_NORM | _EXPERTS | _SHARED_EXPERT
         ),
         "qwen3": GgufArchitecture(model_type="qwen3", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
+        "qwen2vl": GgufArchitecture(model_type="qwen2_vl_text", block_names=_ATTENTION | _PRE_NORM | _MLP),
+        "qwen3vl": GgufArchitecture(model_type="qwen3_vl_text", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
         "qwen3moe": GgufArchitecture(model_type="qwen3_moe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
         "phi3": GgufArchitecture(model_type="phi3", block_names=_FUSED),
         "gemma2": GgufArchitecture(

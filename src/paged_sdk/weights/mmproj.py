@@ -93,6 +93,13 @@ class Mmproj:
                 f"{', '.join(sorted(decoders))}, and {text_path} is {shown(own)}",
                 path=self.path,
             )
+        layers = len(self.config["vision_config"].get("deepstack_visual_indexes", ()))
+        if layers != text.get("num_image_layers", 0):
+            raise CheckpointError(
+                f"{self.path} is the image encoder of another model: it has vectors for {layers} layers more, and "
+                f"{text_path} {text.get('num_image_layers', 0)} such layers",
+                path=self.path,
+            )
         name, dim = self._kind.output
         size = self._file.matrix_shape(name)[dim]
         if size != text["hidden_size"]:

@@ -13,9 +13,9 @@ from typing import Final
 
 from attrs import frozen
 
-__all__ = ["CLIP", "GEMMA3", "IDEFICS3", "INTERNVL", "PIXTRAL", "EncoderNames"]
+__all__ = ["CLIP", "GEMMA3", "IDEFICS3", "INTERNVL", "PIXTRAL", "QWEN2", "QWEN2_5", "QWEN3", "EncoderNames"]
 
-_BLOCK_TENSOR: Final = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+_NUMBERED: Final = re.compile(r"v\.(blk|deepstack)\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 @frozen(kw_only=True)
@@ -26,21 +26,26 @@ class EncoderNames:
     :ivar block: GGUF name of a tensor within ``v.blk.N.`` -> name within a layer
     :ivar top: GGUF name of a tensor outside of the layers, with or without ``.weight`` and ``.bias`` -> name
     :ivar bare: the names within a layer of parameters that have no such ending
+    :ivar mergers: what those are numbered under that make vectors for the decoder's first layers
+    :ivar merger: GGUF name of a tensor within ``v.deepstack.N.`` -> name within one of these
     """
 
     blocks: str
     block: Mapping[str, str]
     top: Mapping[str, str]
     bare: frozenset[str] = frozenset()
+    mergers: str = ""
+    merger: Mapping[str, str] = MappingProxyType({})
 
     def of(self, name: str) -> str | None:
         """Return transformers' name of a tensor, or None if the encoder has no such tensor."""
-        if match := _BLOCK_TENSOR.fullmatch(name):
-            layer, stem, kind = match.groups()
-            inner = self.block.get(stem)
+        if match := _NUMBERED.fullmatch(name):
+            what, number, stem, kind = match.groups()
+            place, names = (self.blocks, self.block) if what == "blk" else (self.mergers, self.merger)
+            inner = names.get(stem)
             if inner is None:
                 return None
-            return f"{self.blocks}.{layer}.{inner}" + ("" if inner in self.bare else f".{kind}")
+            return f"{place}.{number}.{inner}" + ("" if inner in self.bare else f".{kind}")
         if name in self.top:
             return self.top[name]
         stem, _, kind = name.rpartition(".")
@@ -147,4 +152,37 @@ INTERNVL: Final = EncoderNames(
         }
     ),
     bare=frozenset({"lambda_1", "lambda_2"}),
+)
+
+_QWEN_MERGER: Final = MappingProxyType({"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"})
+_QWEN_BLOCK: Final = MappingProxyType({"attn_qkv": "attn.qkv", "attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2"})
+
+
+def _qwen(tower: str, merger: tuple[str, str, str], block: Mapping[str, str]) -> EncoderNames:
+    norm, first, second = merger
+    own = {
+        "v.patch_embd": f"{tower}.patch_embed.proj",
+        "v.position_embd": f"{tower}.pos_embed",
+        "v.post_ln": f"{tower}.merger.{norm}",
+        "mm.0": f"{tower}.merger.{first}",
+        "mm.2": f"{tower}.merger.{second}",
+    }
+    return EncoderNames(
+        blocks=f"{tower}.blocks",
+        block=MappingProxyType(dict(_QWEN_BLOCK) | dict(block)),
+        top=MappingProxyType(own),
+        mergers=f"{tower}.deepstack_merger_list",
+        merger=_QWEN_MERGER,
+    )
+
+
+_MERGER: Final = ("ln_q", "mlp.0", "mlp.2")
+QWEN2: Final = _qwen("visual", _MERGER, {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"})
+QWEN2_5: Final = _qwen(
+    "visual", _MERGER, {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+)
+QWEN3: Final = _qwen(
+    "model.visual",
+    ("norm", "linear_fc1", "linear_fc2"),
+    {"ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"},
 )

@@ -13,11 +13,23 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.weights.mmproj_file import MmprojFile
-from paged_sdk.weights.mmproj_names import CLIP, GEMMA3, IDEFICS3, INTERNVL, PIXTRAL, EncoderNames
+from paged_sdk.weights.mmproj_names import (
+    CLIP,
+    GEMMA3,
+    IDEFICS3,
+    INTERNVL,
+    PIXTRAL,
+    QWEN2,
+    QWEN2_5,
+    QWEN3,
+    EncoderNames,
+)
 
 __all__ = ["PROJECTORS", "Projector"]
 
 _GELU: Final = "gelu_pytorch_tanh"
+_QWEN_WINDOW: Final = 112
+"""Pixels in height and width of Qwen2.5-VL's windows, which converters do not write."""
 
 
 @frozen(kw_only=True)
@@ -199,6 +211,101 @@ def _internvl_settings(file: MmprojFile) -> dict[str, Any]:
     return {**_colors(file), "size": _square(file), "min_patches": fewest, "max_patches": most}
 
 
+def _qwen_tower(file: MmprojFile, hidden_act: str) -> dict[str, Any]:
+    tower = _tower(file, "", hidden_act=hidden_act)
+    return {
+        "depth": tower["num_hidden_layers"],
+        "num_heads": tower["num_attention_heads"],
+        "patch_size": tower["patch_size"],
+        "spatial_merge_size": file.integer("spatial_merge_size", 2),
+        "hidden_act": hidden_act,
+        "intermediate_size": tower["intermediate_size"],
+    }
+
+
+def _qwen2_vl(file: MmprojFile) -> dict[str, Any]:
+    tower = _qwen_tower(file, file.activation("quick_gelu", gelu="gelu"))
+    expansion, rest = divmod(tower.pop("intermediate_size"), file.width)
+    if rest:
+        raise file.unsupported("MLPs that are no multiple of its width")
+    out = file.matrix_shape("mm.2.weight")[0]
+    sizes = {"embed_dim": file.width, "hidden_size": out, "mlp_ratio": expansion}
+    return {"model_type": "qwen2_vl", "vision_config": {**tower, **sizes}}
+
+
+def _qwen2_5_vl(file: MmprojFile) -> dict[str, Any]:
+    tower = _qwen_tower(file, file.activation("quick_gelu", gelu="gelu"))
+    period = file.integer("n_wa_pattern")
+    return {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {
+            **tower,
+            "hidden_size": file.width,
+            "out_hidden_size": file.matrix_shape("mm.2.weight")[0],
+            "window_size": file.integer("window_size", _QWEN_WINDOW),
+            "fullatt_block_indexes": list(range(period - 1, tower["depth"], period)),
+        },
+    }
+
+
+def _deepstack_layers(file: MmprojFile) -> list[int]:
+    """Return the layers behind which vectors for the decoder's first layers are made."""
+    return [layer for layer in range(file.num_layers) if f"v.deepstack.{layer}.fc1.weight" in file.tensors]
+
+
+def _qwen3_vl(file: MmprojFile) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3_vl",
+        "vision_config": {
+            **_qwen_tower(file, file.activation("quick_gelu", gelu=_GELU)),
+            "hidden_size": file.width,
+            "out_hidden_size": file.matrix_shape("mm.2.weight")[0],
+            "num_position_embeddings": file.matrix_shape("v.position_embd.weight")[0],
+            "deepstack_visual_indexes": _deepstack_layers(file),
+        },
+    }
+
+
+def _edit_qwen(tensors: dict[str, Tensor], file: MmprojFile) -> None:
+    _exchange_mlp(tensors, file)
+    for layer in range(file.num_layers):
+        for kind in ("weight", "bias"):
+            names = [f"v.blk.{layer}.attn_{part}.{kind}" for part in "qkv"]
+            if all(name in tensors for name in names):
+                tensors[f"v.blk.{layer}.attn_qkv.{kind}"] = torch.cat([tensors.pop(name) for name in names])
+    first, second = "v.patch_embd.weight", "v.patch_embd.weight.1"
+    if second in tensors:  # an image is a video of two frames that are the same
+        tensors[first] = torch.stack((tensors[first], tensors.pop(second)), dim=2)
+
+
+def _edit_qwen3(tensors: dict[str, Tensor], file: MmprojFile) -> None:
+    _edit_qwen(tensors, file)
+    # Files number them by the layer behind which each stands.
+    for number, layer in enumerate(_deepstack_layers(file)):
+        for name in [name for name in tensors if name.startswith(f"v.deepstack.{layer}.")]:
+            tensors[name.replace(f".{layer}.", f".{number}.", 1)] = tensors.pop(name)
+
+
+def _qwen_settings(fewest: int, most: int) -> Callable[[MmprojFile], dict[str, Any]]:
+    """Say how Qwen's images are prepared.
+
+    :param fewest: pixels of an image where the file does not say it, as the released models have it; ``most`` likewise
+    """
+
+    def make(file: MmprojFile) -> dict[str, Any]:
+        return {
+            **_colors(file),
+            "patch_size": file.integer("patch_size"),
+            "merge_size": file.integer("spatial_merge_size", 2),
+            "size": {
+                "shortest_edge": file.integer("image_min_pixels", fewest),
+                "longest_edge": file.integer("image_max_pixels", most),
+            },
+        }
+
+    return make
+
+
 PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
     {
         "mlp": Projector(
@@ -251,6 +358,36 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
             output=("mm.model.mlp.3.weight", 0),
             text_type="qwen2",
             edit=_edit_internvl,
+        ),
+        "qwen2vl_merger": Projector(
+            names=QWEN2,
+            config=_qwen2_vl,
+            processor="Qwen2VLImageProcessorPil",
+            settings=_qwen_settings(3136, 12_845_056),
+            tokens=("<|image_pad|>", "<image>"),
+            text_type="qwen2_vl_text",
+            decoders=frozenset({"qwen2_vl_text"}),
+            edit=_edit_qwen,
+        ),
+        "qwen2.5vl_merger": Projector(
+            names=QWEN2_5,
+            config=_qwen2_5_vl,
+            processor="Qwen2VLImageProcessorPil",
+            settings=_qwen_settings(3136, 12_845_056),
+            tokens=("<|image_pad|>", "<image>"),
+            text_type="qwen2_5_vl_text",
+            decoders=frozenset({"qwen2_vl_text"}),
+            edit=_edit_qwen,
+        ),
+        "qwen3vl_merger": Projector(
+            names=QWEN3,
+            config=_qwen3_vl,
+            processor="Qwen2VLImageProcessorPil",
+            settings=_qwen_settings(65_536, 16_777_216),
+            tokens=("<|image_pad|>", "<image>"),
+            text_type="qwen3_vl_text",
+            decoders=frozenset({"qwen3_vl_text"}),
+            edit=_edit_qwen3,
         ),
     }
 )
