@@ -78,6 +78,7 @@ def _units() -> Mapping[str, Unit]:
         "attention": Unit("attention", 2, Pillar.TENSOR),
         "quant": Unit("quant", 2, Pillar.TENSOR),
         "weights": Unit("weights", 2, Pillar.TENSOR),
+        "parallel": Unit("parallel", 2, Pillar.TENSOR),
         "scheduler": Unit("scheduler", 3, Pillar.PURE),
         "speculative": Unit("speculative", 3, Pillar.PURE),
         "models": Unit("models", 3, Pillar.TENSOR),

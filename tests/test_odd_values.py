@@ -163,7 +163,15 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 # What errors call a parameter that has another name where it is checked.
 ALSO: dict[str, tuple[str, ...]] = {
-    "n": ("prefix_cache_n", "max_num_seqs", "max_queue", "max_num_batched_tokens", "max_model_len", "num_threads"),
+    "n": (
+        "prefix_cache_n",
+        "max_num_seqs",
+        "max_queue",
+        "max_num_batched_tokens",
+        "max_model_len",
+        "num_threads",
+        "tensor_parallel",
+    ),
     "factor": ("max_slowdown",),
     "model_id_or_dir": ("model",),
     "dir_or_repo": ("model",),

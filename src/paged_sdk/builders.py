@@ -225,6 +225,12 @@ class _ModelBuilder(ABC):
         """Set how many CPU threads compute a step; all models of a process share them."""
         return self._with(num_threads=n)
 
+    def with_tensor_parallel(self, n: int) -> Self:
+        """Have ``n`` processes on this machine compute the model together, each with a part of every matrix and of
+        the KV cache; together they use the CPU threads that one would (docs/parallel.md).
+        """
+        return self._with(tensor_parallel=n)
+
     def with_batch_invariance(self) -> Self:
         """Use the same arithmetic for every row count, so that a text does not depend on the batch around it.
 

@@ -73,7 +73,7 @@ class LoadedAdapters:
         source = AdapterSource.of(location, name)
         bank = self._bank
         if bank is None:
-            raise ConfigError.of("load_adapter", location, "a model with weights, which this one has none of")
+            raise ConfigError.of("load_adapter", location, "a model whose weights are all in this process")
         self._worker.check()
         with self._lock:
             if source.name in self._uses:

@@ -92,6 +92,7 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--speculate", "5"], lambda b: b.with_speculation(SpeculativeConfig(5))),
         (["--speculate", "--cpu"], lambda b: b.with_speculation(SpeculativeConfig()).with_force_cpu()),
         (["--num-threads", "2"], lambda b: b.with_num_threads(2)),
+        (["--tensor-parallel", "2"], lambda b: b.with_tensor_parallel(2)),
         (["--cpu"], lambda b: b.with_force_cpu()),
         (["--device", "cuda:1"], lambda b: b.with_device("cuda:1")),
         (["--imatrix", "a.dat"], lambda b: b.with_imatrix("a.dat")),

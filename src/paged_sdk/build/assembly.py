@@ -20,6 +20,7 @@ from paged_sdk.build.device_setup import (
 )
 from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.encoder_file import EncoderFile
+from paged_sdk.build.followers import Followers
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.kv_memory import make_kv_manager, size_pools
 from paged_sdk.build.loaded_model import (
@@ -34,6 +35,7 @@ from paged_sdk.build.loaded_model import (
 )
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
+from paged_sdk.build.ranks import check_parts, check_ranks, refuse_isq, thread_shares
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -81,11 +83,24 @@ def load_parts(
     devices = choose_devices(settings)
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
+    check_ranks(settings, environment, devices)
     path = model_path(source, settings)
     encoder = encoder_file(source, settings, path)
     go_on()
-    with alone_on(*devices), memory_must_do(path):
-        parts = _load(path, encoder, settings, environment, devices, proposer, tuple(backends), go_on)
+    followers: Followers | None = None
+    if settings.tensor_parallel > 1:
+        check_parts(settings, encoder, tuple(backends))
+        encoder = None
+        shares = thread_shares(settings)
+        followers = Followers(path, settings, environment, num_threads=shares)
+        settings = evolve(settings, num_threads=shares[0])
+    try:
+        with alone_on(*devices), memory_must_do(path):
+            parts = _load(path, encoder, settings, environment, devices, proposer, tuple(backends), go_on, followers)
+    except BaseException:
+        if followers is not None:
+            followers.close()
+        raise
     return_free_memory()
     return parts
 
@@ -99,9 +114,11 @@ def _load(
     proposer: Proposer | None,
     backends: tuple[Candidate, ...],
     go_on: Callable[[], None],
+    followers: Followers | None,
 ) -> ModelParts:
     workspace = _workspace(devices, settings)
-    loaded = load_weights(path, settings, environment, devices[0], workspace, go_on, encoder)
+    group = None if followers is None else followers.group
+    loaded = load_weights(path, settings, environment, devices[0], workspace, go_on, encoder, group=group)
     loaded = evolve(loaded, backends=backends)
     model, text, placement = loaded.model, loaded.text, loaded.placement
     draft = load_draft(loaded, environment, devices[0], workspace, go_on)
@@ -109,6 +126,8 @@ def _load(
         model.config, settings, environment, devices=placement.devices, max_model_len=loaded.max_model_len
     )
     storage = make_storage(loaded, config, workspace)
+    if followers is not None:
+        followers.join(go_on)
     go_on()
     vocab_size = model.config.vocab_size
     processors = default_processors(
@@ -118,7 +137,11 @@ def _load(
         unfused(model), storage, config, processors=processors, vocab_size=vocab_size, placement=placement
     )
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
+    if followers is not None:  # all ranks have their pools in the memory of this machine
+        placed = [(loaded.shape_of_all_ranks, loaded.placement)]
     config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
+    if followers is not None:
+        followers.group.tell((config.num_blocks,))
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
@@ -146,6 +169,7 @@ def _load(
         WeightRequantizer(loaded, environment, config, workspace=workspace, make_device_decoding=make_decoding),
         adapters=bank,
         images=images,
+        others=followers,
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
@@ -183,7 +207,9 @@ def _load(
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
         on_worker_start=partial(_start_worker, placement.head, settings, workspace, images),
-        check_isq=partial(
+        check_isq=refuse_isq
+        if followers is not None
+        else partial(
             check_isq,
             settings=settings,
             devices=placement.devices,
@@ -191,7 +217,7 @@ def _load(
             has_library=workspace is not None,
         ),
         log_throughput=settings.throughput_logging,
-        bank=bank,
+        bank=bank if followers is None else None,
         adapters=adapters,
     )
 

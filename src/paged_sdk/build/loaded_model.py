@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage
 from paged_sdk.attention.choice import CANDIDATES, Candidate, choose_storage
@@ -26,6 +26,7 @@ from paged_sdk.build.vision import LoadedVision, load_encoder_file, load_vision
 from paged_sdk.build.vocabulary import check_vocabulary
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import ISQ, Environment, read_variable
@@ -48,6 +49,8 @@ from paged_sdk.models.family import has_head
 from paged_sdk.models.fused_decoder import FusedDecoderModel, FusedLayers, why_not_fused
 from paged_sdk.models.key_offsets import key_offsets
 from paged_sdk.models.spanned_decoder import SpannedDecoderModel
+from paged_sdk.parallel.group import Group
+from paged_sdk.parallel.shard import SETTING, shard_of
 from paged_sdk.quant.isq import has_groups, is_for_gpus
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
@@ -78,12 +81,14 @@ _log = get_logger(__name__)
 class LoadedModel:
     """Holds a model's weights, and what was found out about them on the way.
 
+    :ivar text: its tokenizer and chat template, which ranks that follow another have not
     :ivar settings: how the model was asked to be
     :ivar is_quantized: whether its matrices are
     :ivar path: where its files lie
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
     :ivar placed: which of its tensors are on which device
     :ivar recipe: how its texts become vectors
+    :ivar shape: the model's, of which a rank may hold a part
     :ivar why_no_text: why it cannot generate text; None: it can
     :ivar vision: what the model needs to take images; None: it takes none
     :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
@@ -91,7 +96,7 @@ class LoadedModel:
     """
 
     model: AnyModel
-    text: TextProcessor
+    _text: TextProcessor | None
     settings: BuildSettings
     dtype: torch.dtype
     max_model_len: int
@@ -100,6 +105,7 @@ class LoadedModel:
     files: Mapping[Path, tuple[int, int]]
     placed: PlacedNames
     recipe: EmbeddingRecipe
+    shape: DecoderConfig
     why_no_text: str | None = None
     vision: LoadedVision | None = None
     importance: CheckpointImportance | None = None
@@ -109,6 +115,21 @@ class LoadedModel:
     def placement(self) -> Placement:
         """Return what is on which device."""
         return self.placed.placement
+
+    @property
+    def shape_of_all_ranks(self) -> DecoderConfig:
+        """Return the model's shape with as many key-value heads as all ranks hold together, of a model that is divided
+        among some.
+        """
+        size = self.settings.tensor_parallel
+        held = sum(len(shard_of(self.shape, rank, size).kv_heads) for rank in range(size))
+        return evolve(self.shape, num_kv_heads=held)
+
+    @property
+    def text(self) -> TextProcessor:
+        """Return the tokenizer and the chat template."""
+        assert self._text is not None, "a rank that follows another reads no text"
+        return self._text
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
@@ -144,11 +165,14 @@ def load_weights(
     workspace: Workspace | None,
     go_on: Callable[[], None],
     file: EncoderFile | None = None,
+    *,
+    group: Group | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer at the same time.
 
     :param device: of what the settings' topology puts on no other
     :param file: the image encoder of a GGUF model
+    :param group: the ranks that the weights are divided among; those after the first read no text
     """
     dtype = common_dtype(settings.dtype, choose_devices(settings, device))
     files = file_stamps(path)
@@ -160,6 +184,9 @@ def load_weights(
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
         max_model_len = resolve_max_model_len(settings, shape)
+        if group is not None and plan.tensor_names(checkpoint.source) is None:
+            allowed = f"a model of a family that has a decoder here, which {shape.model_type} has not"
+            raise ConfigError.of(SETTING, group.size, allowed)
         placed = place(settings.topology, device, plan, checkpoint)
         placement = placed.placement
         importance = load_importance(checkpoint, settings, go_on)
@@ -170,12 +197,14 @@ def load_weights(
             weights_must_fit(path, placement.devices),
             LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
         ):
-            with thread_must_start("to make a tokenizer in"):
-                text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
+            text_beside = None
+            if group is None or group.rank == 0:
+                with thread_must_start("to make a tokenizer in"):
+                    text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
 
             def progress(done: int, total: int) -> None:
                 go_on()
-                if text_beside.done():
+                if text_beside is not None and text_beside.done():
                     text_beside.result()  # whose error ends the loading
                 bar.update(done, total)
 
@@ -187,12 +216,15 @@ def load_weights(
                     policy=keeping,
                     on_progress=progress,
                     num_threads=1 if workspace is None else workspace.num_threads,
+                    group=group,
                 )
-            finally:
-                text = text_beside.result()  # an error of the tokenizer goes before one of the weights
+            finally:  # an error of the tokenizer goes before one of the weights
+                text = None if text_beside is None else text_beside.result()
         recipe = read_recipe(checkpoint)
         why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
-        if file is not None and encoder is not None:
+        if text is None:
+            vision = None
+        elif file is not None and encoder is not None:
             vision = _encoder(file, encoder, model, text, settings, policy)
         else:
             vision = None if settings.images is None else _vision(checkpoint, model, text, settings, policy)
@@ -213,6 +245,7 @@ def load_weights(
         files,
         placed,
         recipe,
+        shape,
         why_no_text,
         vision,
         importance,

@@ -228,6 +228,11 @@ class ModelOptions:
         typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL),
         BuilderSetting("num_threads"),
     ] = None
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option("--tensor-parallel", help="Processes that compute the model together.", rich_help_panel=MODEL),
+        BuilderSetting("tensor_parallel"),
+    ] = None
 
 
 @frozen(kw_only=True)

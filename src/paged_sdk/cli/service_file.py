@@ -75,6 +75,7 @@ class ModelFile(TypedDict, total=False):
     calibration_file: Annotated[str | None, "A text to run through the model first."]
     topology: Annotated[str | dict[str, Layer] | None, "What single layers are: a YAML file, or its content."]
     num_threads: Annotated[int | None, Bounds(1), "CPU threads of one operation."]
+    tensor_parallel: Annotated[int | None, Bounds(1), "Processes that compute the model together."]
     paged: Annotated[Paged, "The KV cache."]
     prefix_cache_n: Annotated[int | None, Bounds(0), "0: no prefix cache."]
     max_seqs: Annotated[int | None, Bounds(1), "Sequences that are computed at once."]

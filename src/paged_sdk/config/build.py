@@ -43,6 +43,8 @@ MAX_SOURCE = 4096
 """So long is the longest path, and a token is shorter."""
 MAX_THREADS = 1024
 """Threads of one tensor operation are started at once, and a number that no machine has is a slip."""
+MAX_RANKS = 1024
+"""No model has as many heads, and a number that is far beyond is a slip."""
 TOKEN_SOURCES = ("cache", "none", "literal:", "env:", "path:")
 
 
@@ -150,6 +152,7 @@ class BuildSettings:
     :ivar images: how large and how many images may be; None: the model takes none
     :ivar draft: the smaller model that guesses tokens
     :ivar adapters: what is loaded with the model, for requests to name
+    :ivar tensor_parallel: how many processes compute the model together, each with a part of every matrix
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
@@ -184,6 +187,7 @@ class BuildSettings:
     adapters: tuple[AdapterSource, ...] = field(default=(), converter=_adapters)
     lean_memory: bool = field(default=False, validator=is_bool)
     token_healing: bool = field(default=False, validator=is_bool)
+    tensor_parallel: int = field(default=1, converter=as_int, validator=IntAtLeast(1, maximum=MAX_RANKS))
     num_threads: int | None = field(
         default=None, converter=as_optional_int, validator=IntAtLeast(1, maximum=MAX_THREADS, optional=True)
     )

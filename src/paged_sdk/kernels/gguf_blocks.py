@@ -264,7 +264,7 @@ class BlockMatrix:
             yield self.rows(slice(first, first + num_rows))
 
     def cols(self, index: slice) -> BlockMatrix:
-        """Return a copy of some consecutive columns.
+        """Return some consecutive columns, as a copy, or still to be read.
 
         :raises UnsupportedQuantizationError: the slice cuts a block
         """
@@ -276,7 +276,9 @@ class BlockMatrix:
                 quantization=form.name,
             )
         parts = slice(first // form.elements * form.num_bytes, last // form.elements * form.num_bytes)
-        return BlockMatrix(self.tensor_type, self.blocks[:, parts].contiguous())
+        if isinstance(self.stored, UnreadRows):
+            return BlockMatrix(self.tensor_type, self.stored.cols(parts))
+        return BlockMatrix(self.tensor_type, self.stored[:, parts].contiguous())
 
     def to(self, device: torch.device) -> BlockMatrix:
         """Return the same matrix in the memory of a device."""

@@ -89,6 +89,16 @@ class UnreadRows:
         first, last = bounds(index, self.shape[0])
         return evolve(self, shape=(last - first, self.shape[1]), first=self.first + first)
 
+    def cols(self, index: slice) -> UnreadRows:
+        """Return some consecutive columns of the rows, which are read whole, some rows at a time, and kept so."""
+        first, last = bounds(index, self.shape[1])
+        read = self.read
+        return evolve(
+            self,
+            shape=(self.shape[0], last - first),
+            read=lambda start, stop: read(start, stop)[:, first:last].contiguous(),
+        )
+
     def tensor(self) -> Tensor:
         """Read the rows."""
         return self.read(self.first, self.first + self.shape[0])
@@ -129,8 +139,10 @@ class DenseMatrix:
         return DenseMatrix(self.stored[slice(*bounds(index, self.shape[0]))])
 
     def cols(self, index: slice) -> DenseMatrix:
-        """See :meth:`StoredMatrix.cols`; the memory is shared."""
-        return DenseMatrix(self.weight[:, slice(*bounds(index, self.shape[1]))])
+        """See :meth:`StoredMatrix.cols`; the memory is shared, or they are read when they are asked for."""
+        if isinstance(self.stored, UnreadRows):
+            return DenseMatrix(self.stored.cols(index))
+        return DenseMatrix(self.stored[:, slice(*bounds(index, self.shape[1]))])
 
     def to(self, device: torch.device) -> DenseMatrix:
         """See :meth:`StoredMatrix.to`."""

@@ -43,6 +43,16 @@ class RMSNorm:
         wide = x.to(self.weight.dtype) if self._rounds_last else x
         return F.rms_norm(wide, x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)
 
+    def scaled(self, x: Tensor, mean_square: Tensor) -> Tensor:
+        """Normalize by a mean square that is given.
+
+        :param x: ``[num_rows, hidden_size]`` of the model's dtype, of which only a part may be here
+        :param mean_square: ``[num_rows]``, in float32 at least
+        """
+        normed = x.to(mean_square.dtype) * (mean_square + self.eps).rsqrt()[:, None]
+        rounded = normed.to(self.weight.dtype if self._rounds_last else x.dtype)
+        return (rounded * self.weight).to(x.dtype)
+
     def add_and_forward(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Add to the residual stream, and normalize the sum: on CUDA in one launch.
 

@@ -16,6 +16,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import TensorNames, find_family, has_family, read_config, supported_families
 from paged_sdk.models.loading import load_model, names_in
+from paged_sdk.parallel.group import Group
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import WeightPolicy
@@ -73,6 +74,7 @@ class ModelPlan(Protocol):
         policy: WeightPolicy,
         on_progress: Callable[[int, int], None] | None,
         num_threads: int,
+        group: Group | None = None,
     ) -> AnyModel:
         """Load the weights; see :func:`~paged_sdk.models.loading.load_model`."""
         ...
@@ -126,6 +128,7 @@ class _FamilyPlan:
         policy: WeightPolicy,
         on_progress: Callable[[int, int], None] | None,
         num_threads: int,
+        group: Group | None = None,
     ) -> DecoderModel:
         """Load the weights; see :func:`~paged_sdk.models.loading.load_model`."""
         return load_model(
@@ -137,4 +140,5 @@ class _FamilyPlan:
             policy=policy,
             on_progress=on_progress,
             num_threads=num_threads,
+            group=group,
         )

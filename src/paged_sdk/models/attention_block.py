@@ -10,8 +10,9 @@ from paged_sdk.kernels.rotary import Rotation, side_by_side_to_halves
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.models.family import TensorNames
-from paged_sdk.models.norms import WholeNorms, load_qk_norm
+from paged_sdk.models.norms import SharedWholeNorms, WholeNorms, load_qk_norm
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.parallel.shard import WHOLE, Shard
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["AttentionBlock", "load_attention_block"]
@@ -22,6 +23,7 @@ class AttentionBlock:
 
     :param qkv: projects to queries, keys and values of all heads, in this order
     :param sinks: one more logit of each head, which has no value, ``[num_heads]`` float32
+    :param shard: which heads are computed here, of those that the config has
     :param qk_norm: norms queries and keys ``[num_tokens, num_heads + num_kv_heads, head_dim]``
     """
 
@@ -32,8 +34,9 @@ class AttentionBlock:
         *,
         qkv: Linear,
         output: Linear,
-        qk_norm: Norm | WholeNorms | None,
+        qk_norm: Norm | WholeNorms | SharedWholeNorms | None,
         sinks: Tensor | None = None,
+        shard: Shard = WHOLE,
     ) -> None:
         self.qkv = qkv
         self.output = output
@@ -41,7 +44,8 @@ class AttentionBlock:
         self.sinks = sinks
         self._layer = layer
         self._head_dim = config.head_dim
-        self._num_qk_heads = config.num_heads + config.num_kv_heads
+        own = shard.local(config)
+        self._num_qk_heads = own.num_heads + own.num_kv_heads
         self._rope = config.ropes[layer]
         self._clip = config.qkv_clip
 
@@ -71,7 +75,10 @@ def load_attention_block(
     :param prefix: what the names of the layer's tensors start with
     :raises CheckpointError: a tensor is missing or has another shape
     """
-    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    head_dim, shard = config.head_dim, loader.shard
+    query_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    own, own_kv = shard.of_heads(head_dim), shard.of_kv_heads(head_dim)
+    sinks = loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None
     return AttentionBlock(
         config,
         layer,
@@ -81,15 +88,18 @@ def load_attention_block(
             out_features=(query_size, kv_size, kv_size),
             bias=config.qkv_bias,
             order=_order(config),
+            rows=(own, own_kv, own_kv),
         ),
         output=loader.linear(
             [prefix + names.output],
             in_features=query_size,
             out_features=(config.hidden_size,),
             bias=config.output_bias,
+            cols=lambda each: each.of_heads(head_dim),
         ),
         qk_norm=load_qk_norm(loader, config, names, prefix),
-        sinks=loader.tensor(f"{prefix}self_attn.sinks", config.num_heads).float() if config.attention_sinks else None,
+        sinks=None if sinks is None else sinks[shard.of_heads(1)].contiguous(),
+        shard=shard,
     )
 
 

@@ -29,8 +29,9 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
-from paged_sdk.models.norms import WholeNorms
+from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
+from paged_sdk.models.sharded import SummedLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
@@ -97,6 +98,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     """
     if backend.native_pages is None:
         return "its attention is not native"
+    if any(isinstance(layer.attention.output, SummedLinear) for layer in model.layers):
+        return "several ranks compute each of them"
     config = model.config
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     reasons = (*(_unknown_setting(part) for part in parts), _unknown_kind(model))
@@ -408,6 +411,7 @@ def _native_layer(
         (down,) = _projections(mlp.down, many_rows=many_rows)
     attention_norm, attention_norm_bias = _given(layer.attention_norm)
     mlp_norm, mlp_norm_bias = _given(layer.mlp_norm)
+    assert not isinstance(attention.qk_norm, SharedWholeNorms), "its parts are fused by nobody"
     query, key = _head_norms(attention.qk_norm, config)
     return NativeLayer(
         shape=shape,

@@ -50,18 +50,22 @@ def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNam
     :param prefix: what the names of the layer's tensors start with
     :raises CheckpointError: a tensor is missing or has another shape
     """
+    size = config.intermediate_size
+    own = loader.shard.neurons(size)
     return GatedMlp(
         gate_up=loader.linear(
             [prefix + name for name in names.gate_up],
             in_features=config.hidden_size,
-            out_features=(config.intermediate_size, config.intermediate_size),
+            out_features=(size, size),
             bias=config.mlp_bias,
+            rows=(own, own),
         ),
         down=loader.linear(
             [prefix + names.down],
-            in_features=config.intermediate_size,
+            in_features=size,
             out_features=(config.hidden_size,),
             bias=config.mlp_bias,
+            cols=lambda shard: shard.neurons(size),
         ),
         activation=config.activation,
     )

@@ -19,7 +19,10 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
 from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
 from paged_sdk.models.norms import load_norm
+from paged_sdk.models.sharded import SharedEmbedding, SharedHead
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.parallel.group import Group
+from paged_sdk.parallel.shard import WHOLE, shard_of, token_slices
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
@@ -42,6 +45,7 @@ def load_model(
     on_progress: Callable[[int, int], None] | None = None,
     num_threads: int = 1,
     placement: Placement | None = None,
+    group: Group | None = None,
 ) -> DecoderModel:
     """Build a model; the weights are loaded once, in their final place.
 
@@ -55,6 +59,7 @@ def load_model(
         error that it raises ends the loading
     :param num_threads: how many layers are loaded at once, each on a thread; 1: all on this one
     :param placement: what is on which device; None: everything is on ``device``
+    :param group: the ranks that the model is divided among, of which this process is one; None: it has all of it
     :raises UnsupportedArchitectureError: no family has this ``model_type``
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
     """
@@ -62,7 +67,17 @@ def load_model(
     shape = family.read(ConfigFields(config))
     names = names_in(source, family)
     places = placement or Placement.on(device, shape.num_layers)
-    loader = _loader(source, policy, names, dtype=dtype, device=places.embedding, on_progress=on_progress)
+    shard = WHOLE if group is None else shard_of(shape, group.rank, group.size)
+    loader = WeightLoader(
+        source,
+        policy,
+        dtype=dtype,
+        device=places.embedding,
+        prefixes=(names.body, names.head),
+        on_progress=on_progress,
+        shard=shard,
+        group=group,
+    )
     with loading_threads(num_threads) as pool:
         # The largest first, so that no thread is left with one when the others have nothing to do any more.
         table = pool.submit(_load_embedding, loader, shape, names)
@@ -74,8 +89,12 @@ def load_model(
         ]
         embedding, layers = table.result(), [layer.result() for layer in pending]
         head = loader.tied_head(names.head, embedding) if projection is None else projection.result()
+    if group is not None:
+        tokens = token_slices(shape.vocab_size, group.size)
+        embedding = SharedEmbedding(embedding, tokens[group.rank], group, dtype=dtype)
+        head = SharedHead(head, tokens, group)
     model = DecoderModel(
-        shape,
+        shard.local(shape),
         embedding=embedding,
         layers=layers,
         norm=load_norm(loader.at(places.layers[-1]), shape, names.body + names.norms.last),
@@ -112,7 +131,14 @@ def reload_model(
     """
     family, shape, places = find_family(config), model.config, model.placement
     names = names_in(source, family)
-    loader = _loader(source, policy, names, dtype=model.dtype, device=model.device, on_progress=on_progress)
+    loader = WeightLoader(
+        source,
+        policy,
+        dtype=model.dtype,
+        device=model.device,
+        prefixes=(names.body, names.head),
+        on_progress=on_progress,
+    )
 
     def replace(part: int) -> None:
         if part < shape.num_layers:
@@ -132,19 +158,6 @@ def reload_model(
         for pending in [pool.submit(replace, part) for part in parts]:
             pending.result()
     loader.close()
-
-
-def _loader(
-    source: WeightSource,
-    policy: WeightPolicy,
-    names: TensorNames,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    on_progress: Callable[[int, int], None] | None,
-) -> WeightLoader:
-    prefixes = (names.body, names.head)
-    return WeightLoader(source, policy, dtype=dtype, device=device, prefixes=prefixes, on_progress=on_progress)
 
 
 def _adaptable_embedding(config: DecoderConfig, names: TensorNames, device: torch.device) -> AdaptableShape:
@@ -212,6 +225,7 @@ def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) 
         out_features=(config.vocab_size,),
         bias=config.head_bias,
         is_head=True,
+        rows=(loader.shard.tokens(config.vocab_size),),
     )
 
 

@@ -115,11 +115,20 @@ def load_moe_mlp(
 
 
 def _load_shared(loader: WeightLoader, config: DecoderConfig, name: str, size: int) -> SharedExpert:
+    own = loader.shard.neurons(size)
     mlp = GatedMlp(
         gate_up=loader.linear(
-            [f"{name}.gate_proj", f"{name}.up_proj"], in_features=config.hidden_size, out_features=(size, size)
+            [f"{name}.gate_proj", f"{name}.up_proj"],
+            in_features=config.hidden_size,
+            out_features=(size, size),
+            rows=(own, own),
         ),
-        down=loader.linear([f"{name}.down_proj"], in_features=size, out_features=(config.hidden_size,)),
+        down=loader.linear(
+            [f"{name}.down_proj"],
+            in_features=size,
+            out_features=(config.hidden_size,),
+            cols=lambda shard: shard.neurons(size),
+        ),
         activation=config.activation,
     )
     return SharedExpert(mlp, gate=loader.tensor(f"{name}_gate.weight", 1, config.hidden_size))

@@ -9,8 +9,10 @@ from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.layers.norm import LayerNorm, Norm, RMSNorm
 from paged_sdk.models.family import TensorNames
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.parallel.group import Group
+from paged_sdk.parallel.shard import Shard
 
-__all__ = ["WholeNorms", "load_norm", "load_qk_norm"]
+__all__ = ["SharedWholeNorms", "WholeNorms", "load_norm", "load_qk_norm"]
 
 
 class WholeNorms:
@@ -32,6 +34,32 @@ class WholeNorms:
         return torch.cat([norm.forward(part.flatten(1)).view(part.shape) for norm, part in parts], 1)
 
 
+class SharedWholeNorms:
+    """Normalizes queries and keys of which each rank has some heads, by the mean square of all.
+
+    :param query: has the weight of this rank's heads; ``key`` likewise
+    :param config: the whole model's
+    """
+
+    def __init__(self, query: RMSNorm, key: RMSNorm, *, config: DecoderConfig, shard: Shard, group: Group) -> None:
+        self._norms = (query, key)
+        self._num_heads = len(shard.heads)
+        # Ranks that hold the same key-value heads must count them once together.
+        self._holders = torch.tensor([1, shard.kv_holders])
+        self._sizes = torch.tensor([config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim])
+        self._group = group
+
+    def forward(self, query_key: Tensor) -> Tensor:
+        """Do what :meth:`WholeNorms.forward` does, with this rank's heads."""
+        parts = [part.flatten(1) for part in (query_key[:, : self._num_heads], query_key[:, self._num_heads :])]
+        wide = torch.promote_types(query_key.dtype, torch.float32)
+        squares = torch.stack([part.to(wide).square().sum(-1) for part in parts], -1) / self._holders
+        means = self._group.sum_(squares) / self._sizes
+        triples = zip(self._norms, parts, means.unbind(-1), strict=True)
+        normed = [norm.scaled(part, mean) for norm, part, mean in triples]
+        return torch.cat(normed, 1).view(query_key.shape)
+
+
 def load_norm(loader: WeightLoader, config: DecoderConfig, name: str) -> Norm:
     """Load a norm over the hidden size.
 
@@ -44,7 +72,7 @@ def load_norm(loader: WeightLoader, config: DecoderConfig, name: str) -> Norm:
 
 def load_qk_norm(
     loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str
-) -> Norm | WholeNorms | None:
+) -> Norm | WholeNorms | SharedWholeNorms | None:
     """Load the norms of queries and keys, most of them as one norm, whose weight has a row for each head.
 
     :param prefix: what the names of the layer's tensors start with
@@ -54,16 +82,25 @@ def load_qk_norm(
     if not config.qk_norm:
         return None
     query, key = prefix + names.norms.query, prefix + names.norms.key
-    heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+    heads, kv_heads, size, shard = config.num_heads, config.num_kv_heads, config.head_dim, loader.shard
     match config.qk_norm_weights:
         case QkNormWeights.WHOLE:
-            of_queries = _norm(config, loader.tensor(f"{query}.weight", heads * size), None)
-            of_keys = _norm(config, loader.tensor(f"{key}.weight", kv_heads * size), None)
-            return WholeNorms(of_queries, of_keys, num_heads=heads)
+            whole = [loader.tensor(f"{query}.weight", heads * size), loader.tensor(f"{key}.weight", kv_heads * size)]
+            if loader.group is not None:
+                parts = whole[0][shard.of_heads(size)].clone(), whole[1][shard.of_kv_heads(size)].clone()
+                of_parts = _norm(config, parts[0], None), _norm(config, parts[1], None)
+                assert isinstance(of_parts[0], RMSNorm)
+                assert isinstance(of_parts[1], RMSNorm)
+                return SharedWholeNorms(of_parts[0], of_parts[1], config=config, shard=shard, group=loader.group)
+            return WholeNorms(_norm(config, whole[0], None), _norm(config, whole[1], None), num_heads=heads)
         case QkNormWeights.OWN:
             weights = [_of_each_head(loader, query, heads, size), _of_each_head(loader, key, kv_heads, size)]
+            if not shard.is_whole:
+                weights = [weights[0][shard.of_heads(1)], weights[1][shard.of_kv_heads(1)]]
             return _norm(config, torch.cat(weights), None)
         case QkNormWeights.SHARED:
+            own = shard.local(config)
+            heads, kv_heads = own.num_heads, own.num_kv_heads
             weight, bias = (
                 torch.cat(
                     (

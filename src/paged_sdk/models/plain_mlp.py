@@ -33,18 +33,21 @@ def load_plain_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNam
     :param prefix: what the names of the layer's tensors start with
     :raises CheckpointError: a tensor is missing or has another shape
     """
+    size = config.intermediate_size
     return PlainMlp(
         up=loader.linear(
             [prefix + names.up],
             in_features=config.hidden_size,
-            out_features=(config.intermediate_size,),
+            out_features=(size,),
             bias=config.mlp_bias,
+            rows=(loader.shard.neurons(size),),
         ),
         down=loader.linear(
             [prefix + names.down],
-            in_features=config.intermediate_size,
+            in_features=size,
             out_features=(config.hidden_size,),
             bias=config.mlp_bias,
+            cols=lambda shard: shard.neurons(size),
         ),
         activation=config.activation,
     )

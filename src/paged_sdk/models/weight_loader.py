@@ -8,14 +8,18 @@ from copy import copy
 from itertools import accumulate
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
-from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.grouped_matrix import every_other_row
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
+from paged_sdk.models.sharded import SummedExperts, SummedLinear
+from paged_sdk.parallel.group import Group
+from paged_sdk.parallel.shard import SETTING, WHOLE, Shard
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import Embedding
@@ -36,6 +40,8 @@ class WeightLoader:
     :param policy: chooses the form that each matrix takes
     :param prefixes: what the names of the model's tensors start with, for progress and the log
     :param on_progress: called with the number of tensors loaded and of all tensors
+    :ivar shard: which part of the model is loaded
+    :ivar group: the ranks that compute the others; None: this process has all of it
     :ivar adaptable: the linear layers so far that adapters may change
     """
 
@@ -48,6 +54,8 @@ class WeightLoader:
         device: torch.device,
         prefixes: tuple[str, ...],
         on_progress: Callable[[int, int], None] | None = None,
+        shard: Shard = WHOLE,
+        group: Group | None = None,
     ) -> None:
         self._source = source
         self._policy = policy
@@ -58,6 +66,8 @@ class WeightLoader:
         self._on_progress = on_progress
         self._decoded_experts: set[torch.device] = set()
         self._narrow: dict[tuple[IsqType, str], list[int]] = {}
+        self.shard = shard
+        self.group = group
         self.adaptable: list[AdaptableShape] = []
         self._lock = threading.Lock()
 
@@ -92,6 +102,8 @@ class WeightLoader:
         bias: bool = False,
         is_head: bool = False,
         order: Tensor | None = None,
+        rows: Sequence[slice] | None = None,
+        cols: Callable[[Shard], slice] | None = None,
     ) -> Linear:
         """Load one linear layer from one or more matrices, whose outputs follow one another.
 
@@ -102,12 +114,18 @@ class WeightLoader:
             merged into it
         :param is_head: whether it is the output projection, which multiplies a few rows only
         :param order: which rows of a single matrix become the layer's, one after the other; None: all in their order
+        :param rows: which rows of each part the shard has; None: all
+        :param cols: returns which columns a shard has; None: all. The other ranks make the rest of each sum
         :raises CheckpointError: a tensor is missing or has another shape
+        :raises ConfigError: the columns cannot be divided so
         """
+        cut = None if cols is None or self.shard.is_whole else cols(self.shard)
+        own_rows = None if rows is None or self.shard.is_whole else list(rows)
+        name, *_ = names
         if order is not None:
-            linear = self._reordered(names, order, in_features, out_features, bias=bias)
+            linear, own_order = self._reordered(names, order, in_features, out_features, own_rows, bias=bias)
             return self._adaptable(
-                linear, AdaptableShape({names[0]: slice(0, len(order))}, in_features, self._device, order)
+                linear, AdaptableShape({name: slice(0, len(own_order))}, in_features, self._device, own_order)
             )
         heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
         parts = list(zip(names, heights, strict=True))
@@ -115,9 +133,16 @@ class WeightLoader:
         whole = stored[0] if len(names) == 1 else None
         matrices = stored if whole is None else _split(whole, out_features)
         biases: Sequence[Tensor | None] = [None] * len(matrices)
-        if bias:
+        if bias and (cut is None or self.shard.is_first):
             merged = [self.tensor(f"{name}.bias", height) for name, height in parts]
             biases = merged if len(names) > 1 else torch.split(merged[0], list(out_features))
+        if own_rows is not None:
+            biases = [None if each is None else each[own] for each, own in zip(biases, own_rows, strict=True)]
+        if own_rows is not None or cut is not None:
+            own_rows = own_rows or [slice(0, each.matrix.shape[0]) for each in matrices]
+            matrices = [self._part(each, own, cols) for each, own in zip(matrices, own_rows, strict=True)]
+            heights = tuple(each.matrix.shape[0] for each in matrices)
+            heights, whole = heights if len(names) > 1 else (sum(heights),), None
         role = Role.HEAD if is_head else Role.LINEAR
         self._note_narrow(stored, role)
         linear = self._policy.linear(
@@ -131,27 +156,55 @@ class WeightLoader:
         for each in stored:
             self._loaded(each.name)
         ends = list(accumulate(heights))
-        rows = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
-        shape = AdaptableShape(dict(zip(names, rows, strict=True)), in_features, self._device)
+        outputs = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
+        shape = AdaptableShape(dict(zip(names, outputs, strict=True)), linear.in_features, self._device)
         if is_head:  # its rows are not a step's tokens: the model adds its updates
             self._add_adaptable(shape)
             return linear
-        return self._adaptable(linear, shape)
+        return self._adaptable(linear, shape, is_part=cut is not None)
 
-    def _adaptable(self, linear: Linear, shape: AdaptableShape) -> AdaptableLinear:
+    def _adaptable(self, linear: Linear, shape: AdaptableShape, *, is_part: bool = False) -> AdaptableLinear:
         self._add_adaptable(shape)
+        if is_part and self.group is not None:
+            return SummedLinear(linear, shape.name, self.group)
         return AdaptableLinear(linear, shape.name)
 
     def _add_adaptable(self, shape: AdaptableShape) -> None:
         with self._lock:
             self.adaptable.append(shape)
 
+    def _part(self, named: NamedMatrix, rows: slice | None, cols: Callable[[Shard], slice] | None) -> NamedMatrix:
+        """Return what the shard has of a matrix.
+
+        :raises ConfigError: the columns cannot be divided so
+        """
+        if self.shard.is_whole:
+            return named
+        try:
+            return named.part(rows, None if cols is None else cols(self.shard))
+        except UnsupportedQuantizationError as error:
+            assert cols is not None, "rows lie apart"
+            good = [1, *(size for size in range(2, self.shard.size) if _can_be_divided(named, cols, self.shard, size))]
+            fitting = ", ".join(map(str, good))
+            allowed = f"one of {fitting}: for {self.shard.size}, {named.name} would be cut amid blocks ({error})"
+            raise ConfigError.of(SETTING, self.shard.size, allowed) from error
+
     def _reordered(
-        self, names: Sequence[str], order: Tensor, in_features: int, out_features: Sequence[int], *, bias: bool
-    ) -> Linear:
+        self,
+        names: Sequence[str],
+        order: Tensor,
+        in_features: int,
+        out_features: Sequence[int],
+        rows: Sequence[slice] | None,
+        *,
+        bias: bool,
+    ) -> tuple[Linear, Tensor]:
         (name,) = names
         tensor_name, height = f"{name}.weight", sum(out_features)
         self._check_shape(tensor_name, (height, in_features))
+        if rows is not None:
+            parts = [part[own] for part, own in zip(torch.split(order, list(out_features)), rows, strict=True)]
+            order, out_features = torch.cat(parts), list(map(len, parts))
         stored = self._source.matrix(tensor_name)
         matrix: StoredMatrix
         if isinstance(stored, BlockMatrix):
@@ -162,11 +215,13 @@ class WeightLoader:
         if bias:
             bias_rows = self.tensor(f"{name}.bias", height)[order.to(self._device)]
             biases = torch.split(bias_rows, list(out_features))
-        matrices = _split(NamedMatrix(tensor_name, matrix), out_features)
+        cut = "" if rows is None else str(list(rows))
+        named = NamedMatrix(tensor_name, matrix)
+        matrices = [evolve(each, cut=cut) for each in _split(named, out_features)]
         self._note_narrow(matrices[:1], Role.LINEAR)
         linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
         self._loaded(tensor_name)
-        return linear
+        return linear, order
 
     def experts(
         self,
@@ -190,6 +245,7 @@ class WeightLoader:
         :raises CheckpointError: a tensor is missing or has another shape
         """
         *gate_up_names, down_name = names
+        neurons = None if self.shard.is_whole else self.shard.neurons(intermediate_size)
         of_experts = [f"{block}.{expert}" for expert in range(num_experts)]
         if alternates:
             return self._alternating(block, num_experts, hidden_size, intermediate_size, swiglu)
@@ -198,12 +254,14 @@ class WeightLoader:
             [[f"{expert}.{name}.weight" for name in gate_up_names] for expert in of_experts],
             rows=intermediate_size,
             cols=hidden_size,
+            own_rows=neurons,
         )
         down = self._stack(
             f"{block}.down_proj",
             [[f"{expert}.{down_name}.weight"] for expert in of_experts],
             rows=hidden_size,
             cols=intermediate_size,
+            own_cols=None if neurons is None else lambda shard: shard.neurons(intermediate_size),
         )
         return self._experts(gate_up, down, None)
 
@@ -215,7 +273,7 @@ class WeightLoader:
         elif any(self._policy.is_quantized(each, Role.EXPERTS) for each in matrices):
             self._decoded_experts.add(self._device)
         self._loaded(*(each.name for each in matrices))
-        return experts
+        return experts if self.group is None else SummedExperts(experts, self.group)
 
     def _alternating(
         self, block: str, num_experts: int, hidden_size: int, size: int, swiglu: tuple[float, float] | None
@@ -229,10 +287,12 @@ class WeightLoader:
         extras = None
         if swiglu is not None:
             biases = self.tensor(f"{names[0]}_bias", num_experts, 2 * size)
+            down_bias = self.tensor(f"{names[1]}_bias", num_experts, hidden_size)
+            own = slice(0, size) if self.shard.is_whole else self.shard.neurons(size)
             extras = ExpertExtras(
-                gate_bias=biases[:, 0::2].contiguous(),
-                up_bias=biases[:, 1::2].contiguous(),
-                down_bias=self.tensor(f"{names[1]}_bias", num_experts, hidden_size),
+                gate_bias=biases[:, 0::2][:, own].contiguous(),
+                up_bias=biases[:, 1::2][:, own].contiguous(),
+                down_bias=down_bias if self.shard.is_first else torch.zeros_like(down_bias),
                 alpha=swiglu[0],
                 limit=swiglu[1],
             )
@@ -240,6 +300,10 @@ class WeightLoader:
             [NamedMatrix(each.name, every_other_row(each.matrix, part), (*each.index, part)) for part in (0, 1)]
             for each in pairs
         ]
+        if not self.shard.is_whole:
+            own = self.shard.neurons(size)
+            gate_up = [[self._part(each, own, None) for each in pair] for pair in gate_up]
+            downs = [self._part(each, None, lambda shard: shard.neurons(size)) for each in downs]
         return self._experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=[[each] for each in downs]), extras)
 
     def _each(self, name: str, num_experts: int, rows: int, cols: int, *, transposed: bool) -> list[NamedMatrix]:
@@ -255,7 +319,7 @@ class WeightLoader:
 
         :raises CheckpointError: the tensor is missing or has another shape
         """
-        table = self._matrix(name, vocab_size, hidden_size)
+        table = self._tokens(self._matrix(name, vocab_size, hidden_size))
         self._note_narrow([table], Role.EMBEDDING)
         embedding = self._policy.embedding(table, scale=scale, dtype=self._dtype, device=self._device)
         self._loaded(name)
@@ -282,6 +346,10 @@ class WeightLoader:
         self._add_adaptable(AdaptableShape({name: slice(0, vocab_size)}, hidden_size, self._device))
         return linear
 
+    def _tokens(self, table: NamedMatrix) -> NamedMatrix:
+        """Return what the shard has of a matrix with a row for each token."""
+        return self._part(table, self.shard.tokens(table.matrix.shape[0]), None)
+
     def close(self) -> None:
         """Log which tensors of the checkpoint are not used, and that loading is done."""
         if self._decoded_experts:
@@ -307,20 +375,33 @@ class WeightLoader:
         self._check_shape(name, shape)
         return NamedMatrix(name, self._source.matrix(name))
 
-    def _stack(self, stacked: str, names: Sequence[Sequence[str]], *, rows: int, cols: int) -> ExpertStack:
+    def _stack(
+        self,
+        stacked: str,
+        names: Sequence[Sequence[str]],
+        *,
+        rows: int,
+        cols: int,
+        own_rows: slice | None = None,
+        own_cols: Callable[[Shard], slice] | None = None,
+    ) -> ExpertStack:
         """Read the experts' matrices that share an input, from one tensor or from one for each matrix.
 
         :param stacked: the name of the tensor that holds them all, where the checkpoint has one
         :param names: for each expert, the names of its matrices otherwise
+        :param own_rows: which rows of each matrix the shard has; None: all. ``own_cols`` returns its columns
         """
+
+        def part(named: NamedMatrix) -> NamedMatrix:
+            return self._part(named, own_rows, own_cols)
+
         if stacked not in self._source:
-            return ExpertStack(matrices=[[self._matrix(name, rows, cols) for name in own] for own in names])
+            return ExpertStack(matrices=[[part(self._matrix(name, rows, cols)) for name in own] for own in names])
         height = rows * len(names[0])
         whole = self._matrix(stacked, len(names), height, cols)
         of_experts = _split(whole, [height] * len(names))
-        return ExpertStack(
-            matrices=[_split(of_expert, [rows] * len(names[0])) for of_expert in of_experts], whole=whole.matrix
-        )
+        matrices = [list(map(part, _split(of_expert, [rows] * len(names[0])))) for of_expert in of_experts]
+        return ExpertStack(matrices=matrices, whole=whole.matrix if self.shard.is_whole else None)
 
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._source.shape(name)
@@ -339,6 +420,17 @@ class WeightLoader:
     def _report(self, done: int) -> None:
         if self._on_progress is not None:
             self._on_progress(done, self._total)
+
+
+def _can_be_divided(named: NamedMatrix, cols: Callable[[Shard], slice], shard: Shard, size: int) -> bool:
+    """Say whether a matrix's columns can be divided among so many ranks; its first row tells."""
+    row = named.part(slice(0, 1), None)
+    try:
+        for each in shard.every(size):
+            row.part(None, cols(each))
+    except (ConfigError, UnsupportedQuantizationError):
+        return False
+    return True
 
 
 def _split(whole: NamedMatrix, heights: Sequence[int]) -> list[NamedMatrix]:

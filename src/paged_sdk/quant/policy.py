@@ -44,11 +44,24 @@ class NamedMatrix:
     :ivar name: Hugging Face's name, such as ``model.layers.0.mlp.down_proj.weight``
     :ivar index: the matrix's place where the tensor of this name is a stack of several: ``(expert,)``, ``(expert, 0)``
         for a gate and ``(expert, 1)`` for up, or the number of its part
+    :ivar cut: which rows and columns of that matrix it is, as a text; empty: all
+    :ivar cols: which columns; None: all
     """
 
     name: str
     matrix: StoredMatrix
     index: tuple[int, ...] = ()
+    cut: str = ""
+    cols: slice | None = None
+
+    def part(self, rows: slice | None, cols: slice | None) -> NamedMatrix:
+        """Return some of its rows, all of them if None, and of these some columns, likewise.
+
+        :raises UnsupportedQuantizationError: the columns cut a block of elements that share a scale
+        """
+        matrix = self.matrix if rows is None else self.matrix.rows(rows)
+        matrix = matrix if cols is None else matrix.cols(cols)
+        return NamedMatrix(self.name, matrix, self.index, f"{rows} {cols}", cols)
 
 
 @frozen(kw_only=True)
@@ -212,12 +225,14 @@ class WeightPolicy:
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
             importance = None if self.importance is None else self.importance(named.name, named.index)
+            if importance is not None and named.cols is not None:
+                importance = importance[named.cols]
             # On all threads, though other layers are loaded on the others: a head of many rows takes longest.
             threads = None if self.workspace is None else self.workspace.num_threads
             made = quantize_stored(named.matrix, isq, library, place.device, importance, num_threads=threads)
             if self.kept is None or place.device.type != "cpu":
                 return made
-            return self.kept(f"{named.name} {named.index} {isq.value}", made)
+            return self.kept(f"{named.name} {named.index} {isq.value} {named.cut}".rstrip(), made)
         if named.matrix.is_dense or (self.keep_blocks and place.device not in self.decoded_on):
             return named.matrix
         return DecodedMatrix(named.matrix)

@@ -32,9 +32,9 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.sampler import PreparedRows, SampledRows, Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
-from paged_sdk.types.step import StepRow
+from paged_sdk.types.step import Step, StepRow
 
-__all__ = ["ModelRunner", "Requantized", "Requantizer"]
+__all__ = ["ModelRunner", "OtherRanks", "Requantized", "Requantizer"]
 
 # Logits of a prompt are computed a few rows at a time: a row of 150,000 float32 is 0.6 MB.
 _LOGITS_TILE: Final = 64
@@ -51,6 +51,21 @@ class Requantized:
     backend: AttentionBackend
     device_decoding: DeviceDecoding | None
     error: Exception | None = None
+
+
+class OtherRanks(Protocol):
+    """Stands for the processes that hold the rest of a model, and compute it in step with this one."""
+
+    def run(self, step: Step) -> None:
+        """Have them begin a step, which this process must compute, too.
+
+        :raises EngineDeadError: one of them has ended
+        """
+        ...
+
+    def close(self) -> None:
+        """End them; a second call does nothing."""
+        ...
 
 
 class Requantizer(Protocol):
@@ -74,6 +89,7 @@ class ModelRunner:
     :param requantizer: holds the weights in another type; None: they stay as they are
     :param adapters: the adapters that rows may go through; None: there are none
     :param images: has the vectors of prompts' images; None: there are none
+    :param others: the ranks that hold the rest of the model; None: all of it is here
     """
 
     def __init__(
@@ -85,8 +101,9 @@ class ModelRunner:
         requantizer: Requantizer | None = None,
         adapters: AdapterBank | None = None,
         images: ImageVectors | None = None,
+        others: OtherRanks | None = None,
     ) -> None:
-        self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding, adapters, images)
+        self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding, adapters, images, others)
         self._requantizer = requantizer
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
@@ -113,7 +130,7 @@ class ModelRunner:
             raise EngineDeadError(f"the weights could not be quantized again: {error!r}") from error
         if adapters is not None:
             adapters.hold(fused_spans(made.model))
-        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters, images)
+        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters, images, None)
         if made.error is not None:
             raise made.error
 
@@ -121,6 +138,8 @@ class ModelRunner:
         """Free weights, KV and sampler; a second call does nothing."""
         if self._parts is not None and self._parts.images is not None:
             self._parts.images.close()
+        if self._parts is not None and self._parts.others is not None:
+            self._parts.others.close()
         self._parts = self._requantizer = None
 
 
@@ -134,9 +153,14 @@ class _Parts:
     device_decoding: DeviceDecoding | None
     adapters: AdapterBank | None
     images: ImageVectors | None
+    others: OtherRanks | None
     reader: PromptReader = field(factory=PromptReader)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
+        step = None
+        if self.others is not None:
+            step = output.message()
+            self.others.run(step)
         if output.copies:
             self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
         self.backend.release(output.released)
@@ -157,7 +181,7 @@ class _Parts:
         # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
         is_over = self.model.device.type == "cpu"
         prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
-        hidden, first_tokens, adapted = self._forward(output.message().rows, way, scheduled, result)
+        hidden, first_tokens, adapted = self._forward((step or output.message()).rows, way, scheduled, result)
         if prepared is None:
             prepared = self.sampler.prepare([target.row for target in on_host])
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, adapted, result)

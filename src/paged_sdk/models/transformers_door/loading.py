@@ -23,6 +23,7 @@ from paged_sdk.models.transformers_door.row_check import check_rows
 from paged_sdk.models.transformers_door.seam import attach
 from paged_sdk.models.transformers_door.skeleton import make_skeleton
 from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.parallel.group import Group
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
@@ -56,6 +57,7 @@ class TransformersDoor:
         policy: WeightPolicy = DENSE,
         on_progress: Callable[[int, int], None] | None = None,
         num_threads: int = 1,
+        group: Group | None = None,
     ) -> TransformersModel:
         """Load the weights, once, and check that tokens meet in attention alone.
 
@@ -64,9 +66,11 @@ class TransformersDoor:
         :param placement: one device
         :param policy: chooses the form that each matrix takes
         :param on_progress: see :func:`~paged_sdk.models.loading.load_model`
+        :param group: None: how such a class could be divided, nobody knows
         :raises CheckpointError: a tensor is missing or has another shape than the class says
         :raises UnsupportedArchitectureError: rows of a step would change each other
         """
+        assert group is None
         model, step, device = self._model, CurrentStep(), placement.embedding
         transposed = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
         renamed = RenamedSource(source, model, transposed)

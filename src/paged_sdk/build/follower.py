@@ -1,0 +1,88 @@
+"""The program of a rank that holds part of a model and computes it in step with rank 0."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import sys
+import threading
+import traceback
+from typing import BinaryIO, Final, NoReturn
+
+from torch._C._distributed_c10d import FileStore
+
+from paged_sdk.build.device_setup import prepare_thread
+from paged_sdk.build.followers import GROUP_LOST, READY, Assignment
+from paged_sdk.build.free_memory import return_free_memory
+from paged_sdk.build.loaded_model import fuse, load_weights, make_storage
+from paged_sdk.build.placement import choose_devices
+from paged_sdk.build.sizing import resolve_engine_config
+from paged_sdk.errors import EngineDeadError
+from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.sharded import SharedHead
+from paged_sdk.parallel.group import Group
+from paged_sdk.runner.follower import follow
+
+__all__ = ["main"]
+
+_LOOK_SECONDS: Final = 1.0
+
+
+def main() -> NoReturn:
+    """Read an assignment from the standard input, and follow rank 0 until it ends."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # whatever else writes to the standard output is no answer
+    status = 1
+    try:
+        size = int.from_bytes(_read(sys.stdin.buffer, 8), "big")
+        assignment: Assignment = pickle.loads(_read(sys.stdin.buffer, size))
+        threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+        _follow(assignment, answers)
+        status = 0
+    except EngineDeadError:
+        status = GROUP_LOST
+    except BaseException as error:
+        answers.write("".join(traceback.format_exception_only(error)).encode())
+    os._exit(status)  # nothing is left to be tidied up, and nothing that others wait for is to take time
+
+
+def _read(pipe: BinaryIO, size: int) -> bytes:
+    content = pipe.read(size)
+    if len(content) < size:
+        os._exit(GROUP_LOST)
+    return content
+
+
+def _watch(parent: int) -> None:
+    """End this process when rank 0 has ended, whatever this process waits for."""
+    pipe = sys.stdin.fileno()
+    while True:
+        ready, _, _ = select.select([pipe], [], [], _LOOK_SECONDS)
+        # A forked child of rank 0 may hold the pipe open.
+        if (ready and not os.read(pipe, 1)) or os.getppid() != parent:
+            os._exit(GROUP_LOST)
+
+
+def _follow(assignment: Assignment, answers: BinaryIO) -> None:
+    settings, environment = assignment.settings, assignment.environment
+    (device,) = choose_devices(settings)
+    library = load()
+    workspace = None if library is None else Workspace(library, num_threads=settings.num_threads)
+    group = Group(assignment.rank, assignment.size)
+    loaded = load_weights(assignment.path, settings, environment, device, workspace, lambda: None, group=group)
+    model = loaded.model
+    assert isinstance(model, DecoderModel)
+    assert isinstance(model.head, SharedHead)
+    config = resolve_engine_config(
+        model.config, settings, environment, devices=loaded.placement.devices, max_model_len=loaded.max_model_len
+    )
+    storage = make_storage(loaded, config, workspace)
+    return_free_memory()
+    answers.write(READY)
+    group.join(FileStore(str(assignment.rendezvous / "ranks"), assignment.size), one_host=True)
+    (num_blocks,) = group.hear()
+    backend = storage.make(num_blocks)
+    prepare_thread(device, settings.num_threads if workspace is None else 1)
+    follow(fuse(model, backend, settings), model.head, backend, group)

@@ -1,0 +1,210 @@
+"""Starts the processes that hold the other parts of a model, and watches over them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from attrs import evolve, frozen
+from torch._C._distributed_c10d import FileStore
+
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.env import Environment, interpreter_variables
+from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
+from paged_sdk.logs import get_logger
+from paged_sdk.parallel.group import Group
+from paged_sdk.parallel.messages import END, step_message
+from paged_sdk.types.step import Step
+
+__all__ = ["GROUP_LOST", "READY", "Assignment", "Followers"]
+
+_log = get_logger(__name__)
+
+READY: Final = b"ready\n"
+GROUP_LOST: Final = 3
+"""The exit status of a rank that has ended because another one has."""
+
+_PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from paged_sdk.build.follower import main; main()"
+_POLL_SECONDS: Final = 0.1
+_END_SECONDS: Final = 5.0
+# How long a rank that has ended may take to be seen as such by the system, once its connections are closed.
+_SEEN_SECONDS: Final = 2.0
+_MOST_TEXT: Final = 64 * 1024
+
+
+@frozen(kw_only=True)
+class Assignment:
+    """Says what a follower is to load and where it finds the others.
+
+    :ivar path: the model's files
+    :ivar rendezvous: a directory that all ranks see
+    """
+
+    path: Path
+    settings: BuildSettings
+    environment: Environment
+    rank: int
+    size: int
+    rendezvous: Path
+
+
+class Followers:
+    """Holds the processes of ranks 1 and on, and this process's place among them.
+
+    A follower ends when it is told so, when its connections to the others break, and when this process ends, however
+    that may be.
+
+    :param num_threads: how many threads compute in each rank
+    :raises EngineError: they cannot be started
+    :ivar group: this process is rank 0
+    """
+
+    def __init__(
+        self, path: Path, settings: BuildSettings, environment: Environment, *, num_threads: Sequence[int]
+    ) -> None:
+        size = len(num_threads)
+        self.group: Group = Group(0, size, self._explain)
+        self._meeting = TemporaryDirectory(prefix="paged-sdk-")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._owner = os.getpid()
+        self._said = [b""] * size
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._meeting, self._owner, seconds=0.0)
+        given = evolve(settings, logging=False, throughput_logging=False)
+        try:
+            for rank in range(1, size):
+                assignment = Assignment(
+                    path=path,
+                    settings=evolve(given, num_threads=num_threads[rank]),
+                    environment=environment,
+                    rank=rank,
+                    size=size,
+                    rendezvous=Path(self._meeting.name),
+                )
+                self._processes.append(_start(pickle.dumps(assignment)))
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def join(self, go_on: Callable[[], None]) -> None:
+        """Wait until all have loaded their parts, and connect to them.
+
+        :param go_on: called from time to time; what it raises ends the waiting
+        :raises ModelLoadError: one of them cannot load its part
+        """
+        while waiting := [rank for rank in range(1, self.group.size) if READY not in self._said[rank]]:
+            go_on()
+            if not self._listen(_POLL_SECONDS):
+                continue
+            for rank in waiting:
+                if self._process(rank).poll() is not None and READY not in self._said[rank]:
+                    raise ModelLoadError(f"rank {rank} could not load its part: {self._end_of(rank)}")
+        self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), one_host=True)
+        self._meeting.cleanup()
+
+    def run(self, step: Step) -> None:
+        """Have the others begin a step, which this process must compute, too.
+
+        :raises EngineDeadError: one of them has ended
+        """
+        self.group.tell(step_message(step))
+
+    def close(self) -> None:
+        """End the processes; a second call does nothing."""
+        ending = self._finalizer.detach()
+        if ending is None:
+            return
+        seconds = 0.0
+        if self.group.is_joined and self._owner == os.getpid():
+            with suppress(EngineError):
+                self.group.tell((END,))
+                seconds = _END_SECONDS
+            self.group.leave()
+        _end(self._processes, self._meeting, self._owner, seconds=seconds)
+
+    def _process(self, rank: int) -> subprocess.Popen[bytes]:
+        return self._processes[rank - 1]
+
+    def _listen(self, seconds: float) -> bool:
+        """Read what followers say. Return whether one has said something, or has ended."""
+        pipes = {process.stdout: rank for rank, process in enumerate(self._processes, 1) if process.stdout is not None}
+        ready, _, _ = select.select(list(pipes), [], [], seconds)
+        for pipe in ready:
+            content = os.read(pipe.fileno(), _MOST_TEXT)
+            rank = pipes[pipe]
+            if content:
+                self._said[rank] += content
+            else:  # it has closed its end: it is about to be gone
+                with suppress(subprocess.TimeoutExpired):
+                    self._process(rank).wait(_SEEN_SECONDS)
+        return bool(ready)
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        """Make the error for a call of the group that has failed: name the rank that has ended first."""
+        limit = time.monotonic() + _SEEN_SECONDS
+        while True:
+            ended = [rank for rank in range(1, self.group.size) if self._process(rank).poll() is not None]
+            first = next((rank for rank in ended if self._process(rank).returncode != GROUP_LOST), None)
+            if first is not None or time.monotonic() > limit:
+                break
+            time.sleep(0.01)
+        if first is None:
+            return EngineDeadError(f"the connection between ranks broke: {error}")
+        self._listen(0)
+        return EngineDeadError(f"rank {first} of {self.group.size} has ended: {self._end_of(first)}")
+
+    def _end_of(self, rank: int) -> str:
+        """Say how a rank has ended."""
+        status, said = self._process(rank).returncode, self._said[rank].replace(READY, b"")
+        how = f"process {self._process(rank).pid} ended with "
+        how += f"signal {-status}" if status is not None and status < 0 else f"status {status}"
+        text = said.decode("utf-8", "replace").strip()
+        return f"{how}: {text}" if text else how
+
+
+def _start(assignment: bytes) -> subprocess.Popen[bytes]:
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *sys.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=interpreter_variables(),
+        )
+    except (OSError, MemoryError) as error:
+        raise EngineError(f"the process of another rank cannot be started: {error}") from error
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # join() says how it has ended
+        process.stdin.write(len(assignment).to_bytes(8, "big") + assignment)
+    return process
+
+
+def _end(
+    processes: Sequence[subprocess.Popen[bytes]], meeting: TemporaryDirectory[str], owner: int, *, seconds: float
+) -> None:
+    """End processes. A forked child of their owner leaves them alone.
+
+    :param seconds: how long they may take to end by themselves
+    """
+    if os.getpid() != owner:
+        return
+    limit = time.monotonic() + seconds
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(limit - time.monotonic(), 0))
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+    meeting.cleanup()

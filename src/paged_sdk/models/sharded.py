@@ -1,0 +1,133 @@
+"""Join what several ranks compute: sums of linear layers and experts, rows of embeddings, logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.parallel.group import Group
+from paged_sdk.parallel.messages import logits_message
+from paged_sdk.quant.adapted import AdaptableLinear
+from paged_sdk.quant.embedding import Embedding
+from paged_sdk.quant.experts import Experts, NativeExpertWeights
+from paged_sdk.quant.linear import Linear, NativeWeights
+
+__all__ = ["SharedEmbedding", "SharedHead", "SummedExperts", "SummedLinear"]
+
+
+class SummedLinear(AdaptableLinear):
+    """Multiplies by some columns of a weight, and adds up what all ranks have.
+
+    :param base: multiplies by this rank's columns; one rank's adds the bias
+    """
+
+    def __init__(self, base: Linear, name: str, group: Group) -> None:
+        super().__init__(base, name)
+        self._group = group
+
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Do what :meth:`Linear.forward` says, of the whole weight.
+
+        :param x: this rank's columns
+        """
+        return self._group.sum_(super().forward(x, ctx))
+
+
+class SummedExperts(Experts):
+    """Computes some neurons of every expert, and adds up what all ranks have.
+
+    :ivar base: has this rank's neurons
+    """
+
+    def __init__(self, base: Experts, group: Group) -> None:
+        self.base = base
+        self._group = group
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes this rank's weights take."""
+        return self.base.num_bytes
+
+    @property
+    def native_weights(self) -> NativeExpertWeights | None:
+        """Return this rank's weights as a native call multiplies them."""
+        return self.base.native_weights
+
+    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """Do what :meth:`Experts.forward` says, of all neurons."""
+        return self._group.sum_(self.base.forward(x, topk_weights, topk_ids))
+
+
+class SharedEmbedding(Embedding):
+    """Looks up tokens of which each rank has some.
+
+    :param base: has this rank's rows
+    :param tokens: which they are
+    :param dtype: see :class:`Embedding`
+    """
+
+    def __init__(self, base: Embedding, tokens: slice, group: Group, *, dtype: torch.dtype) -> None:
+        super().__init__(dtype=dtype, scale=None)  # the base's rows are scaled
+        self._base = base
+        self._tokens = tokens
+        self._group = group
+
+    @property
+    def scale(self) -> float:
+        """Return what the rows are multiplied by."""
+        return self._base.scale
+
+    def _rows(self, token_ids: Tensor) -> Tensor:
+        first, last = self._tokens.start, self._tokens.stop
+        rows = self._base.forward(token_ids.clamp(first, last - 1) - first)
+        rows[(token_ids < first) | (token_ids >= last)] = 0
+        return self._group.sum_(rows)
+
+
+class SharedHead(Linear):
+    """Computes logits on the first rank, of tokens of which each rank has some.
+
+    :param base: computes this rank's
+    :param tokens: which tokens each of the ranks has
+    """
+
+    def __init__(self, base: Linear, tokens: Sequence[slice], group: Group) -> None:
+        self._base = base
+        self._widths = [int(own.stop - own.start) for own in tokens]
+        self._group = group
+
+    @property
+    def in_features(self) -> int:
+        """Return the hidden size."""
+        return self._base.in_features
+
+    @property
+    def out_features(self) -> int:
+        """Return the size of the vocabulary."""
+        return sum(self._widths)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes this rank's weights take."""
+        return self._base.num_bytes
+
+    @property
+    def native_weights(self) -> NativeWeights | None:
+        """Return this rank's weights as a native call multiplies them."""
+        return self._base.native_weights
+
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Do what :meth:`Linear.forward` says, on the first rank, which has the others help."""
+        self._group.tell(logits_message(x))
+        own = self._base.forward(x, ctx)
+        parts = [own]
+        for rank, width in enumerate(self._widths[1:], 1):
+            parts.append(self._group.receive(own.new_empty(len(own), width), rank))
+        return torch.cat(parts, -1)
+
+    def help(self, x: Tensor) -> None:
+        """Compute this rank's logits and send them to the first rank."""
+        self._group.send(self._base.forward(x, None), 0)

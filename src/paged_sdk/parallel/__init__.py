@@ -1,0 +1,1 @@
+"""Divides a model among processes that compute each step together (Shoeybi et al., 2019, arXiv 1909.08053)."""

@@ -1,0 +1,234 @@
+"""A model that several processes compute says what one process says, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from paged_sdk import (
+    BlockingModel,
+    ConfigError,
+    EngineDeadError,
+    GgufModelBuilder,
+    IsqType,
+    MemoryGpuConfig,
+    PagedAttentionMeta,
+    PagedCacheType,
+    SamplingParams,
+    SpeculativeConfig,
+    TextModelBuilder,
+)
+from tiny import make_checkpoint, make_gguf
+
+PROMPTS = [
+    "What is the capital of France?",
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 3,
+    "def add(first, second): return first + second",
+    "Zwölf Boxkämpfer",
+    "It kept its memory in pages, as a library keeps its books: every page had a number",
+]
+GREEDY = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True)
+DRAWN = SamplingParams(temperature=0.9, seed=4, max_len=16, top_n_logprobs=2, repetition_penalty=1.1, ignore_eos=True)
+SMALL_POOL = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(240))
+
+
+def builder(path: Path) -> TextModelBuilder:
+    return (
+        TextModelBuilder(path)
+        .with_dtype("float64")
+        .with_num_threads(1)
+        .with_max_num_batched_tokens(24)
+        .with_paged_attn(SMALL_POOL)
+        .with_speculation(SpeculativeConfig(gamma=3))
+    )
+
+
+def followers(parent: int | None = None) -> set[int]:
+    """Return the processes of other ranks that a process has started, this one if None."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                is_follower = b"paged_sdk.build.follower" in (entry / "cmdline").read_bytes()
+                ppid = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if is_follower and ppid == (parent or os.getpid()):
+                found.add(int(entry.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a model with three key-value heads, which two ranks cannot halve."""
+    return make_checkpoint(
+        "llama", tmp_path_factory.mktemp("tp"), hidden_size=96, num_attention_heads=6, num_key_value_heads=3
+    )
+
+
+@pytest.fixture(scope="module")
+def one(path: Path) -> Iterator[BlockingModel]:
+    with BlockingModel(builder(path).build()) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def two(path: Path) -> Iterator[BlockingModel]:
+    with BlockingModel(builder(path).with_tensor_parallel(2).build()) as model:
+        yield model
+
+
+def texts(model: BlockingModel, sampling: SamplingParams, prompts: list[str]) -> list[str]:
+    return [choice.text for choice in model.send_completion_request(prompts, sampling).choices]
+
+
+def test_the_same_texts(one: BlockingModel, two: BlockingModel) -> None:
+    for sampling in (GREEDY, DRAWN):
+        assert texts(two, sampling, PROMPTS) == texts(one, sampling, PROMPTS)
+    stats = two.stats()
+    assert stats.preemptions > 0  # the pool holds fewer texts than are asked for
+    assert stats.prefix_hits > 0
+    assert (stats.blocks_total, stats.preemptions) == (one.stats().blocks_total, one.stats().preemptions)
+
+
+def test_logprobs_vectors_and_scores(one: BlockingModel, two: BlockingModel) -> None:
+    read = SamplingParams(temperature=0.0, max_len=1, prompt_logprobs=1)
+    ours, theirs = [model.send_completion_request(PROMPTS[1], read) for model in (two, one)]
+    assert ours.choices[0].logprobs == theirs.choices[0].logprobs
+    assert two.embed(PROMPTS[:2]).embeddings[1] == pytest.approx(one.embed(PROMPTS[:2]).embeddings[1])
+    scores = [model.score(PROMPTS[:2]).scores[1] for model in (two, one)]
+    assert scores[0].logprobs == pytest.approx(scores[1].logprobs)
+
+
+def test_a_closed_stream_gives_its_blocks_back(two: BlockingModel) -> None:
+    endless = SamplingParams(temperature=0.0, max_len=150, ignore_eos=True)
+    with two.stream_completion_request(PROMPTS[0], endless) as stream:
+        next(iter(stream))
+    assert texts(two, GREEDY, PROMPTS[:1])
+    assert two.stats().blocks_used == 0
+
+
+def test_what_is_refused(two: BlockingModel, path: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="with_tensor_parallel"):
+        two.re_isq_model(IsqType.Q4K)
+    with pytest.raises(ConfigError, match="in this process"):
+        two.load_adapter(tmp_path)
+    with pytest.raises(ConfigError, match="1"):
+        builder(path).with_tensor_parallel(0)
+    refused: list[Any] = [
+        builder(path).with_tensor_parallel(7),
+        builder(path).with_tensor_parallel(2).with_adapter(tmp_path),
+        GgufModelBuilder(make_gguf(tmp_path / "q8", quantization="Q8_0", num_attention_heads=4, num_key_value_heads=2))
+        .with_num_threads(1)
+        .with_tensor_parallel(4),
+    ]
+    for each in refused:
+        with pytest.raises(ConfigError, match="with_tensor_parallel = "):
+            BlockingModel(each.build())
+    assert len(followers()) == 1  # that of the model
+
+
+def test_a_rank_that_dies_ends_every_request(path: Path) -> None:
+    anyio.run(_kill_a_rank, path)
+
+
+async def _kill_a_rank(path: Path) -> None:
+    endless = SamplingParams(temperature=0.0, max_len=200, ignore_eos=True)
+    before = followers()
+    async with builder(path).with_tensor_parallel(3).build() as model:
+        own = sorted(followers() - before)
+        assert len(own) == 2
+        stream = model.stream_completion_request(PROMPTS[0], endless)
+        await anext(aiter(stream))
+        os.kill(own[1], signal.SIGKILL)
+        start = time.monotonic()
+        with pytest.raises(EngineDeadError, match=f"rank 2 of 3 has ended: process {own[1]} ended with signal 9"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineDeadError, match="rank 2 of 3"):
+            await model.send_completion_request(PROMPTS[1], GREEDY)
+        assert time.monotonic() - start < 5
+    assert not any(map(is_running, own))
+
+
+_PARENT = """
+import asyncio, sys
+from paged_sdk import SamplingParams, TextModelBuilder
+
+async def main():
+    builder = TextModelBuilder(sys.argv[1]).with_dtype("float64").with_num_threads(1).with_tensor_parallel(2)
+    async with builder.build() as model:
+        sampling = SamplingParams(temperature=0.0, max_len=1900, ignore_eos=True)
+        async for _ in model.stream_completion_request("on", sampling):
+            print("on", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_is_killed_leaves_no_process(path: Path) -> None:
+    # The program has no guard against being run once more by its own children.
+    arguments = [sys.executable, "-c", _PARENT, str(path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "on\n"
+        (follower,) = followers(program.pid)
+        program.kill()
+    limit = time.monotonic() + 5
+    while is_running(follower) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not is_running(follower)
+
+
+WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+
+
+def _decoded(directory: Path, quantization: str, **config: Any) -> GgufModelBuilder:
+    return GgufModelBuilder(make_gguf(directory, quantization=quantization, **WIDE, **config)).with_dtype("float32")
+
+
+def _dense(directory: Path) -> TextModelBuilder:
+    return TextModelBuilder(make_checkpoint("llama", directory, **WIDE)).with_dtype("float32")
+
+
+FORMS: dict[str, Callable[[Path], Any]] = {
+    "float32": _dense,
+    "contiguous": lambda directory: _dense(directory).without_paged_attn(),
+    "FP8": lambda directory: _dense(directory).with_paged_attn(PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3)),
+    "Q8_0": lambda directory: _decoded(directory, "Q8_0"),
+    "Q4_0": lambda directory: _decoded(directory, "Q4_0"),
+    "experts": lambda directory: _decoded(directory, "Q8_0", family="qwen3_moe", moe_intermediate_size=128),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", FORMS)
+def test_forms(form: str, tmp_path: Path) -> None:
+    whole = FORMS[form](tmp_path / "model").with_num_threads(1)
+    with BlockingModel(whole.build()) as one, BlockingModel(whole.with_tensor_parallel(2).build()) as two:
+        # Codes of FP8 may go either way, and a text with them.
+        assert form == "FP8" or texts(two, GREEDY, PROMPTS) == texts(one, GREEDY, PROMPTS)
+        for ours, theirs in zip(two.score(PROMPTS).scores, one.score(PROMPTS).scores, strict=True):
+            assert abs(ours.logprobs - theirs.logprobs).max() < (3e-2 if form == "FP8" else 1e-3)
