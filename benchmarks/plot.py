@@ -1,6 +1,6 @@
 """Draw the table of `make bench`: one panel per metric, one bar per engine.
 
-python -m benchmarks.plot RESULT.json docs/benchmarks.svg
+python -m benchmarks.plot RESULT.json FIGURE.svg
 """
 
 from __future__ import annotations
