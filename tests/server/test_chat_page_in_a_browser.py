@@ -123,6 +123,9 @@ def test_stop_again_and_edit(page: Any, served: tuple[Serving, FakeModel]) -> No
     page.keyboard.press("Enter")
     expect(page.locator(".assistant .body")).to_contain_text("and so on and so on and so on")
     expect(page.locator(".live")).to_contain_text("tokens/s")
+    page.keyboard.type("Too early")
+    page.keyboard.press("Enter")
+    expect(page.locator("#note")).to_have_text("The answer is still being written.")
     page.keyboard.press("Escape")
     expect(page.locator(".figures")).to_contain_text("stopped")
     kept = page.locator(".assistant .body").inner_text()
@@ -175,6 +178,20 @@ def test_conversations_are_kept_renamed_exported_and_deleted(page: Any) -> None:
     assert page.locator("#list .open").all_inner_texts() == ["the second"]
 
 
+def test_another_tab_has_the_same_conversations(page: Any) -> None:
+    other = page.context.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("html[data-ready]")
+    send(page, "Hi")
+    other.get_by_role("button", name="Hi", exact=True).click()
+    expect(other.locator(".figures")).to_contain_text("prompt tokens")
+    send(other, "Ho")
+    page.bring_to_front()
+    expect(page.locator(".figures")).to_have_count(2)
+    send(page, "Ha")
+    expect(other.locator(".figures")).to_have_count(3)
+
+
 def test_settings_are_in_the_request(page: Any) -> None:
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
@@ -223,14 +240,32 @@ def test_dark_and_small(page: Any) -> None:
     send(page, "Hello in the dark")
     judge(page)
     page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     judge(page)
+    page.locator("#model option").evaluate("option => { option.textContent = 'a model with a name of some length'; }")
+    for width in (320, 390):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        expect(page.get_by_role("button", name="Settings")).to_be_in_viewport(ratio=1)
     page.get_by_role("button", name="Show conversations").click()
     expect(page.locator("#list .open")).to_be_in_viewport()
     judge(page)
     page.keyboard.press("Escape")
     expect(page.locator("#list .open")).not_to_be_visible()
     expect(page.get_by_role("button", name="Show conversations")).to_be_focused()
+
+
+def test_on_a_screen_to_touch_enter_makes_a_line(browser: Any, served: tuple[Serving, FakeModel]) -> None:
+    context = browser.new_context(has_touch=True, is_mobile=True, viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    page.goto(served[0].url + "/")
+    page.wait_for_selector("html[data-ready]")
+    page.keyboard.type("one")
+    page.keyboard.press("Enter")
+    page.keyboard.type("two")
+    page.get_by_role("button", name="Send").tap()
+    expect(page.locator(".figures")).to_have_count(1)
+    assert page.locator(".message.user .body").inner_text() == "one\ntwo"
+    context.close()
 
 
 def test_the_empty_page_has_ideas_and_nothing_to_object_to(page: Any) -> None:

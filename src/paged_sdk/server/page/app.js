@@ -71,6 +71,20 @@ async function store(conversation) {
   }
 }
 
+// Takes over what another tab has changed, unless something is under way here that this would undo.
+async function refresh() {
+  if (state.running || !at("kept").hidden || document.querySelector(".editing, .rename")) return;
+  state.conversations = await state.store.all();
+  const found = state.conversations.find(({ id }) => id === state.open.id);
+  if (found && found.changed !== state.open.changed) {
+    state.open = found;
+    drawAll();
+  } else {
+    state.conversations = state.conversations.map((each) => (each === found ? state.open : each));
+    drawList();
+  }
+}
+
 function tellNotKept(text) {
   if (at("kept-text").textContent !== text) say(text);
   at("kept-text").textContent = text;
@@ -251,14 +265,11 @@ function summary(message) {
 const stop = () => state.running?.abort.abort();
 
 const composer = new Composer((content, images) => {
-  if (state.running) return false;
-  if (!at("model").value) {
-    say("There is no model to ask.");
-    return false;
-  }
+  if (state.running) return state.running.conversation === state.open ? "The answer is still being written." : "An answer is being written in another conversation.";
+  if (!at("model").value) return "There is no model to ask.";
   state.open.messages.push({ role: "user", content, images });
   run(state.open);
-  return true;
+  return null;
 }, stop);
 
 document.addEventListener("keydown", (event) => {
@@ -326,7 +337,9 @@ async function watch() {
     const found = (await health())?.status;
     if (found === "ready") break;
     const said = { loading: "The server is loading its models …", ending: "The server is shutting down …", failed: "The model has stopped. The server has to be started again." };
-    at("banner-text").textContent = said[found] ?? "No connection to the server. The page tries again by itself …";
+    const text = said[found] ?? "No connection to the server. The page tries again by itself …";
+    if (at("banner-text").textContent !== text) say(text);
+    at("banner-text").textContent = text;
     at("banner").hidden = false;
     await new Promise((resolve) => {
       setTimeout(resolve, seconds * 1000);
@@ -336,6 +349,7 @@ async function watch() {
   isWatching = false;
   if (!at("banner").hidden) say("The server is back.");
   at("banner").hidden = true;
+  at("banner-text").textContent = "";
   await loadModels();
 }
 
@@ -359,6 +373,7 @@ at("ideas").append(...IDEAS.map(([title, text]) => button({ class: "idea", oncli
 state.store = await openStore();
 if (state.store.isForgetful) tellNotKept("This browser keeps nothing for the page: conversations last until it is closed.");
 state.conversations = await state.store.all().catch(() => []);
+state.store.changedElsewhere = refresh;
 begin();
 await loadModels();
 addEventListener("pagehide", () => {

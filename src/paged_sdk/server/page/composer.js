@@ -4,21 +4,29 @@ import { at, button, element, icon, say } from "./dom.js";
 
 const LONGEST_SIDE = 2048;
 const MOST_IMAGES = 16;
+const touch = matchMedia("(hover: none) and (pointer: coarse)");
 
 export class Composer {
   #images = [];
   #whyNoImages = null;
 
-  // Calls `send(text, images)`, which returns whether the message was taken, and `stop()`.
+  // Calls `send(text, images)`, which returns why the message was not taken, or null; and `stop()`.
   constructor(send, stop) {
     at("form").addEventListener("submit", (event) => {
       event.preventDefault();
       const text = at("prompt").value.trim();
-      if (!(text || this.#images.length) || !send(text, this.#images)) return;
-      this.clear();
+      if (!(text || this.#images.length)) return;
+      const why = send(text, this.#images);
+      if (why === null) this.clear();
+      else this.#tell(why);
     });
     at("prompt").addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (event.key === "PageUp" || event.key === "PageDown") {
+        event.preventDefault();
+        at("scroll").scrollBy({ top: (event.key === "PageUp" ? -0.85 : 0.85) * at("scroll").clientHeight });
+      }
+      // Keyboards on screens have no other key for a new line.
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || touch.matches) return;
       event.preventDefault();
       at("form").requestSubmit();
     });

@@ -84,7 +84,7 @@ export class AnswerView {
     const said = message.usage ? figures(message.usage) : [];
     if (message.finish === "length") said.push(["cut off", "It had as many tokens as it may have, or the context was full"]);
     if (message.wasStopped) said.push(["stopped", "You stopped it"], ...(message.about ? [[message.about, "As it was seen here, not as the server counts"]] : []));
-    if (!message.finish && !message.wasStopped && !message.problem) said.push(["not finished", "The page was closed while it was written"]);
+    if (!message.finish && !message.wasStopped && !message.problem) said.push(["not finished", "It is being written in another tab, or the page was closed meanwhile"]);
     const line = element("p", { class: "figures" });
     said.forEach(([text, title], place) => line.append(...(place ? [" · "] : []), element("span", { title }, text)));
     const again = button({ class: "small", onclick: () => this.#actions.again(message) }, icon("again"), "Again");

@@ -19,9 +19,15 @@ export async function openStore() {
 class Store {
   isForgetful = false;
   #database;
+  #others = new BroadcastChannel(NAME);
 
   constructor(database) {
     this.#database = database;
+  }
+
+  // Is called when another tab has changed something.
+  set changedElsewhere(call) {
+    this.#others.onmessage = call;
   }
 
   async all() {
@@ -29,12 +35,14 @@ class Store {
     return found.sort((one, other) => other.changed - one.changed);
   }
 
-  put(conversation) {
-    return written(this.#table("readwrite").put(conversation));
+  async put(conversation) {
+    await written(this.#table("readwrite").put(conversation));
+    this.#others.postMessage(null);
   }
 
-  remove(id) {
-    return written(this.#table("readwrite").delete(id));
+  async remove(id) {
+    await written(this.#table("readwrite").delete(id));
+    this.#others.postMessage(null);
   }
 
   #table(mode) {
