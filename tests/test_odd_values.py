@@ -220,7 +220,7 @@ ALSO: dict[str, tuple[str, ...]] = {
     "pa_ctxt_len": ("tokens",),
     "pa_blk_size": ("block_size",),
     "pa_cache_type": ("cache_type",),
-    "tok_model_id": ("tokenizer_json",),
+    "tok_model_id": ("with_tok_model_id",),
     "mmproj": ("with_mmproj",),
     "mmproj_filename": ("with_mmproj",),
     "hf_revision": ("revision",),

@@ -212,6 +212,15 @@ class _ModelBuilder(ABC):
         """
         return self._with(tokenizer_json=Path(path_text("with_tokenizer_json", path, "a path")))
 
+    def with_tok_model_id(self, model_id_or_dir: str | PathLike[str]) -> Self:
+        """Use the tokenizer of another model instead of the checkpoint's, and its chat template where a GGUF file has
+        none.
+
+        :param model_id_or_dir: a directory or hub id with a tokenizer.json, or that file
+        :raises ConfigError: for anything else, or beside :meth:`with_tokenizer_json`
+        """
+        return self._with(tok_model_id=path_text("with_tok_model_id", model_id_or_dir, "a path or a hub id"))
+
     def with_hf_revision(self, revision: str) -> Self:
         """Load a branch, tag or commit of the hub's repository."""
         return self._with(revision=revision)

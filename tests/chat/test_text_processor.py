@@ -146,3 +146,17 @@ def test_gguf_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     processor = text_processor_from_gguf(metadata, tokenizer_json=tmp_path / "tokenizer.json")
     assert processor.encode_prompt("Hello") == load_text_processor(tmp_path).encode_prompt("Hello")
     assert processor.template is None
+
+
+def test_gguf_without_a_template_has_that_of_its_other_tokenizer(tmp_path: Path) -> None:
+    write(tmp_path, {"chat_template": "{{ 'beside it' }}"})
+    metadata = sentencepiece_metadata(train_sentencepiece())
+
+    def said(**given: str) -> str:
+        processor = text_processor_from_gguf(metadata, tokenizer_json=tmp_path / "tokenizer.json", **given)
+        return processor.tokenizer.decode(processor.encode_chat(HELLO))
+
+    assert said() == "beside it"
+    metadata["tokenizer.chat_template"] = "{{ 'its own' }}"
+    assert said() == "its own"
+    assert said(chat_template="{{ 'given' }}") == "given"

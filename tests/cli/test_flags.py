@@ -101,7 +101,7 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--dtype", "f32"], lambda b: b.with_dtype("float32")),
         (["--verbose"], lambda b: b.with_logging()),
         (["--chat-template", "{{ 1 }}"], lambda b: b.with_chat_template("{{ 1 }}")),
-        (["-t", "some/tokenizer.json"], lambda b: b.with_tokenizer_json("some/tokenizer.json")),
+        (["-t", "some/tokenizer.json"], lambda b: b.with_tok_model_id("some/tokenizer.json")),
         (["--paged-attn", "off"], lambda b: b.without_paged_attn()),
         (["--no-paged-attn"], lambda b: b.without_paged_attn()),
         (["--paged-attn", "on"], lambda b: b.with_paged_attn(PagedAttentionMeta())),
@@ -190,11 +190,6 @@ def test_what_follows_a_flag_without_its_value_is_the_prompt(command_line: Comma
         builder, flags, _ = command_line.parsed("-m", "some/model", *arguments)
         assert builder == (TextModelBuilder("some/model") if arguments[0] == "--" else expected)
         assert flags == PromptOptions(prompt=arguments[-1])
-
-
-def test_the_tokenizer_may_be_a_directory(command_line: CommandLine, tmp_path: Path) -> None:
-    builder, _, _ = command_line.parsed("-m", "some/model", "Hello!", "--tok-model-id", str(tmp_path))
-    assert builder == TextModelBuilder("some/model").with_tokenizer_json(tmp_path / "tokenizer.json")
 
 
 def test_gguf_is_recognized(command_line: CommandLine, tmp_path: Path) -> None:

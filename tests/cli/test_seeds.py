@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ PHI = TextModelBuilder("microsoft/Phi-3-mini-128k-instruct")
 PHI_35 = TextModelBuilder("microsoft/Phi-3.5-mini-instruct")
 MISTRAL = GgufModelBuilder(
     "TheBloke/Mistral-7B-Instruct-v0.1-GGUF", ["mistral-7b-instruct-v0.1.Q4_K_M.gguf"]
-).with_tokenizer_json(Path("mistralai/Mistral-7B-Instruct-v0.1"))
+).with_tok_model_id("mistralai/Mistral-7B-Instruct-v0.1")
 MB, FRACTION = MemoryGpuConfig.MB, MemoryGpuConfig.Fraction
 
 LINES: dict[str, AnyBuilder] = {

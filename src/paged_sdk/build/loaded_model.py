@@ -57,7 +57,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
 from paged_sdk.weights.embedding_recipe import read_recipe
-from paged_sdk.weights.hub import resolve_model
+from paged_sdk.weights.hub import resolve_model, resolve_tokenizer
 from paged_sdk.weights.mmproj import Mmproj
 
 __all__ = [
@@ -463,14 +463,17 @@ def hub_token(source: str) -> str | bool | None:
 
 def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size: int) -> TextProcessor:
     """Make the tokenizer and the chat template, and compare the vocabulary with the model's."""
-    given = {"chat_template": settings.chat_template, "tokenizer_json": settings.tokenizer_json}
+    tokenizer = settings.tokenizer_json
+    if settings.tok_model_id is not None:
+        tokenizer = resolve_tokenizer(settings.tok_model_id, token=hub_token(settings.token_source))
+    given = {"chat_template": settings.chat_template, "tokenizer_json": tokenizer}
     with collector_paused():
         text = (
             load_text_processor(checkpoint.path, **given)
             if checkpoint.metadata is None
             else text_processor_from_gguf(checkpoint.metadata, **given)
         )
-    is_own = checkpoint.metadata is not None and settings.tokenizer_json is None
+    is_own = checkpoint.metadata is not None and tokenizer is None
     check_vocabulary(text.tokenizer, vocab_size, checkpoint.path, is_own=is_own)
     return text
 

@@ -201,15 +201,16 @@ def load_text_processor(
             path=path,
         )
     tokenizer = Tokenizer.from_file(path, config)
-    source: str | None
-    if chat_template is not None:
-        source = read_template(chat_template)
-    elif is_file(directory / "chat_template.jinja"):
-        source = read_text(directory / "chat_template.jinja")
-    else:
-        source = choose_template(config.chat_template, where=str(config.path))
+    source = _stored_template(directory, config) if chat_template is None else read_template(chat_template)
     defaults = read_generation_defaults(directory)
     return _text_processor(tokenizer, source, defaults, defaults.eos_token_ids, config.model_max_length)
+
+
+def _stored_template(directory: Path, config: TokenizerConfig) -> str | None:
+    """Return the chat template of a directory, if it has one."""
+    if is_file(directory / "chat_template.jinja"):
+        return read_text(directory / "chat_template.jinja")
+    return choose_template(config.chat_template, where=str(config.path))
 
 
 def text_processor_from_gguf(
@@ -219,19 +220,20 @@ def text_processor_from_gguf(
 
     :param metadata: the file's metadata; arrays are lists or numpy arrays
     :param chat_template: a template, or the path of a file with one, to use instead of the file's own
-    :param tokenizer_json: a tokenizer to use instead of the file's own, with its tokenizer_config.json beside it
+    :param tokenizer_json: a tokenizer to use instead of the file's own, with its tokenizer_config.json beside it. What
+        is beside it also gives the chat template where the file has none
     :raises CheckpointError: if the metadata or a file is malformed
     """
+    source = None if chat_template is None else read_template(chat_template)
+    if chat_template is None:
+        source = choose_template(metadata.get("tokenizer.chat_template"), where="tokenizer.chat_template")
     if tokenizer_json is not None:
         path = Path(tokenizer_json)
-        tokenizer = Tokenizer.from_file(path, TokenizerConfig.read(path.parent))
+        config = TokenizerConfig.read(path.parent)
+        tokenizer = Tokenizer.from_file(path, config)
+        source = _stored_template(path.parent, config) if source is None else source
     else:
         tokenizer = tokenizer_from_gguf(metadata)
-    source: str | None
-    if chat_template is not None:
-        source = read_template(chat_template)
-    else:
-        source = choose_template(metadata.get("tokenizer.chat_template"), where="tokenizer.chat_template")
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = [id for key in keys if (id := _whole(metadata, f"tokenizer.ggml.{key}")) is not None]
     context = _whole(metadata, f"{metadata.get('general.architecture')}.context_length")

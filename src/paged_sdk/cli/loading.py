@@ -98,9 +98,6 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
             builder = builder.with_mmproj(options.mmproj)
         if images_by is not None:
             builder = builder.with_image_limits(ImageLimits())
-    if options.tok_model_id is not None:
-        path = options.tok_model_id
-        builder = builder.with_tokenizer_json(path / "tokenizer.json" if os.path.isdir(path) else path)
     return builder if options.isq is None else builder.with_isq(IsqType.parse(options.isq, setting="--isq"))
 
 

@@ -139,15 +139,15 @@ class ModelOptions:
         Setting("with_mmproj"),
     ] = None
     tok_model_id: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--tok-model-id",
             "-t",
-            metavar="PATH",
-            help="A directory with a tokenizer.json, or that file, instead of the model's own tokenizer.",
+            metavar="PATH_OR_ID",
+            help="A directory or hub id with a tokenizer.json, or that file, instead of the model's own tokenizer.",
             rich_help_panel=MODEL,
         ),
-        Setting("with_tokenizer_json"),
+        BuilderSetting("tok_model_id"),
     ] = None
     chat_template: Annotated[
         str | None,

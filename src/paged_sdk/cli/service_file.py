@@ -64,7 +64,7 @@ class ModelFile(TypedDict, total=False):
     arch: Annotated[str | None, "The family that the model has to be of."]
     quantized_files: Annotated[list[str], "GGUF files within the directory or repository."]
     mmproj: Annotated[str | None, "The image encoder of a GGUF model."]
-    tokenizer: Annotated[str | None, "A directory with a tokenizer.json, or that file."]
+    tokenizer: Annotated[str | None, "A directory or hub id with a tokenizer.json, or that file."]
     chat_template: Annotated[str | None, "A Jinja chat template, or its path."]
     vision: Annotated[bool, "Take images: the checkpoint has an image encoder."]
     device: Annotated[str | None, "auto, cpu, cuda, cuda:1, mps ..."]
@@ -122,11 +122,11 @@ RENAMED: Final[Mapping[str, str]] = {
     "server.image_hosts": "image_host",
     "server.page": "no_page",
 }
+MAY_BE_PATHS: Final = ("model_id", "tok_model_id", "chat_template")
 OF_ONE: Final = ("model", "name", "quantized_files", "tokenizer", "arch", "draft_model", "adapters", "mmproj")
 """What cannot hold for several models."""
 READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "format": ModelFormat,
-    "tokenizer": Path,
     "mmproj": Path,
     "imatrix": Path,
     "calibration_file": Path,
@@ -275,7 +275,7 @@ def write_service_file(path: Path, options: Mapping[str, Any]) -> None:
 def _written(option: str, value: object) -> object:
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, Path) or (option == "model_id" and os.path.exists(os.path.expanduser(str(value)))):
+    if isinstance(value, Path) or (option in MAY_BE_PATHS and os.path.exists(os.path.expanduser(str(value)))):
         return os.path.abspath(os.path.expanduser(str(value)))
     return list(value) if isinstance(value, tuple) else value
 

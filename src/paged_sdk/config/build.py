@@ -134,10 +134,16 @@ class DraftSource:
     settings: BuildSettings
 
 
+def _is_beside_no_tokenizer(instance: BuildSettings, attribute: Attribute[Any], value: object) -> None:
+    if value is not None and instance.tokenizer_json is not None:
+        raise ConfigError.of("with_tok_model_id", value, "nothing beside with_tokenizer_json")
+
+
 @frozen(kw_only=True)
 class BuildSettings:
     """Holds the explicit settings; None leaves one to the environment, the checkpoint and the machine, in this order.
 
+    :ivar tok_model_id: where another tokenizer is: a directory, a file or a hub id
     :ivar isq: the type to quantize weights to while loading
     :ivar topology: what single layers are to be instead
     :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
@@ -173,6 +179,7 @@ class BuildSettings:
     throughput_logging: bool = field(default=False, validator=is_bool)
     chat_template: str | Path | None = field(default=None, validator=IsA((str, Path), "a template", optional=True))
     tokenizer_json: Path | None = field(default=None, validator=IsA(Path, optional=True))
+    tok_model_id: str | None = field(default=None, validator=[IsText(optional=True), _is_beside_no_tokenizer])
     revision: str | None = field(default=None, validator=IsText(optional=True))
     token_source: str = field(default="cache", validator=_is_token_source)
     isq: IsqType | None = field(default=None, validator=IsA(IsqType, optional=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from attrs import Attribute, field, frozen
@@ -220,7 +219,7 @@ class GGUF(Which):
 
     :ivar quantized_model_id: the directory or hub id that holds it
     :ivar quantized_filename: the file's name there; for a model in several files, their names
-    :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own tokenizer
+    :ivar tok_model_id: a directory or hub id with a tokenizer.json, or that file, instead of the file's own tokenizer
     :ivar tokenizer_json: the same, as the path of that file
     :ivar topology: a YAML file that says what single layers are quantized to, and where they are
     :ivar dtype: the dtype of activations, and of weights that the file does not quantize
@@ -277,7 +276,7 @@ class GGML(Which):
 
     :ivar quantized_model_id: the directory or hub id that holds it
     :ivar quantized_filename: the file's name there
-    :ivar tok_model_id: a directory with a tokenizer.json, or that file, instead of the file's own vocabulary
+    :ivar tok_model_id: a directory or hub id with a tokenizer.json, or that file, instead of the file's own vocabulary
     :ivar tokenizer_json: the same, as the path of that file
     :ivar gqa: heads of queries for each of keys, which the file's shapes tell: it may be given, and is not asked
     :ivar topology: a YAML file that says what single layers are quantized to, and where they are
@@ -317,7 +316,7 @@ def _one_file(which: GGUF | GGML) -> GgufModelBuilder:
     if which.tokenizer_json is not None:
         builder = builder.with_tokenizer_json(which.tokenizer_json)
     if which.tok_model_id is not None:
-        builder = builder.with_tokenizer_json(_tokenizer_json(which.tok_model_id))
+        builder = builder.with_tok_model_id(which.tok_model_id)
     if which.topology is not None:
         builder = builder.with_topology(Topology.from_yaml(which.topology))
     return builder if which.hf_revision is None else builder.with_hf_revision(which.hf_revision)
@@ -329,15 +328,3 @@ for _variant in (Plain, Lora, MultimodalPlain, Embedding, GGUF, GGML, *REFUSED):
     _variant.__qualname__ = f"Which.{_name}"
     setattr(Which, _name, _variant)
 Which.VisionPlain = MultimodalPlain
-
-
-def _tokenizer_json(tok_model_id: str) -> Path:
-    try:
-        path = Path(tok_model_id).expanduser()
-        exists = path.exists()
-    except (TypeError, ValueError, OSError, RuntimeError):  # no path, or one that no system has
-        path, exists = Path(), False
-    if not exists:
-        allowed = "a directory with a tokenizer.json, or that file (or nothing: a GGUF file holds its tokenizer)"
-        raise ConfigError.of("tok_model_id", tok_model_id, allowed)
-    return path / "tokenizer.json" if path.is_dir() else path

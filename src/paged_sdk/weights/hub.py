@@ -18,7 +18,7 @@ from paged_sdk.errors import ModelLoadError
 from paged_sdk.files import is_file
 from paged_sdk.weights.gguf_split import split_parts
 
-__all__ = ["resolve_beside", "resolve_model"]
+__all__ = ["resolve_beside", "resolve_model", "resolve_tokenizer"]
 
 MAX_LISTED = 8
 """An error lists so many of a directory's files: a home directory may hold hundreds below it."""
@@ -26,6 +26,7 @@ MAX_LISTED = 8
 # The files that a safetensors model needs; weights of other formats and frameworks are not downloaded.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*.safetensors")
+_OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -83,6 +84,25 @@ def resolve_beside(model: str, name: str, *, revision: str | None = None, token:
     if not os.path.isfile(beside):
         raise ModelLoadError(f"{name!r} is neither a file nor one beside {model}", path=beside)
     return beside
+
+
+def resolve_tokenizer(model: str, *, token: str | bool | None = None) -> Path:
+    """Return the tokenizer.json of a model, with the files that belong to it beside it; download them if need be.
+
+    :param model: a directory, or the file itself; otherwise an id on the Hugging Face Hub
+    :param token: as for :func:`resolve_model`
+    :raises ModelLoadError: there is none, or the Hub does not give it
+    """
+    path = _path(model)
+    if not os.path.isdir(path):
+        if os.path.exists(path):
+            return path
+        if model.startswith((".", "~")) or path.is_absolute() or model.count("/") > 1:
+            raise ModelLoadError(f"{model!r} does not exist", path=path)
+        path = _Repository(model, None, token).download(_OF_TOKENIZERS, ())
+    if not is_file(path / "tokenizer.json"):
+        raise ModelLoadError(f"{model} has no tokenizer.json", path=path / "tokenizer.json")
+    return path / "tokenizer.json"
 
 
 def _path(name: str) -> Path:
