@@ -7,7 +7,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 from pymdownx.slugs import slugify
 
-from documentation.pages import generated_pages, with_links_of_the_site
+from documentation.pages import generated_pages, with_links_of_the_site, without_contents
 
 __all__ = ["on_config", "on_files", "on_page_markdown"]
 
@@ -26,5 +26,5 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead a page's links to where the site has what they name."""
-    return with_links_of_the_site(markdown, page.file.src_uri)
+    """Lead a page's links to where the site has what they name, and leave out what the site shows beside it."""
+    return with_links_of_the_site(without_contents(markdown), page.file.src_uri)

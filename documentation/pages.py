@@ -11,7 +11,7 @@ from typing import Final
 import paged_sdk
 from documentation.configuration import configuration_page
 
-__all__ = ["API", "api_names", "generated_pages", "source_of", "with_links_of_the_site"]
+__all__ = ["API", "api_names", "generated_pages", "source_of", "with_links_of_the_site", "without_contents"]
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -45,6 +45,25 @@ _PAGE_OF: Final = {
 }
 """The page of the names of a module, or of a package where its module is not here; all others are on the models'."""
 
+_FIRST: Final = (
+    "Model",
+    "Conversation",
+    "TextModelBuilder",
+    "GgufModelBuilder",
+    "TextMessages",
+    "RequestBuilder",
+    "SamplingParams",
+    "ChatCompletionResponse",
+    "ChatCompletionChunkResponse",
+    "PagedAttentionMeta",
+    "MemoryGpuConfig",
+    "PagedError",
+)
+"""What readers look for first stands first on its page; the rest is in the order of the alphabet."""
+
+_BESIDE: Final = {"model": ("paged_sdk.streaming.ResponseStream", "paged_sdk.blocking.BlockingStream")}
+"""Classes that a page needs, since public names stand for forms of them."""
+
 PACKAGES: Final = {
     "server": ("paged_sdk.server", "The server as an application"),
     "testing": ("paged_sdk.testing", "Models for tests"),
@@ -70,6 +89,11 @@ def generated_pages() -> dict[str, str]:
 def source_of(page: str) -> str:
     """Return the file of the repository whose text, and so whose links, a page has."""
     return WHOLE_FILES.get(page, f"docs/{page}")
+
+
+def without_contents(text: str) -> str:
+    """Return a page's text without its list of contents: the site shows one beside every page."""
+    return re.sub(r"^(?:- \[[^\]]+\]\(#[^)]+\)\n){3,}\n?", "", text, flags=re.MULTILINE)
 
 
 def with_links_of_the_site(text: str, page: str) -> str:
@@ -132,6 +156,10 @@ def _directive(name: str) -> str:
     return f"::: {name}\n{with_base}"
 
 
+def _place(name: str) -> tuple[int, str]:
+    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
+
+
 def _page_of_name(name: str) -> str:
     """Return the page of a name that the package exports, by the module that its table of exports has it from."""
     (module,) = [module for module, names in paged_sdk._HOME.items() if name in names]
@@ -142,7 +170,8 @@ def api_names() -> dict[str, tuple[str, list[str]]]:
     """Return each page's title and its names, in full."""
     found: dict[str, tuple[str, list[str]]] = {}
     for page, title in API.items():
-        found[page] = (title, [f"paged_sdk.{name}" for name in paged_sdk.__all__ if _page_of_name(name) == page])
+        names = sorted((name for name in paged_sdk.__all__ if _page_of_name(name) == page), key=_place)
+        found[page] = (title, [f"paged_sdk.{name}" for name in names] + list(_BESIDE.get(page, ())))
     for page, (module, title) in PACKAGES.items():
         found[page] = (title, [f"{module}.{name}" for name in import_module(module).__all__])
     return found

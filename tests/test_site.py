@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import pytest
 import yaml
 from documentation.configuration import builder_calls, command_options, environment_variables, fields_of
-from documentation.pages import api_names, generated_pages, with_links_of_the_site
+from documentation.pages import api_names, generated_pages, with_links_of_the_site, without_contents
 
 import paged_sdk
 from paged_sdk.config import env
@@ -93,6 +93,17 @@ def test_links_of_made_pages_lead_to_pages() -> None:
 )
 def test_links_lead_to_where_the_site_has_what_they_name(page: str, link: str, there: str) -> None:
     assert with_links_of_the_site(f"[so]({link})", page) == f"[so]({there})"
+
+
+def test_lists_of_contents_are_left_out_and_other_lists_are_not() -> None:
+    quickstart = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    shown = without_contents(quickstart)
+    assert "- [Streaming](#streaming)" in quickstart
+    assert "](#streaming)\n" not in shown
+    assert shown.startswith("# Quickstart\n\nThe code on this page")
+    assert "\n\n## Install" in shown
+    other = "- [Errors](server.md#errors)\n- A word\n- [One](#one)\n"
+    assert without_contents(other) == other
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
