@@ -178,6 +178,15 @@ def test_conversations_are_kept_renamed_exported_and_deleted(page: Any) -> None:
     assert page.locator("#list .open").all_inner_texts() == ["the second"]
 
 
+def test_long_messages_are_folded(page: Any) -> None:
+    send(page, "a line\n" * 60)
+    folded = page.locator(".message.user .body").bounding_box()
+    page.get_by_role("button", name="Show all").click()
+    whole = page.locator(".message.user .body").bounding_box()
+    assert folded["height"] < 300 < whole["height"]
+    judge(page)
+
+
 def test_another_tab_has_the_same_conversations(page: Any) -> None:
     other = page.context.new_page()
     other.goto(page.url)
@@ -206,6 +215,7 @@ def test_settings_are_in_the_request(page: Any) -> None:
     page.get_by_role("button", name="Keep").click()
     with page.expect_request("**/v1/chat/completions") as asked:
         send(page, "Hi")
+    expect(page.get_by_role("button", name="some are set")).to_be_visible()
     body = asked.value.post_data_json
     assert (body["temperature"], body["stop"], body["enable_thinking"]) == (0.5, ["###"], False)
     assert [each["role"] for each in body["messages"]] == ["system", "user"]

@@ -308,6 +308,9 @@ function drawModel() {
 }
 
 function drawContext() {
+  const isSet = Object.values(state.open?.settings ?? {}).some((value) => value !== "" && value?.length !== 0);
+  at("settings-open").classList.toggle("is-set", isSet);
+  at("settings-open").setAttribute("aria-label", `Settings of this conversation${isSet ? ": some are set" : ""}`);
   const most = state.models.find(({ id }) => id === at("model").value)?.max_model_len;
   const usage = state.open?.messages.findLast((message) => message.usage)?.usage;
   const used = usage ? usage.prompt_tokens + usage.completion_tokens : 0;
@@ -367,6 +370,7 @@ at("key").addEventListener("close", () => {
 
 followTheme();
 settingsDialog(() => state.open, (conversation) => {
+  drawContext();
   if (conversation.messages.length) keep(conversation);
 });
 at("ideas").append(...IDEAS.map(([title, text]) => button({ class: "idea", onclick: () => composer.fill(text) }, element("strong", {}, title), element("span", {}, text.trim()))));

@@ -4,6 +4,9 @@ import { figures } from "./chat.js";
 import { button, copyButton, element, icon } from "./dom.js";
 import { codeBlock, drawMarkdown, showCode } from "./draw.js";
 
+const LONG = 2500; // letters of a message of the user's, or
+const MANY = 25; // lines, beyond which it is folded
+
 // `actions`: send(message, text) sends another text in its place, again(message) asks for another answer,
 // answer(call, text) gives a tool's result, resultOf(call) returns it.
 export function userView(message, actions) {
@@ -11,10 +14,18 @@ export function userView(message, actions) {
   const pictures = (message.images ?? []).map((url, place) => element("img", { src: url, alt: `Image ${place + 1} of the message` }));
   const show = () => {
     const edit = button({ class: "small", onclick: () => made.replaceChildren(...editor(message, actions, show)) }, icon("edit"), "Edit");
+    const isLong = message.content.length > LONG || message.content.split("\n").length > MANY;
+    const body = element("div", { class: isLong ? "body is-folded" : "body", dir: "auto", hidden: !message.content }, message.content);
+    const unfold = button({ class: "small", "aria-expanded": "false" }, "Show all");
+    unfold.addEventListener("click", () => {
+      const isFolded = body.classList.toggle("is-folded");
+      unfold.setAttribute("aria-expanded", String(!isFolded));
+      unfold.textContent = isFolded ? "Show all" : "Show less";
+    });
     made.replaceChildren(
       ...(pictures.length ? [element("div", { class: "pictures" }, ...pictures)] : []),
-      element("div", { class: "body", dir: "auto", hidden: !message.content }, message.content),
-      element("div", { class: "foot" }, copyButton(() => message.content, "Copy your message"), edit),
+      body,
+      element("div", { class: "foot" }, ...(isLong ? [unfold] : []), copyButton(() => message.content, "Copy your message"), edit),
     );
   };
   show();
