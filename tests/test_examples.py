@@ -10,11 +10,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 import anyio
+import httpx2
 import pytest
 import torch
+from attrs import evolve
+from typer.testing import CliRunner
+
+from paged_sdk.cli import serving
+from paged_sdk.cli.app import app
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 
@@ -23,13 +29,16 @@ SHOWN: Final = {
     "cancel": "after the stream was closed: 0 of",
     "concurrent_requests": "8 answers",
     "demo": "from prefix cache",
+    "environment": "by the code: paged, blocks of 16, prefix cache on",
     "fp8_kv_cache": "f8e4m3:",
     "mistralrs_runner": "Usage(",
     "multi_turn": "of them cached",
     "paged_attn": "completion: ",
     "search_and_choose": "is nearest to",
+    "speculative": "the same text: True",
     "streaming": "first token after",
     "tools": "requests",
+    "topology": "layers 1-2: IsqType.Q8_0",
 }
 """Example that runs a model -> a part of what it prints."""
 
@@ -39,7 +48,10 @@ SHOWN_OF_KERNELS: Final = {
 }
 """Example of operations on tensors -> a part of what it prints, before the largest difference between two ways."""
 
-SERVICES: Final = ("fastapi_service",)
+ARGUMENTS: Final = {"topology": (2,)}
+"""Example -> what it is told of the model beside its path."""
+
+SERVICES: Final = ("chat_service", "fastapi_service")
 """Examples that run until they are ended: each has a test of its own."""
 
 
@@ -71,7 +83,7 @@ def test_every_example_is_here() -> None:
 def test_example(name: str, tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main = load(name).main
     if inspect.iscoroutinefunction(main):
-        asyncio.run(main(str(tiny_checkpoint)))
+        asyncio.run(main(str(tiny_checkpoint), *ARGUMENTS.get(name, ())))
     else:
         main(str(tiny_checkpoint))
     assert SHOWN[name] in capsys.readouterr().out
@@ -89,6 +101,44 @@ def test_example_of_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_example_under_trio(name: str, tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     anyio.run(load(name).main, str(tiny_checkpoint), backend="trio")
     assert SHOWN[name] in capsys.readouterr().out
+
+
+def test_the_environment_decides_what_an_example_leaves_open(
+    tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISTRALRS_PAGED_ATTN_BLOCK_SIZE", "64")
+    monkeypatch.setenv("MISTRALRS_PREFIX_CACHE_N", "false")
+    asyncio.run(load("environment").main(str(tiny_checkpoint)))
+    assert "by the environment: paged, blocks of 64, prefix cache off" in capsys.readouterr().out
+
+
+def test_the_chat_service_answers_and_shows_its_page(tiny_checkpoint: Path) -> None:
+    async def ask() -> None:
+        async with load("chat_service").service(str(tiny_checkpoint)) as app:
+            transport = httpx2.ASGITransport(app)
+            async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+                body = {"model": "default", "messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 8}
+                body["model"] = (await client.get("/v1/models")).json()["data"][0]["id"]
+                answer = (await client.post("/v1/chat/completions", json=body)).json()
+                assert answer["usage"]["completion_tokens"] == 8
+                page = await client.get("/")
+                assert page.headers["content-type"].startswith("text/html")
+
+    asyncio.run(ask())
+
+
+def test_the_file_of_the_chat_service_says_what_its_code_says(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(serving, "keep_serving", lambda models, terminal, **settings: served.append((models, settings)))
+    arguments = ["serve", "--config", str(EXAMPLES / "chat_service.json"), "-m", str(tiny_checkpoint)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    ((model,), settings) = served[0]
+    expected = load("chat_service").builder(str(tiny_checkpoint))
+    assert evolve(model.builder.settings, logging=False) == expected.settings
+    assert (settings["port"], settings["sampling"]) == (8080, {"temperature": 0.7, "top_p": 0.9})
 
 
 @pytest.mark.smollm2

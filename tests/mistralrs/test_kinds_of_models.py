@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import base64
 import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import huggingface_hub
 import numpy as np
 import PIL.Image
 import pytest
 
 import tiny
+from mmproj_files import write_vision_gguf
 from paged_sdk import (
     BlockingModel,
     ConfigError,
@@ -20,6 +23,7 @@ from paged_sdk import (
     IsqType,
     LayerTopology,
     ModelClosedError,
+    ModelLoadError,
     RequestError,
     TextModelBuilder,
     Topology,
@@ -106,6 +110,22 @@ def test_images(tmp_path: Path) -> None:
         Runner(Which.VisionPlain(str(tmp_path / "llava"), MultimodalArchitecture.Qwen2VL))
     with pytest.raises(ConfigError, match="which_draft"):
         Runner(which, which_draft=Which.Plain("another"))
+
+
+def test_images_of_gguf_models(tmp_path: Path) -> None:
+    make_vision_checkpoint("gemma3", tmp_path / "checkpoint")
+    model, encoder = write_vision_gguf("gemma3", tmp_path / "checkpoint", tmp_path / "gguf")
+    PIL.Image.fromarray(picture(40, 60)).save(tmp_path / "picture.png")
+    parts = [{"type": "image_url", "image_url": {"url": str(tmp_path / "picture.png")}}, {"type": "text", "text": "Hi"}]
+    said = []
+    for given in (encoder.name, [encoder.name], str(encoder)):
+        with Runner(Which.GGUF(str(model.parent), model.name, mmproj_filename=given)) as runner:
+            said.append(say(runner, [{"role": "user", "content": parts}]))
+    assert said[0]
+    assert len(set(said)) == 1
+    for wrong in ([], [encoder.name, "other"], 5):
+        with pytest.raises(ConfigError, match="mmproj_filename"):
+            Which.GGUF("model", "file", mmproj_filename=wrong)  # type: ignore[arg-type]  # of the number
 
 
 def test_smolvlm_is_an_idefics3() -> None:
@@ -226,3 +246,32 @@ def test_how_hard_a_model_thinks() -> None:
     for fields in wrong:
         with pytest.raises(InvalidRequestError, match="reasoning_effort"):
             options(**fields)
+
+
+def offline_hub(directory: Path, name: str, files: Path) -> None:
+    """Make a cache of the Hub's that has one repository."""
+    repository = directory / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(files, repository / "snapshots" / ("0" * 40))
+
+
+def test_hub_ids_are_found_in_the_cache_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_vision_checkpoint("llava", tmp_path / "llava")
+    offline_hub(tmp_path / "hub", "org/llava", tmp_path / "llava")
+    (tmp_path / "tokenizer").mkdir()
+    tiny.tokenizer().save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    offline_hub(tmp_path / "hub", "org/tokenizer", tmp_path / "tokenizer")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    file = tiny.make_gguf(tmp_path, quantization="Q8_0").name
+    with Runner(Which.GGUF(str(tmp_path), file)) as runner:
+        expected = runner.send_completion_request(CompletionRequest("Once", **GREEDY)).choices
+    with Runner(Which.GGUF(str(tmp_path), file, tok_model_id="org/tokenizer")) as runner:
+        assert runner.send_completion_request(CompletionRequest("Once", **GREEDY)).choices == expected
+    with pytest.raises(ModelLoadError, match="org/none"):
+        Runner(Which.GGUF(str(tmp_path), file, tok_model_id="org/none"))
+    with Runner(Which.MultimodalPlain("org/llava", MultimodalArchitecture.LLaVA)) as runner:
+        assert runner.list_models() == ["org/llava"]
+    with pytest.raises(ConfigError, match="llava"):
+        Runner(Which.MultimodalPlain("org/llava", MultimodalArchitecture.Gemma3))

@@ -80,7 +80,7 @@ PARAMETERS: Final = dict(
         *_all("from_uqff write_uqff", _UQFF),
         *_all("hf_cache_path", "the environment says where the hub's cache is: HF_HUB_CACHE or HF_HOME"),
         *_all("matformer_config_path matformer_slice_name", _MATFORMER),
-        *_all("max_edge", "images are resized as the checkpoint's processor says"),
+        *_all("max_edge", "images are resized as the checkpoint says"),
         *_all("mcp_client_config", _MCP),
         *_all("mtp_model mtp_n_predict", _MTP),
         *_all("no_kv_cache", "every text has its keys and values kept"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-
 __all__ = ["model_type"]
 
 
@@ -18,6 +16,8 @@ def model_type(model_id: str, revision: str | None) -> str:
     directory = Path(model_id).expanduser()
     path = directory / "config.json"
     if not directory.is_dir():
+        from huggingface_hub import hf_hub_download  # late, because that takes some 0.2 s
+
         path = Path(hf_hub_download(model_id, "config.json", revision=revision, local_files_only=True))
     found = json.loads(path.read_text(encoding="utf-8")).get("model_type")
     return str(found)

@@ -213,6 +213,14 @@ def _configured(builder: _Builder, which: Plain | Lora | MultimodalPlain | Embed
     return builder if which.hf_revision is None else builder.with_hf_revision(which.hf_revision)
 
 
+def _is_optional_file(instance: object, attribute: Attribute[Any], value: object) -> None:
+    names = [value] if isinstance(value, str) else value
+    if names is None:
+        return
+    if not isinstance(names, list | tuple) or len(names) != 1 or not isinstance(names[0], str):
+        raise ConfigError.of(attribute.name, value, "the name of one file, or None")
+
+
 @frozen
 class GGUF(Which):
     """Describes a GGUF file.
@@ -238,7 +246,7 @@ class GGUF(Which):
     dtype: ModelDType | str = ModelDType.Auto
     auto_map_params: None = unsupported()
     tokenizer_json: str | None = field(default=None, kw_only=True)
-    mmproj_filename: str | None = field(default=None, kw_only=True)
+    mmproj_filename: str | Sequence[str] | None = field(default=None, validator=_is_optional_file, kw_only=True)
     organization: IsqOrganization | None = field(default=None, validator=is_optional(IsqOrganization), kw_only=True)
     write_uqff: None = unsupported(kw_only=True)
     imatrix: str | None = field(default=None, kw_only=True)
@@ -260,8 +268,9 @@ class GGUF(Which):
 
     def builder(self) -> GgufModelBuilder:
         builder = _weighted(_one_file(self), self)
-        if self.mmproj_filename is not None:
-            builder = builder.with_mmproj(self.mmproj_filename)
+        encoder = self.mmproj_filename
+        if encoder is not None:
+            builder = builder.with_mmproj(encoder if isinstance(encoder, str) else encoder[0])
         return with_adapters(builder, self.adapters)
 
 
