@@ -147,6 +147,17 @@ _RULES: Final[dict[str, _Rules]] = {
         },
         change=_kept_llava,
     ),
+    "llava_next": _Rules(
+        projector="mlp",
+        older=lambda name: "model.image_newline" if name == "image_newline" else _llava(name),
+        metadata=lambda config, processor: {
+            "clip.has_llava_projector": True,
+            "clip.vision.block_count": config["vision_config"]["num_hidden_layers"] - 1,
+            "clip.vision.mm_patch_merge_type": "spatial_unpad",
+            "clip.vision.image_grid_pinpoints": [side for grid in config["image_grid_pinpoints"] for side in grid],
+        },
+        change=_kept_llava,
+    ),
     "gemma3": _Rules(projector="gemma3", older=_tower, metadata=_gemma3_values, change=_gemma3),
     "idefics3": _IDEFICS3,
     "smolvlm": _IDEFICS3,
@@ -271,7 +282,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _gguf_name(name: str) -> str:
-    if name.startswith(("v.", "mm.")):
+    if name.startswith(("v.", "mm.", "model.image_newline")):
         return name
     found = _VISION_NAMES.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,25 @@ from paged_sdk import (
     GgufModelBuilder,
     ImageLimits,
     InvalidRequestError,
+    IsqType,
+    LayerTopology,
     MemoryGpuConfig,
     Model,
     ModelLoadError,
     PagedAttentionMeta,
+    PagedCacheType,
     RequestBuilder,
     SamplingParams,
     TextMessages,
+    Topology,
     UnsupportedArchitectureError,
     VisionMessages,
     VisionModelBuilder,
+    plan_memory,
 )
 from paged_sdk.weights.gguf_source import GgufSource
 from paged_sdk.weights.mmproj import Mmproj
-from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture
+from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture, tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +53,9 @@ CHAT = (
     .add_message("assistant", "A square.")
     .add_image_message("user", "And this?", PICTURES[1])
 )
+
+
+ALONE = VisionMessages().add_image_message("user", "What is this?", PICTURES[1])
 
 
 @frozen
@@ -127,11 +135,15 @@ def test_tensors_are_the_checkpoints(name: str, made: Callable[[str], Made]) -> 
     files = made(name)
     stored = load_file(files.checkpoint / "model.safetensors")
     found = tensors_of(files)
-    if name == "llava":  # of which the file has a layer less; the norm after that is not used
+    if name.startswith("llava"):  # of which the file has a layer less; the norm after that is not used
         found = {name: tensor for name, tensor in found.items() if "post_layernorm" not in name}
     assert len(found) > 20
     for own, tensor in found.items():
         torch.testing.assert_close(tensor, stored[own], rtol=0, atol=2e-7 if "soft_emb" in own else 0)
+
+
+def read_tensors(path: Path) -> Sequence[Any]:
+    return gguf.GGUFReader(path).tensors
 
 
 @pytest.mark.parametrize(("type", "error"), [("F16", 1e-3), ("BF16", 8e-3), ("Q8_0", 8e-3)])
@@ -139,7 +151,7 @@ def test_types_of_tensors(type: str, error: float, made: Callable[[str], Made], 
     files = made("gemma3")
     stored = load_file(files.checkpoint / "model.safetensors")
     path = write_mmproj("gemma3", files.checkpoint, tmp_path / "mmproj.gguf", type=type)
-    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors}
+    kinds = {tensor.tensor_type.name for tensor in read_tensors(path)}
     assert kinds == {"F32", type}
     for dtype in (torch.float32, torch.bfloat16):
         for own, tensor in tensors_of(files, path, dtype).items():
@@ -168,6 +180,8 @@ async def test_how_the_file_is_found(
         async with exact(builder).build() as model:
             texts.add(await answer(model))
     assert len(texts) == 1
+    alone, both = (plan_memory(exact(each)) for each in (GgufModelBuilder(tmp_path / "model.gguf"), builders[0]))
+    assert both.weight_bytes - alone.weight_bytes == sum(4 * tensor.n_elements for tensor in read_tensors(files.mmproj))
     with pytest.raises(ModelLoadError, match="nowhere"):
         await exact(GgufModelBuilder(tmp_path).with_mmproj("nowhere.gguf")).build()
     # A file that is named alone has none beside it, and of two it is not known which is meant.
@@ -205,6 +219,69 @@ def other_size(made: Callable[[str], Made], path: Path) -> tuple[Path, Path]:
     make_vision_checkpoint("llava", path / "checkpoint", text_config=text)
     write_mmproj("llava", path / "checkpoint", path / "mmproj.gguf")
     return made("llava").model, path / "mmproj.gguf"
+
+
+COMPOSED: Mapping[str, Callable[[Any], Any]] = {
+    "FP8": lambda builder: builder.with_paged_attn(
+        PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(1024), cache_type=PagedCacheType.F8E4M3)
+    ),
+    "quantized": lambda builder: builder.with_isq(IsqType.Q8_0).with_topology(
+        Topology.empty().with_regex(r"^visual\.", LayerTopology(isq=IsqType.Q8_0))
+    ),
+    "contiguous KV": lambda builder: builder.without_paged_attn(),
+    "preemption": lambda builder: builder.with_paged_attn(
+        PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(256))
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", COMPOSED)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_goes_together(setting: str, made: Callable[[str], Made], anyio_backend: str) -> None:
+    files, texts = made("qwen2_vl"), []
+    for builder in (VisionModelBuilder(files.checkpoint), GgufModelBuilder(files.model).with_mmproj(files.mmproj)):
+        async with COMPOSED[setting](exact(builder)).build() as model:
+            asked = [RequestBuilder.from_messages(each).with_sampling(GREEDY) for each in (CHAT, CHAT, ALONE, ALONE)]
+            responses = await model.send_chat_requests(asked)
+            texts.append([response.choices[0].message.content for response in responses])
+    assert texts[0] == texts[1]
+
+
+OF_TEXTS = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{{ '<|im_start|>assistant\\n' }}"
+)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_templates_that_take_texts_alone(made: Callable[[str], Made], tmp_path: Path, anyio_backend: str) -> None:
+    files = made("gemma3")
+    builder = exact(GgufModelBuilder(files.model).with_mmproj(files.mmproj))
+    async with builder.build() as model:
+        want = await answer(model)
+    async with builder.with_chat_template(OF_TEXTS).build() as model:
+        assert await answer(model) == want
+        # What is written is text.
+        written = VisionMessages().add_image_message("user", "Is it <start_of_image> or <image>?", PICTURES[0])
+        assert (await answer(model, written))[0]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_vocabulary_without_a_token_for_images(
+    made: Callable[[str], Made], tmp_path: Path, anyio_backend: str
+) -> None:
+    files = made("llava")
+    vocabulary = tokenizer().to_str()
+    (tmp_path / "unknown.json").write_text(vocabulary.replace('"<image>"', '"<unk>"'))
+    (tmp_path / "none.json").write_text(vocabulary.replace('"<image>"', '"<picture>"'))
+    builder = exact(GgufModelBuilder(files.model).with_mmproj(files.mmproj)).with_chat_template(OF_TEXTS)
+    async with builder.build() as model:
+        want = await answer(model)
+    async with builder.with_tokenizer_json(tmp_path / "unknown.json").build() as model:
+        assert await answer(model) == want
+    with pytest.raises(CheckpointError, match="no token <image> or <unk>"):
+        await builder.with_tokenizer_json(tmp_path / "none.json").build()
 
 
 def other_layers(made: Callable[[str], Made], path: Path) -> tuple[Path, Path]:
@@ -258,7 +335,10 @@ WRONG: Mapping[str, tuple[Callable[[Callable[[str], Made], Path], tuple[Path, Pa
 
 
 @pytest.mark.parametrize("kind", WRONG)
-async def test_files_that_do_not_go_together(kind: str, made: Callable[[str], Made], tmp_path: Path) -> None:
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_files_that_do_not_go_together(
+    kind: str, made: Callable[[str], Made], tmp_path: Path, anyio_backend: str
+) -> None:
     make, error, text = WRONG[kind]
     model, mmproj = make(made, tmp_path)
     with pytest.raises(error, match=text) as caught:

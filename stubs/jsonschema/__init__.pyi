@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 class FormatChecker: ...
+
 class ValidationError(Exception):
     message: str
     json_path: str

@@ -187,7 +187,7 @@ def load_weights(
         if group is not None and plan.tensor_names(checkpoint.source) is None:
             allowed = f"a model of a family that has a decoder here, which {shape.model_type} has not"
             raise ConfigError.of(SETTING, group.size, allowed)
-        placed = place(settings.topology, device, plan, checkpoint)
+        placed = place(settings.topology, device, plan, checkpoint, () if encoder is None else encoder.names())
         placement = placed.placement
         importance = load_importance(checkpoint, settings, go_on)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, importance)
@@ -225,7 +225,7 @@ def load_weights(
         if text is None:
             vision = None
         elif file is not None and encoder is not None:
-            vision = _encoder(file, encoder, model, text, settings, policy)
+            vision, text = _encoder(file, encoder, model, text, settings, policy)
         else:
             vision = None if settings.images is None else _vision(checkpoint, model, text, settings, policy)
     finally:
@@ -295,12 +295,12 @@ def _encoder(
     text: TextProcessor,
     settings: BuildSettings,
     policy: WeightPolicy,
-) -> LoadedVision | None:
+) -> tuple[LoadedVision | None, TextProcessor]:
     """Load the image encoder of a GGUF model; None: it cannot be used, and nobody has asked for it."""
     try:
         return load_encoder_file(
             encoder,
-            text.tokenizer,
+            text,
             settings.images or ImageLimits(),
             policy,
             topology=settings.topology,
@@ -311,12 +311,21 @@ def _encoder(
         if file.is_asked:
             raise
         file.leave_out(error)
-        return None
+        return None, text
 
 
-def place(topology: Topology | None, device: torch.device, plan: ModelPlan, checkpoint: Checkpoint) -> PlacedNames:
-    """Decide where the tensors of a checkpoint are to be."""
-    names = tuple(checkpoint.source.names())
+def place(
+    topology: Topology | None,
+    device: torch.device,
+    plan: ModelPlan,
+    checkpoint: Checkpoint,
+    encoder: Iterable[str] = (),
+) -> PlacedNames:
+    """Decide where the tensors of a checkpoint are to be.
+
+    :param encoder: the names of an image encoder's that are in a file of its own
+    """
+    names = (*checkpoint.source.names(), *encoder)
     if topology is not None:
         check_topology(topology, num_layers=plan.config.num_layers, names=names)
     own = plan.tensor_names(checkpoint.source)

@@ -42,13 +42,15 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     try:
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         max_model_len = resolve_max_model_len(settings, plan.config)
-        placed = place(settings.topology, devices[0], plan, checkpoint)
+        file = encoder_file(source, settings, path)
+        encoder = None if file is None else file.open(checkpoint.config, path)
+        names = () if encoder is None else encoder.names()
+        placed = place(settings.topology, devices[0], plan, checkpoint, names)
         library = load() if any(device.type == "cpu" for device in devices) else None
         workspace = None if library is None else Workspace(library, num_threads=1)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, None)
         weights = _bytes_by_device(checkpoint.source, policy, placed, dtype)
-        file = encoder_file(source, settings, path)
-        if file is not None and (encoder := file.open(checkpoint.config, path)) is not None:
+        if encoder is not None:
             weights[devices[0]] = weights.get(devices[0], 0) + encoder.num_elements * dtype.itemsize
             encoder.close()
     finally:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from attrs import evolve, frozen
 
 from paged_sdk.build.processor_prompts import ProcessorPrompts
 from paged_sdk.build.topology import isq_by_name
+from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.topology import Topology
-from paged_sdk.errors import CheckpointError
+from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.logs import get_logger
 from paged_sdk.models.family import NestedFamily, find_family, supported_families
 from paged_sdk.models.loading import names_in
 from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.types.image import Image
+from paged_sdk.types.messages import Message
 from paged_sdk.vision.encoder import ImageEncoder, load_encoder
 from paged_sdk.vision.family import find_vision_family, vision_families
 from paged_sdk.vision.processor import ImagePrompts, make_image_processor
@@ -22,6 +27,8 @@ from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.mmproj import Mmproj
 
 __all__ = ["LoadedVision", "load_encoder_file", "load_vision"]
+
+_log = get_logger(__name__)
 
 
 @frozen(eq=False)
@@ -87,20 +94,22 @@ def load_vision(
 
 def load_encoder_file(
     encoder: Mmproj,
-    tokenizer: Tokenizer,
+    text: TextProcessor,
     limits: ImageLimits,
     policy: WeightPolicy,
     *,
     topology: Topology | None,
     dtype: torch.dtype,
     device: torch.device,
-) -> LoadedVision:
-    """Load the image encoder of a GGUF model; parameters are those of :func:`load_vision`.
+) -> tuple[LoadedVision, TextProcessor]:
+    """Load the image encoder of a GGUF model; other parameters are those of :func:`load_vision`.
 
+    :returns: also the text processor, whose chat template shows images
     :raises CheckpointError: the file lacks something, or the tokenizer the token that stands for images
     :raises UnsupportedArchitectureError: the file holds something that this kind of encoder does not have
     """
     path, family = encoder.path, vision_families()[encoder.config["model_type"]]
+    tokenizer = text.tokenizer
     ids = [id for each in encoder.tokens if (id := tokenizer.token_id(each)) is not None]
     if not ids:
         raise CheckpointError(
@@ -111,7 +120,32 @@ def load_encoder_file(
     prompts = ImagePrompts(family, path, config, tokenizer, limits, processor, settings={})
     own = _own_policy(policy, topology, device)
     loaded = load_encoder(path, encoder.config, encoder.tensors(dtype), policy=own, dtype=dtype, device=device)
-    return LoadedVision(prompts, loaded, family.is_whole)
+    return LoadedVision(prompts, loaded, family.is_whole), _showing_images(text, prompts.placeholder_id, encoder.after)
+
+
+def _showing_images(text: TextProcessor, placeholder: int, after: str) -> TextProcessor:
+    """Return a text processor whose chat template writes a token for each image. Those of GGUF files were often made
+    for texts alone: llama.cpp replaces images by a mark before it renders them.
+
+    :param after: what is to follow the token where the template does not see images
+    """
+    if text.template is None or _shows_images(text, placeholder):
+        return text
+    mark = text.tokenizer.decode([placeholder], skip_special_tokens=False)
+    changed = evolve(text, template=text.template.showing_images_as(mark + after))
+    if not _shows_images(changed, placeholder):
+        return text
+    _log.info("The chat template takes texts alone: %s stands in them for an image.", shown(mark))
+    return changed
+
+
+def _shows_images(text: TextProcessor, placeholder: int) -> bool:
+    picture = Image.parse(np.zeros((1, 1, 3), np.uint8))
+    try:
+        ids = text.encode_chat([Message.of_parts("user", [picture, {"type": "text", "text": "What?"}])])
+    except InvalidRequestError:  # of a template that wants texts, or another conversation
+        return False
+    return ids.count(placeholder) == 1
 
 
 def _own_policy(policy: WeightPolicy, topology: Topology | None, device: torch.device) -> WeightPolicy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class ChatTemplate:
         self.source = source
         self._tokens = dict(tokens)
         self._limits = limits or RenderLimits()
+        self._image_text: str | None = None
         self._renderer = Renderer(self._limits)
         self._metered: MeteredTemplate | None = None
         try:
@@ -54,6 +56,15 @@ class ChatTemplate:
             self._check()
         except Exception as exc:  # a stranger's program may fail in any way
             raise _unusable(f"{type(exc).__name__}: {shortened(str(exc))}") from exc
+
+    def showing_images_as(self, text: str) -> ChatTemplate:
+        """Return this template as one whose messages are texts alone, with this for each of their images.
+
+        Both share what renders them, and one of them is to be closed.
+        """
+        made = copy(self)
+        made._image_text = text
+        return made
 
     @property
     def runs_in_process(self) -> bool:
@@ -88,7 +99,8 @@ class ChatTemplate:
             dicts = _with_tools(dicts, tools)
         variables = {
             **self._tokens,
-            "messages": list(map(change, dicts)),
+            # What stands for an image is the template's own, whatever a message's texts read like.
+            "messages": [_flat(change(each), self._image_text) for each in dicts],
             "tools": [change(tool.to_dict()) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
@@ -156,6 +168,14 @@ def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[d
         messages = [{"role": TextMessageRole.SYSTEM.value, "content": ""}, *messages]
     functions = json.dumps([tool.to_dict()["function"] for tool in tools], ensure_ascii=False)
     return [{**messages[0], "tools": functions}, *messages[1:]]
+
+
+def _flat(message: dict[str, Any], image_text: str | None) -> dict[str, Any]:
+    """Return a message whose content is a text, with this for each of its images; None: leave it as it is."""
+    parts = message["content"]
+    if image_text is None or not isinstance(parts, list):
+        return message
+    return {**message, "content": "".join(image_text if part["type"] == "image" else part["text"] for part in parts)}
 
 
 def _unchanged(part: dict[str, Any]) -> dict[str, Any]:

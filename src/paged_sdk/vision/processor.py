@@ -109,7 +109,7 @@ class ImagePrompts:
         if len(images) > self._limits.max_images:
             allowed = f"at most max_images = {self._limits.max_images}"
             raise InvalidRequestError.of("images", f"{len(images)} images", allowed)
-        num_shown = sum(token_id == self._placeholder_id for token_id in token_ids)
+        num_shown = sum(token_id == self.placeholder_id for token_id in token_ids)
         if num_shown != len(images):
             raise InvalidRequestError(
                 f"the model's chat template shows it {num_shown} of the {len(images)} images of these messages",
@@ -123,7 +123,7 @@ class ImagePrompts:
         if self._family.around:
             token_ids = self._with_text_around(token_ids)
         for token_id in token_ids:
-            if token_id != self._placeholder_id:
+            if token_id != self.placeholder_id:
                 expanded.append(token_id)
                 continue
             own, image = prepared[len(spans)], images[len(spans)]
@@ -163,7 +163,7 @@ class ImagePrompts:
             if not self._tokenizer.is_special(token_id):
                 text.append(token_id)
                 continue
-            is_image = token_id == self._placeholder_id
+            is_image = token_id == self.placeholder_id
             flush(before, around if is_image else "")
             made.append(token_id)
             before = around if is_image else ""
@@ -171,7 +171,11 @@ class ImagePrompts:
         return made
 
     @cached_property
-    def _placeholder_id(self) -> int:
+    def placeholder_id(self) -> int:
+        """Return the token that a chat template writes for an image.
+
+        :raises CheckpointError: the tokenizer lacks it
+        """
         if self._family.placeholder is None:
             return self._image_token_id
         token_id = self._tokenizer.token_id(self._family.placeholder)

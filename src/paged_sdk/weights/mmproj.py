@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Mmproj:
     :ivar path: the file
     :ivar config: what config.json would be; of the decoder it says what transformers' modules ask
     :ivar tokens: the texts that the token may have whose embeddings are replaced
+    :ivar after: what follows an image in a prompt, beside what the decoder's chat template says
     :ivar processor: transformers' class that prepares images, and its settings
     :param path: the file
     :param text: the decoder's config, as :func:`~paged_sdk.weights.gguf_config.config_from_gguf` makes it
@@ -41,7 +42,8 @@ class Mmproj:
             self._kind = _kind(self._file)
             self.config: dict[str, Any] = {**self._kind.config(self._file), "text_config": self._text(text)}
             self.tokens: tuple[str, ...] = self._kind.tokens
-            self.processor: tuple[str, dict[str, Any]] = self._kind.processor, self._kind.settings(self._file)
+            self.after: str = self._kind.after
+            self.processor: tuple[str, dict[str, Any]] = self._kind.processor(self._file)
             self._must_fit(text, text_path)
         except BaseException:
             self.close()
@@ -67,18 +69,25 @@ class Mmproj:
         }
         if _NORM_WITH_ONE in read:
             read[_NORM_WITH_ONE] = (read[_NORM_WITH_ONE] - 1).to(dtype)
+        return {name: tensor.to(dtype) for name, tensor in self._converted(read)}
+
+    def names(self) -> Collection[str]:
+        """Return the names of all tensors."""
+        unread = {name: torch.empty(tensor.shape, device="meta") for name, tensor in self._file.tensors.items()}
+        return [name for name, _ in self._converted(unread)]
+
+    def _converted(self, read: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Give tensors the names and shapes that transformers' model has; each is held no longer than it is here."""
         try:
             self._kind.edit(read, self._file)
         except RuntimeError as error:  # of torch's, for a tensor of another shape
             raise self._file.malformed(str(error)) from error
-        made: dict[str, Tensor] = {}
         while read:
             name, tensor = read.popitem()
             own = self._kind.names.of(name)
             if own is None:
                 raise self._file.unsupported(f"tensor {shown(name)}")
-            made[own] = tensor.to(dtype)
-        return made
+            yield own, tensor
 
     def _text(self, text: Mapping[str, Any]) -> dict[str, Any]:
         """Return what modules that are not the decoder ask of it."""

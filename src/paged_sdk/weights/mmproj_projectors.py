@@ -12,6 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.errors import shown
 from paged_sdk.weights.mmproj_file import MmprojFile
 from paged_sdk.weights.mmproj_names import (
     CLIP,
@@ -38,20 +39,20 @@ class Projector:
 
     :ivar names: what its tensors are called
     :ivar config: makes what config.json has of it, the decoder's section left out
-    :ivar processor: transformers' class that prepares images, for Pillow
-    :ivar settings: makes that class's settings
+    :ivar processor: returns transformers' class that prepares images, for Pillow, and its settings
     :ivar tokens: the token whose embeddings are replaced has one of these texts, the first that the tokenizer has
     :ivar text_type: the decoder's ``model_type``, as transformers' model of the whole needs it
     :ivar decoders: the decoders that it may stand before, by ``model_type``; None: any whose tokens have one position
+    :ivar after: what follows an image where a chat template does not see any, as the model was trained
     :ivar output: the tensor whose dimension of that number is as long as the vectors that come out
     :ivar edit: changes the tensors, by GGUF name, to what the checkpoint has
     """
 
     names: EncoderNames
     config: Callable[[MmprojFile], dict[str, Any]]
-    processor: str
-    settings: Callable[[MmprojFile], dict[str, Any]]
+    processor: Callable[[MmprojFile], tuple[str, dict[str, Any]]]
     tokens: tuple[str, ...]
+    after: str = ""
     output: tuple[str, int] = ("mm.2.weight", 0)
     text_type: str = "llama"
     decoders: frozenset[str] | None = None
@@ -112,17 +113,37 @@ def _llava(file: MmprojFile) -> dict[str, Any]:
     kind = {"projection_dim": 16} if has_class else {"vision_use_head": False}
     act = file.activation("quick_gelu", gelu="gelu" if has_class else _GELU)
     tower = _tower(file, "clip_vision_model" if has_class else "siglip_vision_model", hidden_act=act, **kind)
+    grids = _pinpoints(file)
+    if bool(grids) != any(name.endswith(".image_newline") for name in file.tensors):
+        raise file.unsupported("tiles but no vector after rows of them, or the reverse")
     # Without the key a file ends with the layer whose vectors the projector was trained on.
     layers = file.numbers("feature_layer") if file.has("feature_layer") else [tower["num_hidden_layers"]]
     if not all(isinstance(each, int) and 0 <= each <= tower["num_hidden_layers"] for each in layers) or not layers:
         raise file.malformed(f"metadata clip.vision.feature_layer is {layers}: expected numbers of layers")
     return {
-        "model_type": "llava",
+        **({"model_type": "llava_next", "image_grid_pinpoints": grids} if grids else {"model_type": "llava"}),
         "vision_config": tower,
         "vision_feature_layer": layers[0] if len(layers) == 1 else layers,
         "vision_feature_select_strategy": "default" if has_class else "full",
         "multimodal_projector_bias": "mm.0.bias" in file.tensors,
     }
+
+
+def _pinpoints(file: MmprojFile) -> list[list[int]]:
+    """Return the sizes, in pixels, of the grids of tiles that an image may be cut into; none: it is not."""
+    if not file.has("image_grid_pinpoints"):
+        return []
+    sides = file.numbers("image_grid_pinpoints")
+    if len(sides) % 2 or not all(isinstance(each, int) and each > 0 for each in sides):
+        raise file.malformed(f"metadata clip.vision.image_grid_pinpoints is {shown(sides)}: expected pairs of sides")
+    return [[int(height), int(width)] for height, width in zip(sides[::2], sides[1::2], strict=True)]
+
+
+def _llava_images(file: MmprojFile) -> tuple[str, dict[str, Any]]:
+    sizes: dict[str, Any] = {"size": {"shortest_edge": file.integer("image_size")}, "crop_size": _square(file)}
+    if grids := _pinpoints(file):
+        return "LlavaNextImageProcessorPil", {**_colors(file), **sizes, "image_grid_pinpoints": grids}
+    return "LlavaImageProcessorPil", {**_colors(file), **sizes}
 
 
 def _edit_llava(tensors: dict[str, Tensor], file: MmprojFile) -> None:
@@ -148,10 +169,11 @@ def _idefics3(file: MmprojFile) -> dict[str, Any]:
     }
 
 
-def _idefics3_settings(file: MmprojFile) -> dict[str, Any]:
+def _idefics3_images(file: MmprojFile) -> tuple[str, dict[str, Any]]:
     tile = file.integer("image_size")
     longest = file.integer("preproc_image_size", 4 * tile)
-    return {**_colors(file), "size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
+    sizes = {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
+    return "Idefics3ImageProcessorPil", {**_colors(file), **sizes}
 
 
 def _pixtral(file: MmprojFile) -> dict[str, Any]:
@@ -177,10 +199,13 @@ def _edit_pixtral(tensors: dict[str, Tensor], file: MmprojFile) -> None:
             tensors[name] = rows.transpose(1, 2).reshape(tensor.shape)
 
 
-def _pixtral_settings(file: MmprojFile) -> dict[str, Any]:
+def _pixtral_images(file: MmprojFile) -> tuple[str, dict[str, Any]]:
     side = file.integer("patch_size")
-    size = {"longest_edge": file.integer("image_size")}
-    return {**_colors(file), "size": size, "patch_size": {"height": side, "width": side}}
+    sizes = {
+        "size": {"longest_edge": file.integer("image_size")},
+        "patch_size": {"height": side, "width": side},
+    }
+    return "PixtralImageProcessorPil", {**_colors(file), **sizes}
 
 
 def _internvl(file: MmprojFile) -> dict[str, Any]:
@@ -206,9 +231,10 @@ def _edit_internvl(tensors: dict[str, Tensor], file: MmprojFile) -> None:
             tensors[name] = tensors[name].view(1, -1, tensors[name].shape[-1])
 
 
-def _internvl_settings(file: MmprojFile) -> dict[str, Any]:
+def _internvl_images(file: MmprojFile) -> tuple[str, dict[str, Any]]:
     most, fewest = file.integer("preproc_max_tiles", 12), file.integer("preproc_min_tiles", 1)
-    return {**_colors(file), "size": _square(file), "min_patches": fewest, "max_patches": most}
+    sizes = {"size": _square(file), "min_patches": fewest, "max_patches": most}
+    return "GotOcr2ImageProcessorPil", {**_colors(file), **sizes}
 
 
 def _qwen_tower(file: MmprojFile, hidden_act: str) -> dict[str, Any]:
@@ -286,14 +312,14 @@ def _edit_qwen3(tensors: dict[str, Tensor], file: MmprojFile) -> None:
             tensors[name.replace(f".{layer}.", f".{number}.", 1)] = tensors.pop(name)
 
 
-def _qwen_settings(fewest: int, most: int) -> Callable[[MmprojFile], dict[str, Any]]:
+def _qwen_images(fewest: int, most: int) -> Callable[[MmprojFile], tuple[str, dict[str, Any]]]:
     """Say how Qwen's images are prepared.
 
     :param fewest: pixels of an image where the file does not say it, as the released models have it; ``most`` likewise
     """
 
-    def make(file: MmprojFile) -> dict[str, Any]:
-        return {
+    def make(file: MmprojFile) -> tuple[str, dict[str, Any]]:
+        return "Qwen2VLImageProcessorPil", {
             **_colors(file),
             "patch_size": file.integer("patch_size"),
             "merge_size": file.integer("spatial_merge_size", 2),
@@ -311,20 +337,16 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         "mlp": Projector(
             names=CLIP,
             config=_llava,
-            processor="LlavaImageProcessorPil",
-            settings=lambda file: {
-                **_colors(file),
-                "size": {"shortest_edge": file.integer("image_size")},
-                "crop_size": _square(file),
-            },
-            tokens=("<image>",),
+            processor=_llava_images,
+            # Vicuna's vocabulary, which most of these models have, has no token for images. No text has <unk>.
+            tokens=("<image>", "<unk>"),
+            after="\n",
             edit=_edit_llava,
         ),
         "gemma3": Projector(
             names=GEMMA3,
             config=_gemma3,
-            processor="Gemma3ImageProcessorPil",
-            settings=lambda file: {**_colors(file), "size": _square(file)},
+            processor=lambda file: ("Gemma3ImageProcessorPil", {**_colors(file), "size": _square(file)}),
             tokens=("<image_soft_token>", "<image>"),
             output=("mm.input_projection.weight", 1),
             text_type="gemma3_text",
@@ -334,8 +356,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         "idefics3": Projector(
             names=IDEFICS3,
             config=_idefics3,
-            processor="Idefics3ImageProcessorPil",
-            settings=_idefics3_settings,
+            processor=_idefics3_images,
             tokens=("<image>",),
             output=("mm.model.fc.weight", 0),
             edit=_exchange_mlp,
@@ -343,8 +364,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         "pixtral": Projector(
             names=PIXTRAL,
             config=_pixtral,
-            processor="PixtralImageProcessorPil",
-            settings=_pixtral_settings,
+            processor=_pixtral_images,
             tokens=("[IMG]", "<image>"),
             text_type="mistral",
             edit=_edit_pixtral,
@@ -352,9 +372,9 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         "internvl": Projector(
             names=INTERNVL,
             config=_internvl,
-            processor="GotOcr2ImageProcessorPil",
-            settings=_internvl_settings,
+            processor=_internvl_images,
             tokens=("<IMG_CONTEXT>", "<image>"),
+            after="\n",
             output=("mm.model.mlp.3.weight", 0),
             text_type="qwen2",
             edit=_edit_internvl,
@@ -362,8 +382,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         "qwen2vl_merger": Projector(
             names=QWEN2,
             config=_qwen2_vl,
-            processor="Qwen2VLImageProcessorPil",
-            settings=_qwen_settings(3136, 12_845_056),
+            processor=_qwen_images(3136, 12_845_056),
             tokens=("<|image_pad|>", "<image>"),
             text_type="qwen2_vl_text",
             decoders=frozenset({"qwen2_vl_text"}),
@@ -372,8 +391,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         "qwen2.5vl_merger": Projector(
             names=QWEN2_5,
             config=_qwen2_5_vl,
-            processor="Qwen2VLImageProcessorPil",
-            settings=_qwen_settings(3136, 12_845_056),
+            processor=_qwen_images(3136, 12_845_056),
             tokens=("<|image_pad|>", "<image>"),
             text_type="qwen2_5_vl_text",
             decoders=frozenset({"qwen2_vl_text"}),
@@ -382,8 +400,7 @@ PROJECTORS: Final[Mapping[str, Projector]] = MappingProxyType(
         "qwen3vl_merger": Projector(
             names=QWEN3,
             config=_qwen3_vl,
-            processor="Qwen2VLImageProcessorPil",
-            settings=_qwen_settings(65_536, 16_777_216),
+            processor=_qwen_images(65_536, 16_777_216),
             tokens=("<|image_pad|>", "<image>"),
             text_type="qwen3_vl_text",
             decoders=frozenset({"qwen3_vl_text"}),
