@@ -6,11 +6,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,10 +26,10 @@ from paged_sdk import ModelClosedError
 from paged_sdk.cli.app import app as cli
 from paged_sdk.server import create_app
 from paged_sdk.testing import fake_model
+from program import program
 from serving import HI, idle, serving
 
 LONG: Final = "x" * 5000
-PROGRAM: Final = (sys.executable, "-c", "from paged_sdk.cli import main; main()", "serve")
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -153,25 +150,13 @@ async def test_it_runs_without_a_server_of_its_own_and_in_another_application() 
     assert not served.models.are_ready
 
 
-@contextmanager
-def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    flags = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "4096", "--port", "0")
-    started = subprocess.Popen([*PROGRAM, *flags, *arguments], stderr=subprocess.PIPE, text=True)
-    with started:
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
 @pytest.mark.long
 def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
-    with program("-m", str(tiny_checkpoint), "--log-json") as started:
+    with program("-m", str(tiny_checkpoint), "--served-model-name", "tiny", "--log-json") as (started, url):
         assert started.stderr is not None
         lines = map(json.loads, started.stderr)
-        line = next(each for each in lines if each["message"] == "serving")
-        body = {"model": line["models"][0], "messages": HI, "max_tokens": 2, "ignore_eos": True}
-        assert httpx2.post(f"{line['url']}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        body = {"model": "tiny", "messages": HI, "max_tokens": 2, "ignore_eos": True}
+        assert httpx2.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
         assert next(lines)["completion_tokens"] == 2
         os.kill(started.pid, signal.SIGTERM)
         assert started.wait(60) == 0
@@ -180,11 +165,9 @@ def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: signal.Signals) -> None:
-    with program("-m", str(tiny_checkpoint), "--served-model-name", "tiny") as started:
+    with program("-m", str(tiny_checkpoint), "--served-model-name", "tiny") as (started, address):
         assert started.stderr is not None
-        line = started.stderr.readline()
-        assert line.startswith("tiny at http://127.0.0.1:"), line
-        url = line.split()[2]
+        url = f"{address}/v1"
         body = {"model": "tiny", "messages": HI, "max_tokens": 200, "ignore_eos": True, "stream": True}
         with httpx2.stream("POST", f"{url}/chat/completions", json=body, timeout=60) as answer:
             lines = answer.iter_lines()
@@ -199,11 +182,8 @@ def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: sig
 
 def test_the_command_line_serves_several_models(tiny_checkpoint: Path) -> None:
     models = ("-m", str(tiny_checkpoint), "-m", str(tiny_checkpoint))
-    with program(*models, "--served-model-name", "one", "--served-model-name", "two") as started:
-        assert started.stderr is not None
-        line = started.stderr.readline()
-        assert line.startswith("one, two at http://127.0.0.1:"), line
-        url = line.split()[3]
+    with program(*models, "--served-model-name", "one", "--served-model-name", "two") as (started, address):
+        url = f"{address}/v1"
         names = [each["id"] for each in httpx2.get(f"{url}/models").json()["data"]]
         assert names == ["one", "two"]
         for name in names:
