@@ -130,7 +130,8 @@ class TestLocal:
     @pytest.mark.parametrize(
         "name", ["./missing", "/missing/model", "~/missing/model", "a/b/missing.gguf", "../m", "~nobody-here/m"]
     )
-    def test_paths_that_do_not_exist(self, name: str) -> None:
+    def test_paths_that_do_not_exist(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
         with pytest.raises(ModelLoadError, match="does not exist"):
             resolve_model(name)
 
