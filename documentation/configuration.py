@@ -92,7 +92,7 @@ def configuration_page() -> str:
         parts += [f"## {title}\n", f"Fields of `{value.__name__}`.\n", _table(("field", "default", "meaning"), fields)]
     parts.append("## Commands\n")
     for command, options in command_options().items():
-        parts += [f"### `{command}`\n", _table(("option", ""), _code_first(options))]
+        parts += [f"### `{command}`\n", _table(("option", "what it says"), _code_first(options))]
     return "\n".join(parts)
 
 
