@@ -178,6 +178,25 @@ def test_conversations_are_kept_renamed_exported_and_deleted(page: Any) -> None:
     assert page.locator("#list .open").all_inner_texts() == ["the second"]
 
 
+def test_an_answer_goes_on_while_another_conversation_is_shown(page: Any) -> None:
+    send(page, "the first")
+    page.keyboard.press("Alt+n")
+    page.keyboard.type("a long one")
+    page.keyboard.press("Enter")
+    expect(page.locator(".assistant .body")).to_contain_text("and so on and so on")
+    page.get_by_role("button", name="the first", exact=True).click()
+    expect(page.locator(".body h1")).to_have_text("Plan")
+    page.keyboard.type("And?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#note")).to_have_text("An answer is being written in another conversation.")
+    page.get_by_role("button", name="a long one", exact=True).click()
+    shown = len(page.locator(".assistant .body").inner_text())
+    expect(page.locator(".assistant .body")).to_have_text(re.compile(f"(?:and so on ){{{shown // 10 + 5}}}"))
+    page.get_by_role("button", name="Stop the answer").click()
+    expect(page.locator(".figures")).to_contain_text("stopped")
+    assert page.locator("#prompt").input_value() == "And?"
+
+
 def test_long_messages_are_folded(page: Any) -> None:
     send(page, "a line\n" * 60)
     folded = page.locator(".message.user .body").bounding_box()
@@ -364,6 +383,14 @@ def test_models_and_adapters_are_chosen_and_remembered(browser: Any) -> None:
 
 def test_a_key_is_asked_for(browser: Any) -> None:
     with serving(fake_model(ANSWER), key="k", api_keys=("k",)) as served, opened(browser, served.url) as page:
+        page.keyboard.press("Escape")
+        page.locator("#prompt").fill("Hi")
+        page.keyboard.press("Enter")
+        expect(page.locator("#note")).to_have_text("There is no model to ask.")
+        page.get_by_label("API key").fill("other")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#key-problem")).to_have_text("The server does not know this key.")
+        judge(page)
         page.get_by_label("API key").fill("k")
         page.get_by_role("button", name="Use it").click()
         expect(page.locator("#model")).to_have_value("fake")

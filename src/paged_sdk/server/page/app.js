@@ -223,15 +223,14 @@ async function run(conversation) {
   drawing.end();
   const { view } = state.running;
   state.running = null;
-  if (state.conversations.includes(conversation)) await keep(conversation);
+  composer.isRunning = false;
   if (state.open === conversation) {
     view.show();
-    composer.isRunning = false;
     drawContext();
     scrollToEnd();
   }
-  composer.isRunning = false;
   say(summary(message));
+  if (state.conversations.includes(conversation)) await keep(conversation);
 }
 
 // A full queue is asked again, later each time.
@@ -266,7 +265,10 @@ const stop = () => state.running?.abort.abort();
 
 const composer = new Composer((content, images) => {
   if (state.running) return state.running.conversation === state.open ? "The answer is still being written." : "An answer is being written in another conversation.";
-  if (!at("model").value) return "There is no model to ask.";
+  if (!at("model").value) {
+    loadModels(); // which asks for the key again, where that is what was missing
+    return "There is no model to ask.";
+  }
   state.open.messages.push({ role: "user", content, images });
   run(state.open);
   return null;
@@ -326,7 +328,10 @@ at("model").addEventListener("change", () => {
 });
 
 function follow(next) {
-  if (next === "key" && !at("key").open) at("key").showModal();
+  if (next === "key" && !at("key").open) {
+    at("key-problem").textContent = state.key ? "The server does not know this key." : "";
+    at("key").showModal();
+  }
   if (next === "models") loadModels();
   if (next === "watch") watch();
 }
@@ -360,6 +365,7 @@ addEventListener("online", () => at("banner-now").click());
 
 at("key").addEventListener("close", () => {
   if (at("key").returnValue !== "keep") return;
+  at("key").returnValue = "";
   state.key = at("key-text").value.trim();
   at("key-text").value = "";
   remember("key", state.key, true);

@@ -49,6 +49,7 @@ export class Sidebar {
   }
 
   draw() {
+    if (this.#renamed && at("list").querySelector(".rename")) return; // what is typed there would be lost
     const wanted = at("find").value.trim().toLowerCase();
     const all = this.#actions.all();
     const found = wanted ? all.filter((each) => contains(each, wanted)) : all;
