@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -180,6 +181,40 @@ def test_an_adapter(endless: Path, tmp_path: Path) -> None:
         assert said(*arguments, "--adapter", f"{adapter}", stdin=stdin) != plain
         assert said(*arguments, "--adapter", f"name={adapter}", stdin=stdin) != plain
     assert "is not allowed" in run(endless, "--adapter", "=x", "Hello!").output
+
+
+def test_an_answer_of_a_json_schema(endless: Path, tmp_path: Path) -> None:
+    ok = {"properties": {"ok": {"enum": ["yes", "no"]}}, "required": ["ok"], "additionalProperties": False}
+    schema = {"type": "object", **ok}
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    adapter = write_adapter(tmp_path / "own", tiny.build_model("llama"))
+    for arguments, stdin in (
+        (("Hello!", "--json-schema", json.dumps(schema)), ""),
+        (("Hello!", "--json-schema", str(file)), ""),
+        (("Hello!", "--json-schema", str(file), "--raw", "--speculate", "--adapter", str(adapter)), ""),
+        (("-i", "--json-schema", str(file)), "Hello!\n"),
+    ):
+        found = run(endless, "--quiet", "--max-tokens", "400", *arguments, stdin=stdin)
+        assert found.exit_code == 0, found.output
+        assert json.loads(found.stdout)["ok"] in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("no/such.json", "No such file"),
+        ("{", "property name"),
+        ("[1]", "No such file"),
+        ('{"type": "nothing"}', "nothing"),
+    ],
+)
+def test_schemas_that_cannot_be_used(endless: Path, schema: str, said: str) -> None:
+    found = run(endless, "Hello!", "--json-schema", schema)
+    assert found.exit_code == 2, found.output
+    shown = " ".join(found.stderr.replace("│", " ").split())
+    assert "--json-schema" in shown
+    assert said in shown
 
 
 def test_a_seed_repeats_itself(endless: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from paged_sdk import (
     BlockingChatStream,
     BlockingCompletionStream,
     ChatCompletionChunkResponse,
     CompletionChunkResponse,
+    Constraint,
     RequestBuilder,
     SamplingParams,
     TextMessageRole,
@@ -23,7 +24,7 @@ from paged_sdk.cli.options import SamplingOptions
 from paged_sdk.cli.terminal import Terminal, usage_line
 from paged_sdk.wire.sampling import SamplingFields, read_sampling
 
-__all__ = ["asked", "chat_request", "opening", "sampling_of", "show_answer"]
+__all__ = ["Manner", "asked", "opening", "sampling_of", "show_answer"]
 
 
 def sampling_of(options: SamplingOptions) -> SamplingParams:
@@ -62,13 +63,24 @@ def asked(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMess
     return VisionMessages(messages.messages).add_image_message(TextMessageRole.USER, text, list(images))
 
 
-def chat_request(messages: TextMessages, sampling: SamplingParams, adapter: str | None) -> RequestBuilder:
-    """Return the request for the next turn of a conversation.
+@frozen(kw_only=True)
+class Manner:
+    """Says how answers are made.
 
-    :param adapter: the name of the adapter that it goes through, if any
+    :ivar adapter: the name of the adapter that they go through, if any
+    :ivar constraint: what they are held to, if anything
     """
-    request = RequestBuilder.from_messages(messages).with_sampling(sampling)
-    return request if adapter is None else request.with_adapter(adapter)
+
+    sampling: SamplingParams
+    adapter: str | None = None
+    constraint: Constraint | None = None
+
+    def chat_request(self, messages: TextMessages) -> RequestBuilder:
+        """Return the request for the next turn of a conversation."""
+        request = RequestBuilder.from_messages(messages).with_sampling(self.sampling)
+        if self.adapter is not None:
+            request = request.with_adapter(self.adapter)
+        return request if self.constraint is None else request.with_constraint(self.constraint)
 
 
 def show_answer(stream: BlockingChatStream | BlockingCompletionStream, terminal: Terminal) -> None:

@@ -22,17 +22,19 @@ KINDS = tuple(kind.value for kind in ModelFormat)
 OPTIONS_OF_KINDS = ("-m", "--model-id", "--model", "-a", "--arch", "-t", "--tok-model-id", "-f", "--quantized-file")
 """A word for a kind is one where such an option follows; elsewhere it is a prompt."""
 
+OPTIONS_OF_NO_COMMAND = ("--help", "--version", "--install-completion", "--show-completion", "--")
+
 
 class _Group(TyperGroup):
     """Reads command lines that begin with an option as those of ``run``, as mistral.rs's do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        is_of_run = bool(args) and args[0].startswith("-") and args[0] not in ("--help", "--version", "--")
+        is_of_run = bool(args) and args[0].startswith("-") and args[0] not in OPTIONS_OF_NO_COMMAND
         return super().parse_args(ctx, ["run", *args] if is_of_run else args)
 
 
 # Errors of this package are shown in one line; any other is a bug, and its traceback is what a report needs.
-app: typer.Typer = typer.Typer(cls=_Group, add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app: typer.Typer = typer.Typer(cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 class _Command(TyperCommand):

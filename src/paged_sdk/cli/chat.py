@@ -9,9 +9,8 @@ from paged_sdk import (
     BlockingModel,
     NumericalError,
     RequestError,
-    SamplingParams,
 )
-from paged_sdk.cli.answer import asked, chat_request, opening, show_answer
+from paged_sdk.cli.answer import Manner, asked, opening, show_answer
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["Chat"]
@@ -28,7 +27,6 @@ class Chat:
     """Keeps the turns of a conversation, whose KV the prefix cache keeps.
 
     :param system: the system message, if any
-    :param adapter: the name of the adapter that answers go through, if any
     :param images: what the first turn shows
     """
 
@@ -38,14 +36,12 @@ class Chat:
         terminal: Terminal,
         *,
         system: str | None,
-        sampling: SamplingParams,
-        adapter: str | None = None,
+        manner: Manner,
         images: Sequence[Path] = (),
     ) -> None:
         self._model = model
         self._terminal = terminal
-        self._sampling = sampling
-        self._adapter = adapter
+        self._manner = manner
         self._images = images
         self._opening = opening(system)
         self._messages = self._opening
@@ -77,7 +73,7 @@ class Chat:
         :raises PagedError: the model cannot go on
         """
         messages = asked(self._messages, text, self._images)
-        stream = self._model.stream_chat_request(chat_request(messages, self._sampling, self._adapter))
+        stream = self._model.stream_chat_request(self._manner.chat_request(messages))
         try:
             show_answer(stream, self._terminal)
         except KeyboardInterrupt:

@@ -351,6 +351,12 @@ class PromptOptions:
             dir_okay=False,
         ),
     ] = ()
+    json_schema: Annotated[
+        str | None,
+        typer.Option(
+            "--json-schema", metavar="FILE_OR_JSON", help="Hold answers to a JSON schema: a file, or the schema itself."
+        ),
+    ] = None
     raw: Annotated[
         bool, typer.Option("--raw", metavar=FLAG, help="Continue the prompt as plain text, without a chat template.")
     ] = False

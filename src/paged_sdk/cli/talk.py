@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import typer
 
-from paged_sdk import BlockingModel, SamplingParams
-from paged_sdk.cli.answer import asked, chat_request, opening, show_answer
+from paged_sdk import BlockingModel, Constraint, ConstraintError, SamplingParams
+from paged_sdk.cli.answer import Manner, asked, opening, show_answer
 from paged_sdk.cli.chat import Chat
 from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.loading import AnyBuilder, check_arch
@@ -33,23 +35,44 @@ def talk(
     :raises PagedError: the model cannot be loaded, or cannot answer
     """
     prompt = _prompt(options)
+    constraint = None if options.json_schema is None else _constraint(options.json_schema)
     if builder.source.gguf and builder.settings.isq is not None:
         terminal.note(f"What the file holds quantized is decoded and quantized again, to {builder.settings.isq.value}.")
     with terminal.loading(builder.source.location):
         model = BlockingModel(builder.build())
     adapter = next((source.name for source in builder.settings.adapters), None)
+    manner = Manner(sampling=sampling, adapter=adapter, constraint=constraint)
     with model:
         check_arch(model.architecture, arch)
         if prompt is None or options.interactive:
-            chat = Chat(
-                model, terminal, system=options.system, sampling=sampling, adapter=adapter, images=options.image
-            )
-            chat.run(prompt)
-        elif options.raw:
-            show_answer(model.stream_completion_request(prompt, sampling, adapter=adapter), terminal)
-        else:
-            conversation = asked(opening(options.system), prompt, options.image)
-            show_answer(model.stream_chat_request(chat_request(conversation, sampling, adapter)), terminal)
+            Chat(model, terminal, system=options.system, manner=manner, images=options.image).run(prompt)
+            return
+        try:
+            if options.raw:
+                texts = model.stream_completion_request(prompt, sampling, adapter=adapter, constraint=constraint)
+                show_answer(texts, terminal)
+            else:
+                conversation = asked(opening(options.system), prompt, options.image)
+                show_answer(model.stream_chat_request(manner.chat_request(conversation)), terminal)
+        except ConstraintError as error:
+            raise typer.BadParameter(str(error), param_hint="--json-schema") from error
+
+
+def _constraint(schema: str) -> Constraint:
+    """Return what holds answers to a schema.
+
+    :param schema: the schema, or the file that holds it
+    :raises typer.BadParameter: it cannot be read, or is no JSON object
+    """
+    try:
+        text = schema if schema.lstrip().startswith("{") else Path(schema).expanduser().read_text(encoding="utf-8")
+        found = json.loads(text)
+    except (OSError, ValueError, RuntimeError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise typer.BadParameter(f"{schema[:100]}: {why}", param_hint="--json-schema") from None
+    if not isinstance(found, dict):
+        raise typer.BadParameter(f"{schema[:100]}: expected a JSON object", param_hint="--json-schema")
+    return Constraint.json_schema(found)
 
 
 def _prompt(options: PromptOptions) -> str | None:
