@@ -32,6 +32,7 @@ WITHOUT_OUTPUT: Final = (
     "docs/checkpoints.md",
     "docs/devices.md",
     "docs/gguf.md",
+    "docs/parallel.md",
     "docs/quantization.md",
     "docs/speculation.md",
     "docs/vision.md",
