@@ -132,17 +132,19 @@ print(text)
     "lark": '''
 from paged_sdk.mistralrs import ChatCompletionRequest, Runner, Which
 
-runner = Runner(which=Which.Plain(model_id=MODEL))
+runner = Runner(which=Which.Plain(model_id=MODEL), seed=1)
 answer = runner.send_chat_completion_request(
     ChatCompletionRequest(
         model="default",
         messages=[{"role": "user", "content": "Are dogs mammals?"}],
-        max_tokens=60,
-        temperature=0.1,
+        max_tokens=1000,
+        temperature=1.0,
         grammar_type="lark",
         grammar="""
 start: "So: " verdict
-verdict: %json {"type": "object", "properties": {"it": {"enum": ["yes", "no"]}}, "required": ["it"]}
+verdict: %json {
+    "type": "object", "properties": {"it": {"enum": ["yes", "no"]}}, "required": ["it"], "additionalProperties": false
+}
 """,
     )
 )
@@ -164,13 +166,13 @@ schema = {
     "required": ["street", "state", "zip"],
     "additionalProperties": False,
 }
-runner = Runner(which=Which.Plain(model_id=MODEL))
+runner = Runner(which=Which.Plain(model_id=MODEL), seed=1)
 answer = runner.send_chat_completion_request(
     ChatCompletionRequest(
         model="default",
         messages=[{"role": "user", "content": "Make an address up."}],
-        max_tokens=256,
-        temperature=0.1,
+        max_tokens=1000,
+        temperature=1.0,
         grammar_type="json_schema",
         grammar=json.dumps(schema),
     )
@@ -188,22 +190,22 @@ import pydantic
 from paged_sdk.mistralrs import ChatCompletionRequest, Runner, Which
 
 
-class Ship(pydantic.BaseModel):
+class Ship(pydantic.BaseModel, extra="forbid"):
     kind: Literal["cutter", "sloop"]
     masts: Literal[1, 2]
 
 
-class Fleet(pydantic.BaseModel):
+class Fleet(pydantic.BaseModel, extra="forbid"):
     ships: list[Ship] = pydantic.Field(min_length=1, max_length=2)
 
 
-runner = Runner(which=Which.Plain(model_id=MODEL))
+runner = Runner(which=Which.Plain(model_id=MODEL), seed=1)
 answer = runner.send_chat_completion_request(
     ChatCompletionRequest(
         model="default",
         messages=[{"role": "user", "content": "Describe a fleet."}],
-        max_tokens=256,
-        temperature=0.1,
+        max_tokens=1000,
+        temperature=1.0,
         grammar_type="json_schema",
         grammar=json.dumps(Fleet.model_json_schema()),
     )
