@@ -14,6 +14,7 @@ from paged_sdk.cli.options import PAGED_ATTN, SPECULATE, ModelFormat, PagedAttnM
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
 from paged_sdk.cli.serve import serve
+from paged_sdk.cli.top import top
 from paged_sdk.cli.tune import tune
 
 __all__ = ["app"]
@@ -77,6 +78,7 @@ app.command(cls=_Command)(bench)
 app.command(cls=_Command)(tune)
 app.command()(quantize)
 app.command(cls=_Command)(doctor)
+app.command()(top)
 app.command("from-config")(from_config)
 
 

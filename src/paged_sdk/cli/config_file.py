@@ -27,12 +27,13 @@ from paged_sdk.cli.options import PAGED_ATTN, SPECULATE
 from paged_sdk.cli.quantize import quantize
 from paged_sdk.cli.run import run
 from paged_sdk.cli.serve import serve
+from paged_sdk.cli.top import top
 from paged_sdk.cli.tune import tune
 
 __all__ = ["COMMANDS", "json_schema", "read_arguments"]
 
 COMMANDS: Final[Mapping[str, Callable[..., None]]] = MappingProxyType(
-    {"run": run, "serve": serve, "bench": bench, "tune": tune, "quantize": quantize, "doctor": doctor}
+    {"run": run, "serve": serve, "bench": bench, "tune": tune, "quantize": quantize, "doctor": doctor, "top": top}
 )
 COMMAND: Final = "command"
 JSON_TYPES: Final[Mapping[type, str]] = MappingProxyType({bool: "boolean", int: "integer", float: "number"})

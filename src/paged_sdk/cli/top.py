@@ -1,0 +1,48 @@
+"""Run ``paged-sdk top``: watch a server's figures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paged_sdk.cli import options
+from paged_sdk.cli.groups import Setting, grouped
+
+__all__ = ["top"]
+
+Url = Annotated[str, typer.Argument(help="Where the server is."), Setting("url")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", metavar="KEY", envvar="PAGED_SDK_API_KEY", help="The server's key, if it has one."),
+]
+Interval = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds from one look to the next.")]
+Once = Annotated[bool, typer.Option("--once", metavar=options.FLAG, help="Print one table, and end.")]
+
+
+@grouped
+def top(
+    *,
+    url: Url = "http://127.0.0.1:8000",
+    api_key: ApiKey = None,
+    interval: Interval = 1.0,
+    once: Once = False,
+    json: options.Json = False,
+    output: options.OutputOptions,
+) -> None:
+    """Watch what a server is doing: sequences, tokens per second, memory, the prefix cache, drafts.
+
+    It reads the server's /metrics. Where stdout is no terminal, it prints one table.
+    """
+    # Imported here, because help does not need them and should appear at once.
+    from paged_sdk.cli.dashboard import Dashboard
+    from paged_sdk.cli.flags import reporting
+
+    with reporting(top, output):
+        dashboard = Dashboard(url, key=api_key)
+        if json:
+            typer.echo(dashboard.to_json())
+        elif once or not dashboard.is_live:
+            dashboard.show()
+        else:
+            dashboard.watch(interval)
