@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from attrs import fields_dict
 from jsonschema import Draft202012Validator, ValidationError
 from typer.testing import CliRunner
 
 from paged_sdk import IsqType, MemoryGpuConfig, PagedCacheType, TextModelBuilder
 from paged_sdk.cli import serving
 from paged_sdk.cli.app import app
-from paged_sdk.cli.service_file import service_file_schema
+from paged_sdk.cli.options import EngineOptions, ModelOptions, PagedOptions
+from paged_sdk.cli.server_options import ServerOptions
+from paged_sdk.cli.service_file import RENAMED, ModelFile, Paged, Server, service_file_schema
 
 PUBLISHED: Final = Path(__file__).parents[2] / "docs" / "serve.schema.json"
 WHOLE: Final[dict[str, Any]] = {
@@ -73,6 +76,17 @@ def test_a_whole_file(serve: Any) -> None:
     assert settings["name"] == "ours"
     assert (settings["port"], settings["api_keys"], settings["page"]) == (0, ("k",), False)
     assert (settings["max_body_bytes"], settings["timeout"], settings["drain_timeout"]) == (8 << 20, 60.5, 60.0)
+
+
+def test_a_file_can_say_what_options_can() -> None:
+    names = {
+        name for group in (ModelOptions, PagedOptions, EngineOptions, ServerOptions) for name in fields_dict(group)
+    }
+    said = {RENAMED.get(key, key) for key in ModelFile.__annotations__}
+    said |= {RENAMED[f"paged.{key}"] for key in Paged.__annotations__}
+    said |= {RENAMED.get(f"server.{key}", key) for key in Server.__annotations__}
+    earlier = {"pa_gpu_mem", "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "no_paged_attn"}
+    assert names - said == {*earlier, "cpu"}  # which is "device": "cpu"
 
 
 def test_an_empty_file_is_as_no_options(serve: Any) -> None:

@@ -16,6 +16,7 @@ from paged_sdk.cli import serving, tuning
 from paged_sdk.cli.app import app
 from paged_sdk.cli.loading import AnyBuilder
 from paged_sdk.cli.measuring import Measurement
+from paged_sdk.cli.options import ModelOptions
 from paged_sdk.cli.tuning import best_threads, best_type, numbers_of_threads
 from paged_sdk.cli.tuning_report import Trial, command_line
 from paged_sdk.kernels.native import library
@@ -43,6 +44,16 @@ def trial(
         prompt=Measurement(kind="prompt", streams=1, tokens=128, rates=(prompt,)),
         text=Measurement(kind="text", streams=2, tokens=8, rates=(text,)),
     )
+
+
+@pytest.fixture
+def no_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each trial be over at once."""
+
+    async def tried(self: object, options: ModelOptions, *_: object) -> Trial:
+        return trial(isq=options.isq, threads=options.num_threads or 1)
+
+    monkeypatch.setattr(tuning.Tuner, "_trial", tried)
 
 
 def test_the_time_of_chats_counts_prompts_and_answers() -> None:
@@ -119,6 +130,7 @@ def test_what_is_given_is_not_tried(model: Path) -> None:
     assert "--num-threads 1" in result.stdout.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("no_runs")
 def test_types_that_cannot_be_are_said(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(builder: AnyBuilder) -> MemoryPlan:
         if builder.settings.isq is None:
@@ -136,6 +148,7 @@ def test_types_that_cannot_be_are_said(model: Path, monkeypatch: pytest.MonkeyPa
     assert "--try" in nothing.stderr
 
 
+@pytest.mark.usefixtures("no_runs")
 @pytest.mark.parametrize(
     ("fits", "expected"),
     [

@@ -180,6 +180,7 @@ def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: sig
         assert started.stderr.read() == ""
 
 
+@pytest.mark.long
 def test_the_command_line_serves_several_models(tiny_checkpoint: Path) -> None:
     models = ("-m", str(tiny_checkpoint), "-m", str(tiny_checkpoint))
     with program(*models, "--served-model-name", "one", "--served-model-name", "two") as (started, address):

@@ -128,6 +128,27 @@ class ModelOptions:
         ),
         Setting("filenames"),
     ] = ()
+    hf_revision: Annotated[
+        str | None,
+        typer.Option(
+            "--hf-revision",
+            metavar="NAME",
+            help="A branch, tag or commit of the hub's repository.",
+            rich_help_panel=MODEL,
+        ),
+        BuilderSetting("hf_revision"),
+        Setting("revision"),
+    ] = None
+    token_source: Annotated[
+        str | None,
+        typer.Option(
+            "--token-source",
+            metavar="SOURCE",
+            help="Where the hub's token is: cache, none, env:NAME or path:FILE.",
+            rich_help_panel=MODEL,
+        ),
+        BuilderSetting("token_source"),
+    ] = None
     mmproj: Annotated[
         Path | None,
         typer.Option(
@@ -295,6 +316,25 @@ class EngineOptions:
         typer.Option("--max-num-batched-tokens", help="Tokens in one step.", rich_help_panel=ENGINE),
         BuilderSetting("max_num_batched_tokens"),
     ] = None
+    max_slowdown: Annotated[
+        float | None,
+        typer.Option(
+            "--max-slowdown",
+            help="By what factor texts may be slower while a prompt is computed beside them (3 on the CPU).",
+            rich_help_panel=ENGINE,
+        ),
+        BuilderSetting("max_slowdown"),
+    ] = None
+    batch_invariance: Annotated[
+        bool,
+        typer.Option(
+            "--batch-invariance",
+            metavar=FLAG,
+            help="Compute a text the same, whatever is computed beside it.",
+            rich_help_panel=ENGINE,
+        ),
+        BuilderSetting("batch_invariance"),
+    ] = False
     prefix_cache_n: Annotated[
         int | None,
         typer.Option(
@@ -309,6 +349,16 @@ class EngineOptions:
         typer.Option("--max-seq-len", help="Tokens in a sequence, prompt and output together.", rich_help_panel=ENGINE),
         BuilderSetting("max_model_len"),
     ] = None
+    throughput_logging: Annotated[
+        bool,
+        typer.Option(
+            "--throughput-logging",
+            metavar=FLAG,
+            help="Show speeds and the KV pool's state every few seconds of work.",
+            rich_help_panel=ENGINE,
+        ),
+        BuilderSetting("throughput_logging"),
+    ] = False
     speculate: Annotated[
         int | None,
         typer.Option(
