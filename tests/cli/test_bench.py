@@ -114,6 +114,8 @@ def test_what_is_said_of_a_model(model: Path) -> None:
     assert text.exit_code == 0, text.output
     lines = text.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines[-2:]] == ["text of 4 tokens", "4 texts of 4 tokens"]
+    named = bench("plain", "-m", model, *FLAGS, *SHORT, "--prompt-len", "0", "--streams", "1")
+    assert named.stdout.splitlines()[0].startswith(lines[0].partition(",")[0])
     assert any("1 thread, CPU kernels: " in line for line in lines)
 
 
@@ -129,6 +131,7 @@ def test_a_pool_that_is_too_small_is_said(model: Path) -> None:
     [
         (("--gen-len", "1"), 2, "--gen-len"),
         (("--streams", "4", "--max-seqs", "2"), 2, "expected at most --max-seqs, 2"),
+        (("-m", "x"), 2, "MODEL and --model-id exclude each other"),
         (("--arch", "phi3"), 2, "the model is of the family llama, not phi3"),
         (("--prompt-len", "9999"), 1, "9999"),
     ],

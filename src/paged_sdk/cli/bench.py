@@ -15,6 +15,7 @@ __all__ = ["bench"]
 def bench(
     *,
     model: options.ModelArgument = None,
+    model_id: options.ModelBeside = None,
     json: options.Json = False,
     bench_options: BenchOptions,
     output: options.OutputOptions,
@@ -33,20 +34,21 @@ def bench(
 
     from paged_sdk import describe_machine
     from paged_sdk.cli.benchmark import Benchmark
-    from paged_sdk.cli.flags import reporting
+    from paged_sdk.cli.flags import only, reporting
     from paged_sdk.cli.loading import builder_of
 
     with reporting(bench, output) as terminal:
+        location = only({"MODEL": model, "--model-id": model_id})
         streams = bench_options.streams or (1, 4)
         machine = describe_machine()
         if model_options.num_threads is None:  # what torch takes depends on the environment too
             model_options = evolve(model_options, num_threads=machine.num_processors)
-        builder = builder_of(model, model_options, paged, engine, output)
+        builder = builder_of(location, model_options, paged, engine, output)
         if max(streams) > builder.settings.max_num_seqs:
             if engine.max_seqs is not None:
                 raise typer.BadParameter(f"expected at most --max-seqs, {engine.max_seqs}", param_hint="--streams")
             engine = evolve(engine, max_seqs=max(streams))
-            builder = builder_of(model, model_options, paged, engine, output)
+            builder = builder_of(location, model_options, paged, engine, output)
         measured = asyncio.run(
             Benchmark.of(builder, machine, evolve(bench_options, streams=streams), terminal, arch=model_options.arch)
         )

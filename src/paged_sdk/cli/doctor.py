@@ -30,6 +30,7 @@ CtxtLen = Annotated[
 def doctor(
     *,
     model: Loaded = None,
+    model_id: options.ModelBeside = None,
     plan: Plan = None,
     json: options.Json = False,
     output: options.OutputOptions,
@@ -44,17 +45,16 @@ def doctor(
     """
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.diagnosis import Diagnosis
-    from paged_sdk.cli.flags import exclusive, reporting
+    from paged_sdk.cli.flags import exclusive, only, reporting
     from paged_sdk.cli.loading import builder_of, check_arch
 
     with reporting(doctor, output) as terminal:
-        exclusive({"MODEL": model, "--plan": plan})
+        named = only({"MODEL": model, "--model-id": model_id, "--plan": plan})
         exclusive(
             {"--ctxt-len": ctxt_len, "--pa-context-len": paged.pa_context_len, "--pa-ctxt-len": paged.pa_ctxt_len}
         )
         if ctxt_len is not None:
             paged = evolve(paged, pa_context_len=ctxt_len)
-        named = plan if model is None else model
         builder = None if named is None else builder_of(named, model_options, paged, engine, output)
         diagnosis = Diagnosis.of(builder, terminal, loads=plan is None)
         for each in (diagnosis.plan, diagnosis.loaded):

@@ -12,7 +12,7 @@ from paged_sdk.cli.groups import spellings_of_settings
 from paged_sdk.cli.options import OutputOptions
 from paged_sdk.cli.terminal import Terminal
 
-__all__ = ["exclusive", "reporting"]
+__all__ = ["exclusive", "only", "reporting"]
 
 
 @contextmanager
@@ -54,3 +54,13 @@ def exclusive(flags: Mapping[str, object]) -> None:
     given = [flag for flag, value in flags.items() if value is not None and value is not False and value != ()]
     if len(given) > 1:
         raise typer.BadParameter(f"{' and '.join(given)} exclude each other")
+
+
+def only(flags: Mapping[str, str | None]) -> str | None:
+    """Return the value of the one of these flags that was given; None: none was.
+
+    :param flags: values by spelling
+    :raises typer.BadParameter: several were, which are named
+    """
+    exclusive(flags)
+    return next((value for value in flags.values() if value is not None), None)

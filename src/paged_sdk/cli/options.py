@@ -83,6 +83,8 @@ ModelArgument = Annotated[
     ),
     Setting("model"),
 ]
+# As options of mistral.rs's commands have it.
+ModelBeside = Annotated[str | None, typer.Option("--model-id", "-m", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", metavar=FLAG, help="Print one JSON object.")]
 Adapter = Annotated[
     str | None,

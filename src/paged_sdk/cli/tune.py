@@ -15,6 +15,7 @@ __all__ = ["tune"]
 def tune(
     *,
     model: options.ModelArgument = None,
+    model_id: options.ModelBeside = None,
     json: options.Json = False,
     tune_options: TuneOptions,
     output: options.OutputOptions,
@@ -27,18 +28,19 @@ def tune(
     # Imported here, because help does not need them and should appear at once.
     import asyncio
 
-    from paged_sdk.cli.flags import exclusive, reporting
+    from paged_sdk.cli.flags import exclusive, only, reporting
     from paged_sdk.cli.service_file import write_service_file
     from paged_sdk.cli.tuning import Tuner
 
     with reporting(tune, output) as terminal:
+        location = only({"MODEL": model, "--model-id": model_id})
         exclusive({"--try": tune_options.types, "--isq": model_options.isq})
         file = tune_options.emit_config
         if file is not None and file.suffix.lower() != ".json":
             raise typer.BadParameter(f"{file}: expected a name that ends in .json", param_hint="--emit-config")
         if file is not None and (file.exists() or not file.absolute().parent.is_dir()):
             raise typer.BadParameter(f"{file}: expected a new file in a directory", param_hint="--emit-config")
-        tuned = asyncio.run(Tuner(model, model_options, output, tune_options, terminal).run())
+        tuned = asyncio.run(Tuner(location, model_options, output, tune_options, terminal).run())
         typer.echo(tuned.to_json() if json else tuned.to_text())
         if file is not None:
             write_service_file(file, tuned.settings)
