@@ -143,7 +143,7 @@ _RULES: Final[dict[str, _Rules]] = {
         metadata=lambda config, processor: {
             "clip.has_llava_projector": True,
             "clip.vision.block_count": config["vision_config"]["num_hidden_layers"] - 1,
-            "clip.use_gelu": False,
+            "clip.use_gelu": config["vision_config"]["model_type"] == "siglip_vision_model",
         },
         change=_kept_llava,
     ),
@@ -197,6 +197,12 @@ _RULES: Final[dict[str, _Rules]] = {
             "clip.vision.image_size": 28,
         },
     ),
+    "pixtral": _Rules(
+        projector="pixtral",
+        older=str,
+        metadata=lambda config, processor: {"clip.use_gelu": True, "clip.vision.attention.layer_norm_epsilon": 1e-5},
+        change=_pixtral,
+    ),
     "internvl": _Rules(
         projector="internvl",
         older=_internvl,
@@ -208,7 +214,7 @@ _RULES: Final[dict[str, _Rules]] = {
         },
     ),
 }
-MMPROJ_FAMILIES: Final = tuple(_RULES)
+MMPROJ_FAMILIES: Final = tuple(name for name in _RULES if name != "pixtral")  # a model of LLaVA's
 
 
 def write_vision_gguf(name: str, checkpoint: Path, directory: Path, *, type: str = "F32") -> tuple[Path, Path]:

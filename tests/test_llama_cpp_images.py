@@ -10,8 +10,7 @@ import PIL.Image
 import pytest
 
 from llamacpp import LlamaCpp
-from mmproj_files import write_vision_gguf
-from paged_sdk import GgufModelBuilder, RequestBuilder, SamplingParams, VisionMessages
+from paged_sdk import GgufModelBuilder, RequestBuilder, SamplingParams, VisionMessages, write_gguf, write_mmproj
 from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture
 
 pytest.importorskip("xllamacpp", reason="it has wheels for Linux on x86-64 alone")
@@ -39,7 +38,8 @@ async def test_it_sees_the_same(name: str, tmp_path: Path) -> None:
         "vision_config": dict(family["vision_config"]) | ({"window_size": 112} if name == "qwen2_5_vl" else {}),
     }
     make_vision_checkpoint(name, tmp_path / "checkpoint", **sections)
-    model, mmproj = write_vision_gguf(name, tmp_path / "checkpoint", tmp_path)
+    model = write_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", type="F32")
+    mmproj = write_mmproj(tmp_path / "checkpoint", tmp_path / "mmproj.gguf", type="F32")
     pixels, file = picture(SIZES[name], SIZES[name]), io.BytesIO()
     PIL.Image.fromarray(pixels).save(file, "PNG")
 

@@ -107,6 +107,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "embedded_model_path",
     "plan_memory",
     "write_gguf",
+    "write_mmproj",
     "write_safetensors",
 )
 """The contract: a name that is added or removed here is a change for users, and belongs in the changelog."""

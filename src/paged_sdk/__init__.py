@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paged_sdk.blocking import BlockingChatStream as BlockingChatStream
     from paged_sdk.blocking import BlockingCompletionStream as BlockingCompletionStream
     from paged_sdk.blocking import BlockingModel as BlockingModel
+    from paged_sdk.build.encoder_export import write_mmproj as write_mmproj
     from paged_sdk.build.gguf_export import write_gguf as write_gguf
     from paged_sdk.build.machine import GpuReport as GpuReport
     from paged_sdk.build.machine import MachineReport as MachineReport
@@ -115,6 +116,7 @@ _HOME = {
         "TextSpeculativeBuilder",
         "VisionModelBuilder",
     ),
+    "build.encoder_export": ("write_mmproj",),
     "build.gguf_export": ("write_gguf",),
     "build.machine": ("GpuReport", "MachineReport", "describe_machine"),
     "build.memory_plan": ("plan_memory",),

@@ -69,6 +69,17 @@ TopologyFile = Annotated[
 ]
 
 
+Mmproj = Annotated[
+    Path | None,
+    typer.Option(
+        "--mmproj",
+        metavar="FILE",
+        help='Also write the image encoder, which GGUF models have in a file of its own: with "mmproj" in its name.',
+    ),
+]
+MmprojType = Annotated[
+    str, typer.Option("--mmproj-type", metavar="NAME", help="The type of its matrices: F32, F16, BF16 or Q8_0.")
+]
 Safetensors = Annotated[
     bool,
     typer.Option(
@@ -88,12 +99,14 @@ def quantize(
     calibrate: Calibrate = None,
     imatrix_out: ImatrixOut = None,
     topology: TopologyFile = None,
+    mmproj: Mmproj = None,
+    mmproj_type: MmprojType = "F16",
     safetensors: Safetensors = False,
     output: options.OutputOptions,
 ) -> None:
     """Write a model as a GGUF file, quantized, or as safetensors."""
     # Imported here, because help does not need them and should appear at once.
-    from paged_sdk import Topology, write_gguf, write_safetensors
+    from paged_sdk import Topology, write_gguf, write_mmproj, write_safetensors
     from paged_sdk.cli.flags import exclusive, reporting
 
     with reporting(quantize, output) as terminal:
@@ -103,6 +116,7 @@ def quantize(
             "--calibrate": calibrate,
             "--imatrix-out": imatrix_out,
             "--topology": topology,
+            "--mmproj": mmproj,
         }.items():
             exclusive({"--safetensors": safetensors, flag: value})
         if safetensors:
@@ -123,6 +137,9 @@ def quantize(
             show_progress=not output.quiet,
         )
         terminal.note(f"{path}: {path.stat().st_size / 2**20:.0f} MiB")
+        if mmproj is not None:
+            beside = write_mmproj(source, mmproj, type=mmproj_type, show_progress=not output.quiet)
+            terminal.note(f"{beside}: {beside.stat().st_size / 2**20:.0f} MiB")
 
 
 def _override(text: str) -> tuple[str, str]:

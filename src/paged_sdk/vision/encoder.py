@@ -17,7 +17,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.family import Inputs
 from paged_sdk.vision.own_products import OwnProducts, take_matrices
 
-__all__ = ["EncodedImage", "ImageEncoder", "load_encoder"]
+__all__ = ["EncodedImage", "ImageEncoder", "config_of_model", "load_encoder"]
 
 _TEXT = ("language_model", "text_model", "lm_head")
 """The parts of transformers' model that are the text decoder."""
@@ -152,6 +152,23 @@ def load_encoder(
     tensors.clear()  # so that a matrix is not in memory twice for longer than it takes to pack it
     linears = take_matrices(inner, policy, names, dtype=dtype, device=device)
     return ImageEncoder(inner, OwnProducts(linears, policy.workspace), dtype=dtype, device=device)
+
+
+def config_of_model(path: Path, config: Mapping[str, Any]) -> Any:
+    """Return a config.json's content as transformers has it, with what the file leaves out.
+
+    :param path: the checkpoint, for messages
+    :raises CheckpointError: it cannot be used
+    :raises ModelLoadError: transformers is not installed
+    """
+    try:
+        from transformers import AutoConfig
+    except ImportError as error:
+        raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
+    try:
+        return AutoConfig.for_model(**_as_decoded(config))
+    except Exception as error:  # of any kind, for a config that does not fit
+        raise CheckpointError(f"{path}: its config cannot be used: {error}", path=path) from error
 
 
 def _as_decoded(config: Mapping[str, Any]) -> dict[str, Any]:

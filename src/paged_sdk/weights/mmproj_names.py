@@ -52,6 +52,22 @@ class EncoderNames:
         top = self.top.get(stem)
         return top and f"{top}.{kind}"
 
+    def gguf_name(self, name: str) -> str | None:
+        """Return GGUF's name of a tensor of transformers', or None if GGUF has no such tensor."""
+        stem, _, kind = name.rpartition(".")
+        for what, place, names in (("blk", self.blocks, self.block), ("deepstack", self.mergers, self.merger)):
+            if place and name.startswith(f"{place}."):
+                number, _, inner = name.removeprefix(f"{place}.").partition(".")
+                found = {own: f"{stored}.weight" for stored, own in names.items() if own in self.bare}
+                found |= {f"{own}.{kind}": f"{stored}.{kind}" for stored, own in names.items()}
+                return f"v.{what}.{number}.{found[inner]}" if inner in found else None
+        for stored, own in self.top.items():
+            if own == name:
+                return stored
+            if own == stem:
+                return f"{stored}.{kind}"
+        return None
+
 
 _VIT: Final = MappingProxyType(
     {

@@ -1,0 +1,27 @@
+"""Write the image encoder of a checkpoint as a GGUF file of its own (mmproj)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["write_mmproj"]
+
+
+def write_mmproj(source: str | Path, target: str | Path, *, type: str = "F16", show_progress: bool = False) -> Path:
+    """Write the image encoder of a checkpoint as llama.cpp's tools do, beside whose model :func:`write_gguf` writes.
+
+    What the file says is compared with the checkpoint before it gets its name. It is whole or not there.
+
+    :param source: a directory with config.json, safetensors and the image processor's settings, or a hub id
+    :param target: the file, which must not exist; with "mmproj" in its name it is found beside a model
+    :param type: of matrices: F32, F16, BF16 or Q8_0. Norms, biases and positions stay float32
+    :param show_progress: whether a terminal shows a bar
+    :returns: ``target``
+    :raises ConfigError: the target exists, the type is another, or a package that it needs is not installed
+    :raises ModelLoadError: the checkpoint cannot be read or has no encoder that llama.cpp knows, GGUF has no word for
+        something that it says, or the file cannot be written
+    """
+    # Imported here, so that naming the function loads no torch.
+    from paged_sdk.build.encoder_plan import write
+
+    return write(source, target, type, show_progress=show_progress)
