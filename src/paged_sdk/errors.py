@@ -70,8 +70,8 @@ def shown(value: object) -> str:
 
     It raises nothing, whatever the value is.
     """
-    if isinstance(value, str | bytes | bytearray) and len(value) > MAX_SHOWN:
-        value = value[:MAX_SHOWN]  # quotes make its repr longer still
+    if isinstance(value, str | bytes | bytearray | list | tuple) and len(value) > MAX_SHOWN:
+        value = value[:MAX_SHOWN]  # quotes and commas make its repr longer still
     try:
         text = " ".join(repr(value).splitlines())
     except Exception:  # an int of 5000 digits, a list nested too deep, anything in a __repr__ of the caller's own

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -164,3 +165,23 @@ def test_a_process_may_hold_as_many_connections_as_the_system_lets_it(monkeypatc
         monkeypatch.setattr(resource, "getrlimit", lambda kind, both=(soft, hard): both)
         allow_connections()
     assert limits == [(4096, 4096), (65536, 1 << 20), (65536, resource.RLIM_INFINITY)]
+
+
+MANY: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
+    "prompts": ("/v1/completions", {"prompt": ["a"] * 1025}, "prompt"),
+    "prompts of ids": ("/v1/completions", {"prompt": [[1]] * 1025}, "prompt"),
+    "ids": ("/v1/completions", {"prompt": [1] * ((1 << 20) + 1)}, "prompt"),
+    "texts": ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
+    "lists": ("/v1/chat/completions", {"messages": [[]] * 1_000_001}, "body"),
+    "stop strings": ("/v1/chat/completions", {"messages": HI, "stop": ["a"] * 5000}, "stop"),
+    "tools": ("/v1/chat/completions", {"messages": HI, "tools": [{"type": "function"}] * 5000}, "tools"),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_too_many_of_anything_is_400(served: Serving, case: str) -> None:
+    """Taking them would keep the server from answering others for seconds."""
+    path, fields, param = MANY[case]
+    refused = served.post(path, **fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert len(refused.text) < 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Required
+from typing import Annotated, Any, Final, Literal, Required, TypeAlias
 
 from attrs import field, frozen
 
@@ -21,7 +21,12 @@ from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, include
 from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
-__all__ = ["COMPLETION", "CompletionCall", "read_completion"]
+__all__ = ["COMPLETION", "CompletionCall", "TokenIds", "read_completion"]
+
+FEW: Final = Bounds(1, 1024)
+"""Prompts are requests each: more would keep all others from being answered while they are taken."""
+TokenIds: TypeAlias = Annotated[list[int], Bounds(1, 1 << 20)]
+"""No context has more, and to look at them takes 50 ms."""
 
 DEFAULT_MAX_TOKENS: Final = 16
 """As in OpenAI's API: a plain text has no end of its own."""
@@ -33,7 +38,7 @@ class CompletionBody(SamplingFields, total=False):
     model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
     prompt: Required[
         Annotated[
-            str | list[str] | list[int] | list[list[int]],
+            str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
             "A text or token ids that are continued, or several of them.",
         ]
     ]

@@ -8,8 +8,13 @@ from attrs import frozen
 
 from paged_sdk import EmbeddingResponse, Model
 from paged_sdk.wire.body import BodyReader, Bounds
+from paged_sdk.wire.completions import TokenIds
 
 __all__ = ["EMBEDDING", "EmbeddingCall", "read_embedding"]
+
+
+FEW: Final = Bounds(1, 2048)
+"""As in OpenAI's API."""
 
 
 class EmbeddingBody(TypedDict, total=False):
@@ -17,7 +22,10 @@ class EmbeddingBody(TypedDict, total=False):
 
     model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
     input: Required[
-        Annotated[str | list[str] | list[int] | list[list[int]], "A text or token ids, or several of them."]
+        Annotated[
+            str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
+            "A text or token ids, or several of them.",
+        ]
     ]
     dimensions: Annotated[int | None, Bounds(1), "Only the first so many numbers of each vector."]
     encoding_format: Annotated[Literal["float", "base64"] | None, "Lists of numbers, or float32 as a text."]
