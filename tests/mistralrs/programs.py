@@ -506,4 +506,6 @@ EXAMPLES: Final = {
     "xlora_gemma": None,
     "xlora_zephyr": None,
 }
-"""Example of mistral.rs's, by its file -> the program that shows the same. None: the engine has not what it shows."""
+"""Example of mistral.rs's, by its file -> the program that shows the same, of whatever family its model is. None: the
+engine has not what it shows.
+"""

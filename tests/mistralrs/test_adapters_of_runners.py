@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +17,7 @@ from paged_sdk import ConfigError, InvalidRequestError
 from paged_sdk.mistralrs import (
     Architecture,
     ChatCompletionRequest,
+    ChatCompletionStream,
     CompletionRequest,
     LoraAdapter,
     LoraAdapterError,
@@ -105,6 +108,43 @@ def test_an_alias_goes_over_to_another_content(runner: Runner, adapters: list[st
     assert say(runner, "new") == first
     assert runner.unload_lora_adapter("one", expected_generation=two.generation) == two
     assert [info.alias for info in runner.list_lora_adapters()] == ["new"]
+
+
+def test_requests_of_many_threads_get_the_content_that_they_say(runner: Runner, adapters: list[str]) -> None:
+    texts = {info.generation: say(runner, "one") for info in runner.list_lora_adapters()}
+    two = runner.load_lora_adapter("two", adapters[1])
+    texts[two.generation] = say(runner, "two")
+    ended = threading.Event()
+
+    def ask(is_streamed: bool) -> set[str]:
+        seen: set[str] = set()
+        while not ended.is_set():
+            request: ChatCompletionRequest[bool] = ChatCompletionRequest(
+                "Hello!", "default", max_tokens=12, adapter="one", stream=is_streamed
+            )
+            answer = runner.send_chat_completion_request(request)
+            if isinstance(answer, ChatCompletionStream):
+                chunks = list(answer)
+                generation = chunks[0].adapter_generation
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            else:
+                generation, text = answer.adapter_generation, answer.choices[0].message.content or ""
+            assert generation is not None
+            assert text == texts[generation]
+            seen.add(generation)
+        return seen
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(ask, bool(index % 2)) for index in range(4)]
+        try:
+            for turn in range(1, 9):
+                runner.load_lora_adapter("one", adapters[turn % 2], load_inplace=True)
+        finally:
+            ended.set()
+        assert set.union(*(each.result() for each in asked)) <= set(texts)
+    status = runner.lora_adapter_status()
+    assert [generation.active_leases for generation in status.generations] == [0, 0]
+    assert status.retired_generations == 0
 
 
 def test_what_cannot_be_done_has_a_code(runner: Runner, adapters: list[str], tmp_path: Path) -> None:

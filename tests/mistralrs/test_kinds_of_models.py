@@ -13,6 +13,7 @@ import huggingface_hub
 import numpy as np
 import PIL.Image
 import pytest
+from transformers import CONFIG_MAPPING
 
 import tiny
 from mmproj_files import write_vision_gguf
@@ -126,6 +127,12 @@ def test_images_of_gguf_models(tmp_path: Path) -> None:
     for wrong in ([], [encoder.name, "other"], 5):
         with pytest.raises(ConfigError, match="mmproj_filename"):
             Which.GGUF("model", "file", mmproj_filename=wrong)  # type: ignore[arg-type]  # of the number
+
+
+def test_names_of_families_are_those_that_checkpoints_say() -> None:
+    families = [*Architecture, *MultimodalArchitecture, *EmbeddingArchitecture]
+    unknown = {family.name for family in families if family.value not in CONFIG_MAPPING}
+    assert unknown == {"MiniCpmO", "Phi3V", "Phi4MM"}, "which come with code of their own"
 
 
 def test_smolvlm_is_an_idefics3() -> None:

@@ -56,13 +56,14 @@ class Generations:
 
     def __init__(self, sources: Mapping[str, str], limits: AdapterLimits) -> None:
         self._limits: Final = limits
-        self._lock: Final = threading.Lock()
+        self._lock: Final = threading.RLock()  # a stream that is collected while it is held lets its lease go
         self._loading: Final = threading.Lock()  # one change after the other: an adapter is compared with what there is
         self._names: dict[str, str] = {alias: alias for alias in sources}
         self._sources: dict[str, str] = dict(sources)  # by the model's names
         self._initial: Final = dict(sources)
         self._leases: Counter[str] = Counter()
         self._retiring: dict[str, AdapterInfo] = {}
+        self._used: set[str] = set(sources)
         self._next = 0
 
     def reset(self) -> None:
@@ -117,6 +118,8 @@ class Generations:
         if selected is not None:
             with self._lock:
                 self._leases[selected.name] -= 1
+                if not self._leases[selected.name]:
+                    del self._leases[selected.name]
 
     def load(
         self,
@@ -144,7 +147,9 @@ class Generations:
                 raise _error("lora_adapter_limit_exceeded", "alias", alias, f"nothing beyond {self._limits}")
             with self._lock:
                 self._next += 1
-                name = alias if alias not in self._sources else f"{alias}#{self._next}"
+                # A name is used once: requests may still hold what it stood for.
+                name = alias if alias not in self._used else f"{alias}#{self._next}"
+                self._used.add(name)
             _load(model, name, adapter_dir)
             info = next(info for info in model.adapter_infos if info.name == name)
             over = next(self._exceeded(model, info), None)
@@ -240,8 +245,8 @@ class Generations:
             model.unload_adapter(name)
         finally:
             with self._lock:
-                for kept in (self._retiring, self._sources, self._leases):
-                    kept.pop(name, None)
+                del self._retiring[name]
+                self._sources.pop(name, None)
 
 
 def _info(alias: str, source: str, info: AdapterInfo) -> LoraAdapterInfo:

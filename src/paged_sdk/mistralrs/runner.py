@@ -503,11 +503,14 @@ class Runner:
             else StreamedRounds(model.stream_chat_request, request, self._callbacks, rounds)
         )
         self._generations.lease(selected)
-        return ChatCompletionStream(
+        stream = ChatCompletionStream(
             source,
             adapter_generation=_generation(selected),
             when_ended=partial(self._generations.release, selected),
         )
+        if selected is not None:
+            stream.read()  # until then, the adapter can be gone
+        return stream
 
 
 def _generation(selected: Selected | None) -> str | None:

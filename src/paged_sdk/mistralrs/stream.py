@@ -48,13 +48,20 @@ class ChatCompletionStream:
         waiting = next(self._waiting, None)
         if waiting is not None:
             return waiting
+        self.read()
+        return next(self._waiting)
+
+    def read(self) -> None:
+        """Wait for the SDK's next chunk, which is then the next one of the stream.
+
+        :raises StopIteration: there is none
+        """
         try:
             chunk = next(self._source)
         except BaseException:  # the end is one of them
             self._finalizer()
             raise
         self._waiting = chunks_of(chunk, adapter_generation=self._generation)
-        return next(self._waiting)
 
     def close(self) -> None:
         """End the request if it has not ended."""
