@@ -309,6 +309,7 @@ def test_command_lines_that_cannot_be_understood(command_line: CommandLine, argu
         ("--max-slowdown", "1"),
         ("--chat-template", ""),
         ("--device", ""),
+        ("--adapter", ""),
         ("--quantized-file", ""),
     ],
 )

@@ -94,6 +94,7 @@ Adapter = Annotated[
         help="A LoRA adapter that the text goes through: a directory as PEFT saves it, a GGUF file, or a hub id.",
         rich_help_panel=MODEL,
     ),
+    Setting("with_adapter"),
 ]
 
 

@@ -10,7 +10,7 @@ import typer
 from attrs import evolve
 
 from paged_sdk.cli import options
-from paged_sdk.cli.groups import grouped, replaced
+from paged_sdk.cli.groups import Setting, grouped, replaced
 from paged_sdk.cli.server_options import SERVER, ServerOptions
 
 __all__ = ["serve"]
@@ -23,6 +23,7 @@ Adapters = Annotated[
         help="A LoRA adapter, which clients call as a model. It can be repeated.",
         rich_help_panel=options.MODEL,
     ),
+    Setting("with_adapter"),
 ]
 Vision = Annotated[
     bool,
