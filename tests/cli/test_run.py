@@ -96,8 +96,8 @@ def test_images(tmp_path: Path) -> None:
     chat = run(model, "What is this?", "-i", "--max-tokens", "8", *flags, stdin="And now?\n")
     assert chat.exit_code == 0
     assert result.stdout in chat.stdout
-    for wrong in (["--raw"], ["--format", "gguf"], ["--quantized-file", "file.gguf"]):
-        assert "--image" in run(model, "What is this?", *flags, *wrong).output
+    assert "--image" in run(model, "What is this?", *flags, "--raw").output
+    assert "has no GGUF file" in run(model, "What is this?", *flags, "--format", "gguf").output
     missing = run(model, "What is this?", "--image", str(tmp_path / "no.png")).output
     assert "does not exist" in " ".join(missing.replace("│", " ").split())  # the frame breaks lines anywhere
 
