@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 from attrs import evolve
 
-from paged_sdk import BlockingModel, ToolRoundsError, mistralrs
+from paged_sdk import BlockingModel, mistralrs
 from paged_sdk.mistralrs import (
     ChatCompletionRequest,
     ChatCompletionStream,
@@ -139,9 +139,9 @@ def test_callbacks_do_tools_while_a_response_is_streamed() -> None:
         assert len({chunk.id for chunk in chunks}) == 1
         assert [chunk for chunk in chunks if chunk.usage is not None] == chunks[-1:]
     with runner_of(CALL, callbacks={"weather": callback}) as runner:
-        with pytest.raises(ToolRoundsError) as caught:
-            list(runner.send_chat_completion_request(evolve(STREAMS, max_tool_rounds=2)))
-        assert (caught.value.max_rounds, len(caught.value.responses)) == (2, 3)
+        (last,) = runner.send_chat_completion_request(evolve(STREAMS, max_tool_rounds=2))
+        assert last.choices[0].finish_reason == "tool_calls"
+        assert [call.function.name for call in last.choices[0].delta.tool_calls or []] == ["weather"]
         with runner.send_chat_completion_request(evolve(STREAMS, max_tool_rounds=9)) as stream:
             stream.close()
         assert next(stream, None) is None
@@ -159,3 +159,30 @@ def test_the_model_is_told_what_a_callback_returns_or_raises(request_: ChatCompl
                 assert "".join(chunk.choices[0].delta.content or "" for chunk in answer) == told
             else:
                 assert answer.choices[0].message.content == told
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_without_a_callback_are_for_the_program(is_streamed: bool) -> None:
+    other = CALL.replace("weather", "time")
+    schemas = [WEATHER, WEATHER.replace("weather", "time")]
+    with runner_of(CALL, f"Now: {CALL}{other}", callbacks={"weather": lambda *_: "20 degrees"}) as runner:
+        request: ChatCompletionRequest[bool] = ChatCompletionRequest(
+            "Hello!", "default", tool_schemas=schemas, stream=is_streamed
+        )
+        answer = runner.send_chat_completion_request(request)
+        if isinstance(answer, ChatCompletionStream):
+            chunks = list(answer)
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks).strip() == "Now:"
+            calls, usage = chunks[-1].choices[0].delta.tool_calls, chunks[-1].usage
+        else:
+            calls, usage = answer.choices[0].message.tool_calls, answer.usage
+            assert [each.round for each in answer.agentic_tool_calls or []] == [0]
+            assert answer.to_dict()["usage"]["prompt_tokens"] == answer.usage.prompt_tokens
+        assert [call.function.name for call in calls or []] == ["weather", "time"]
+    with runner_of(CALL, f"Now: {CALL}{other}") as runner:
+        alone = runner.send_chat_completion_request(ChatCompletionRequest("Hello!", "default", tool_schemas=schemas))
+    assert usage is not None
+    assert usage.prompt_tokens > 2 * alone.usage.prompt_tokens  # of both answers, the second of which has more of it
+    assert usage.completion_tokens > alone.usage.completion_tokens
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert usage.avg_prompt_tok_per_sec == pytest.approx(usage.prompt_tokens / usage.total_prompt_time_sec)

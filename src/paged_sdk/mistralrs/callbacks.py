@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from attrs import evolve
 
 import paged_sdk
-from paged_sdk import BlockingChatStream, ConfigError, Message, RequestBuilder, ToolRoundsError, ToolRun
+from paged_sdk import BlockingChatStream, ConfigError, Message, RequestBuilder
 from paged_sdk.mistralrs.responses import AgenticToolCallRecord
+from paged_sdk.mistralrs.usage import summed
 
-__all__ = ["Callbacks", "StreamedRounds", "checked_callbacks", "records_of"]
+__all__ = ["MAX_ROUNDS", "Callbacks", "Rounds", "StreamedRounds", "checked_callbacks"]
+
+MAX_ROUNDS: Final = 256
+"""So often mistral.rs runs a request's tools, if nothing is said."""
 
 Callbacks: TypeAlias = Mapping[str, Callable[[str, dict[str, Any]], str]]
 
@@ -29,55 +33,87 @@ def checked_callbacks(callbacks: object) -> Callbacks:
     return {**callbacks}
 
 
-def records_of(run: ToolRun) -> Iterator[AgenticToolCallRecord]:
-    """Return what was called for an answer, in order."""
-    told = {message.tool_call_id: message.content for message in run.messages}
-    for place, response in enumerate(run.responses):
-        for call in response.choices[0].message.tool_calls:
-            yield AgenticToolCallRecord(
-                round=place,
-                name=call.function.name,
-                arguments=call.function.arguments,
-                result_content=told[call.id],
+class Rounds:
+    """Does what a model calls, in the thread that waits for its answer, and knows what came of it.
+
+    An answer is the last one if it calls nothing, if it calls a tool without a callback, which the program does, or if
+    there were so many rounds before.
+
+    :param request: the first one
+    :param max_rounds: how often tools are run at most
+    """
+
+    def __init__(self, request: RequestBuilder, callbacks: Callbacks, max_rounds: int) -> None:
+        self._callbacks: Final = callbacks
+        self._max_rounds: Final = max_rounds
+        self._responses: list[paged_sdk.ChatCompletionResponse] = []
+        self.request = request
+        self.records: list[AgenticToolCallRecord] = []
+
+    def goes_on(self, response: paged_sdk.ChatCompletionResponse) -> bool:
+        """Do what an answer calls, and return whether :attr:`request` is to be sent now."""
+        self._responses.append(response)
+        message = response.choices[0].message
+        calls = message.tool_calls
+        is_over = len(self._responses) > self._max_rounds
+        if is_over or not calls or any(call.function.name not in self._callbacks for call in calls):
+            return False
+        self.request = self.request.add_messages(message, *self._answers(calls))
+        return True
+
+    def whole(self) -> paged_sdk.ChatCompletionResponse:
+        """Return the last answer, with what all of them cost."""
+        return evolve(self._responses[-1], usage=summed([response.usage for response in self._responses]))
+
+    def _answers(self, calls: Sequence[paged_sdk.ToolCallResponse]) -> Iterator[Message]:
+        for call in calls:
+            name = call.function.name
+            try:
+                result = self._callbacks[name](name, call.function.parse_arguments())
+            except Exception as error:  # of the program's own: the model is told
+                result = f"Error: {type(error).__name__}: {error}"
+            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+            self.records.append(
+                AgenticToolCallRecord(
+                    round=len(self._responses) - 1,
+                    name=name,
+                    arguments=call.function.arguments,
+                    result_content=text,
+                )
             )
+            yield Message("tool", text, name=name, tool_call_id=call.id)
 
 
 class StreamedRounds:
     """Gives the chunks of all answers of a model that calls tools until it has the last one, as those of one response.
 
-    The calls themselves are not among them: they are done while the next chunk is waited for.
+    Calls that are done here are not among them.
 
     :param send: sends a request
-    :param request: the first one
-    :param callbacks: do its tools
-    :param max_rounds: how often tools are run at most
     """
 
-    def __init__(
-        self,
-        send: Callable[[RequestBuilder], BlockingChatStream],
-        request: RequestBuilder,
-        callbacks: Callbacks,
-        max_rounds: int,
-    ) -> None:
+    def __init__(self, send: Callable[[RequestBuilder], BlockingChatStream], rounds: Rounds) -> None:
         self._send: Final = send
-        self._request = request
-        self._callbacks: Final = callbacks
-        self._max_rounds: Final = max_rounds
-        self._responses: list[paged_sdk.ChatCompletionResponse] = []
-        self._stream = send(request)
+        self._rounds: Final = rounds
+        self._stream = send(rounds.request)
+        self._calls: list[paged_sdk.ToolCallResponse] = []
         self._id: str | None = None
 
     def __next__(self) -> paged_sdk.ChatCompletionChunkResponse:
         while True:
             chunk = next(self._stream)
             self._id = self._id or chunk.id
-            is_called = any(choice.finish_reason == "tool_calls" for choice in chunk.choices)
-            if is_called:
-                self._go_on(self._stream.collect())
-            shown = tuple(_without_calls(choice) for choice in chunk.choices)
-            if not is_called:
-                return evolve(chunk, id=self._id, choices=shown)
+            self._calls += [call for choice in chunk.choices for call in choice.delta.tool_calls]
+            is_last, goes_on = any(choice.finish_reason for choice in chunk.choices), False
+            if is_last:
+                goes_on = self._rounds.goes_on(self._stream.collect())
+            calls = tuple(self._calls) if is_last and not goes_on else ()
+            shown = tuple(_choice(choice, calls, goes_on=goes_on) for choice in chunk.choices)
+            if goes_on:
+                self._calls = []
+                self._stream = self._send(self._rounds.request)
+            if is_last and not goes_on:
+                return evolve(chunk, id=self._id, choices=shown, usage=self._rounds.whole().usage)
             if any(choice.delta.content or choice.delta.reasoning_content for choice in shown):
                 return evolve(chunk, id=self._id, choices=shown, usage=None)
 
@@ -85,34 +121,14 @@ class StreamedRounds:
         """End the request if it has not ended."""
         self._stream.close()
 
-    def _go_on(self, response: paged_sdk.ChatCompletionResponse) -> None:
-        """Do what a response calls, and send what came of it."""
-        self._responses.append(response)
-        if len(self._responses) > self._max_rounds:
-            raise ToolRoundsError(
-                f"the model called tools again after {self._max_rounds} rounds of calls",
-                request_id=response.id,
-                partial_response=response,
-                max_rounds=self._max_rounds,
-                responses=self._responses,
-            )
-        message = response.choices[0].message
-        self._request = self._request.add_messages(message, *self._answers(message.tool_calls))
-        self._stream = self._send(self._request)
 
-    def _answers(self, calls: Sequence[paged_sdk.ToolCallResponse]) -> Iterable[Message]:
-        for call in calls:
-            name = call.function.name
-            try:
-                result = self._callbacks[name](name, call.function.parse_arguments())
-            except Exception as error:  # of the program's own: the model is told, as where nothing is streamed
-                result = f"Error: {type(error).__name__}: {error}"
-            text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-            yield Message("tool", text, name=name, tool_call_id=call.id)
+def _choice(
+    choice: paged_sdk.ChunkChoice, calls: tuple[paged_sdk.ToolCallResponse, ...], *, goes_on: bool
+) -> paged_sdk.ChunkChoice:
+    """Return what is shown of a chunk.
 
-
-def _without_calls(choice: paged_sdk.ChunkChoice) -> paged_sdk.ChunkChoice:
-    """Return what is shown of a chunk whose calls are done here."""
-    reason = None if choice.finish_reason == "tool_calls" else choice.finish_reason
-    delta = evolve(choice.delta, tool_calls=(), tool_call_deltas=())
-    return evolve(choice, finish_reason=reason, delta=delta)
+    :param calls: those that are for the program
+    :param goes_on: whether another answer follows
+    """
+    delta = evolve(choice.delta, tool_calls=calls, tool_call_deltas=())
+    return evolve(choice, finish_reason=None if goes_on else choice.finish_reason, delta=delta)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from paged_sdk import Constraint, InvalidRequestError, RequestBuilder, SamplingParams, Tool
 from paged_sdk.mistralrs.adapters import LoraAdapterGeneration, is_selection
@@ -53,7 +53,8 @@ class ChatCompletionRequest(Generic[StreamT]):
     :ivar truncate_sequence: whether to cut a prompt that is too long at its front instead of refusing it
     :ivar reasoning_effort: "off" turns thinking off; "low", "medium", "high" and "xhigh" turn it on, and are given to
         the chat template; "none" is "off", and "max" is "xhigh"
-    :ivar max_tool_rounds: how often tools with callbacks of the runner's are run at most; None: 8 times
+    :ivar max_tool_rounds: how often tools with callbacks of the runner's are run at most; None: 256 times. After that,
+        calls are for the program
     :ivar ignore_eos: whether to go on past the end token
     :ivar adapter: the alias of the adapter that the texts go through, or one of its generations; None: none
     """
@@ -105,7 +106,6 @@ class ChatCompletionRequest(Generic[StreamT]):
         *,
         seed: int | None,
         default_temperature: float | None,
-        callbacks: Mapping[str, Callable[[str, dict[str, Any]], str]] | None = None,
     ) -> RequestBuilder:
         """Return the request that the model takes, without its adapter: the runner knows what it stands for.
 
@@ -114,7 +114,6 @@ class ChatCompletionRequest(Generic[StreamT]):
 
         :param seed: None draws one
         :param default_temperature: the checkpoint's temperature
-        :param callbacks: functions by the names of the tools that they do
         :raises ConfigError: a sampling value out of its range
         :raises InvalidRequestError: malformed messages, or fields that contradict each other
         """
@@ -130,7 +129,7 @@ class ChatCompletionRequest(Generic[StreamT]):
         constraint = _constraint(self)
         if constraint is not None:
             builder = builder.with_constraint(constraint)
-        builder = builder.with_tools(self._tools(callbacks), ToolChoice.parse(self.tool_choice))
+        builder = builder.with_tools(self._tools(), ToolChoice.parse(self.tool_choice))
         return builder.with_truncation() if self.truncate_sequence else builder
 
     def _reasoning(self) -> tuple[bool, str | None]:
@@ -146,7 +145,7 @@ class ChatCompletionRequest(Generic[StreamT]):
             raise InvalidRequestError.of("reasoning_effort", given, f"nothing beside enable_thinking={not thinks}")
         return thinks, ("xhigh" if effort == "max" else effort) if thinks else None
 
-    def _tools(self, callbacks: Mapping[str, Callable[[str, dict[str, Any]], str]] | None) -> list[Tool]:
+    def _tools(self) -> list[Tool]:
         schemas = () if self.tool_schemas is None else self.tool_schemas
         if isinstance(schemas, str) or not isinstance(schemas, Sequence):
             raise InvalidRequestError.of("tool_schemas", schemas, "a list of JSON texts")
@@ -158,9 +157,7 @@ class ChatCompletionRequest(Generic[StreamT]):
                 raise InvalidRequestError.of("tool_schemas", schema, "JSON text of a tool") from None
             if not isinstance(described, dict) or not described:
                 raise InvalidRequestError.of("tool_schemas", schema, "JSON text of a tool")
-            tool = Tool.parse(described)
-            callback = (callbacks or {}).get(tool.name)
-            tools.append(tool if callback is None else evolve(tool, function=_called_back(callback, tool.name)))
+            tools.append(Tool.parse(described))
         return tools
 
 
@@ -272,12 +269,3 @@ def _constraint(request: ChatCompletionRequest[Any] | CompletionRequest) -> Cons
         missing = "grammar" if request.grammar is None else "grammar_type"
         raise InvalidRequestError.of(missing, None, "both grammar and grammar_type, or none")
     return constraint_of(request.grammar_type, request.grammar, field="grammar_type")
-
-
-def _called_back(callback: Callable[[str, dict[str, Any]], str], name: str) -> Callable[..., str]:
-    """Return a function of a tool's arguments."""
-
-    def call(**arguments: Any) -> str:
-        return callback(name, arguments)
-
-    return call

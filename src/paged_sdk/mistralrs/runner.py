@@ -21,7 +21,7 @@ from paged_sdk import (
 from paged_sdk import PagedCacheType as CacheType
 from paged_sdk.mistralrs.absent import METHODS, AbsentMethodError
 from paged_sdk.mistralrs.adapters import LoraAdapterError, LoraAdapterGeneration, LoraAdapterInfo, LoraRuntimeStatus
-from paged_sdk.mistralrs.callbacks import StreamedRounds, checked_callbacks, records_of
+from paged_sdk.mistralrs.callbacks import MAX_ROUNDS, Rounds, StreamedRounds, checked_callbacks
 from paged_sdk.mistralrs.enums import IsqOrganization, PagedCacheType
 from paged_sdk.mistralrs.generations import Generations, Selected
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, StreamT
@@ -67,7 +67,8 @@ class Runner:
         text is the same unless more than 12 texts are generated at a time: there ``with_batch_invariance`` of the API
         beneath sees to it. None draws a seed for each request
     :param tool_callbacks: functions that do tools, by name: each gets the tool's name and its arguments, and returns
-        what the model is told. A request all of whose tools have one is answered once the model calls none any more
+        what the model is told, in the thread that waits for the answer. That comes once the model calls none of them
+        any more; a call of a tool without one is for the program
     :param which_draft: a smaller model with the same vocabulary, which guesses tokens that the model verifies;
         mistral.rs had it before 0.7
     :param speculative_gamma: the most tokens guessed at a time: 32 with a draft model, if not given; given without one,
@@ -199,26 +200,17 @@ class Runner:
         self._check_model(model_id)
         if not isinstance(request, ChatCompletionRequest):
             raise InvalidRequestError.of("request", request, "a ChatCompletionRequest")
-        built = request.build(
-            seed=self._seed,
-            default_temperature=self._model.generation_defaults.temperature,
-            callbacks=self._callbacks,
-        )
-        tools = built.options.shown_tools
-        done = [tool.name for tool in tools if tool.function is not None]
-        if done and len(done) < len(tools):
-            raise InvalidRequestError.of("tool_schemas", done, "tools that all have a callback, or none")
+        built = request.build(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
+        done = [tool.name for tool in built.options.shown_tools if tool.name in self._callbacks]
         if request.max_tool_rounds is not None and not done:
             raise InvalidRequestError.of(
                 "max_tool_rounds", request.max_tool_rounds, "None where no tool has a callback of the runner's"
             )
-        if done and request.max_tool_rounds == 0:
-            raise InvalidRequestError.of("max_tool_rounds", 0, "at least 1 where tools have callbacks")
         if done and request.n_choices != 1:
             raise InvalidRequestError.of("n_choices", request.n_choices, "1 where tools have callbacks")
         rounds = None
         if done:
-            rounds = 8 if request.max_tool_rounds is None else request.max_tool_rounds
+            rounds = MAX_ROUNDS if request.max_tool_rounds is None else request.max_tool_rounds
         send = self._stream if request.stream else self._answer
         return self._selecting(request.adapter, lambda selected: send(built, selected, rounds))
 
@@ -488,11 +480,10 @@ class Runner:
     def _answer(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionResponse:
         request = _through(built, selected)
         with self._generations.leased(selected):
-            if rounds is None:
-                response, records = self._model.send_chat_request(request), []
-            else:
-                run = self._model.send_chat_with_tools(request, max_rounds=rounds)
-                response, records = run.response, list(records_of(run))
+            run = Rounds(request, self._callbacks, rounds or 0)
+            while run.goes_on(self._model.send_chat_request(run.request)):
+                pass
+        response, records = run.whole(), run.records
         return ChatCompletionResponse.of(response, adapter_generation=_generation(selected), agentic_tool_calls=records)
 
     def _stream(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionStream:
@@ -500,7 +491,7 @@ class Runner:
         source: ChunkSource = (
             model.stream_chat_request(request)
             if rounds is None
-            else StreamedRounds(model.stream_chat_request, request, self._callbacks, rounds)
+            else StreamedRounds(model.stream_chat_request, Rounds(request, self._callbacks, rounds))
         )
         self._generations.lease(selected)
         stream = ChatCompletionStream(
