@@ -28,8 +28,8 @@ from paged_sdk import (
 from paged_sdk.cli import talk
 from paged_sdk.cli.app import app
 from paged_sdk.cli.loading import AnyBuilder, Builder
-from paged_sdk.cli.options import PromptOptions
 from paged_sdk.cli.terminal import Terminal
+from paged_sdk.cli.text_options import PromptOptions
 
 GREEDY = SamplingParams.deterministic()
 

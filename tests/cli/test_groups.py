@@ -76,7 +76,7 @@ def test_an_option_is_in_one_group() -> None:
 def test_marks_name_methods_of_builders() -> None:
     groups = [each for each in vars(options).values() if inspect.isclass(each) and hasattr(each, "__attrs_attrs__")]
     groups = [each for each in groups if each.__name__.endswith("Options")]
-    assert len(groups) > 4
+    assert len(groups) > 3
     marked = 0
     for group in (*groups, ServerOptions):
         hints = get_type_hints(group, include_extras=True)

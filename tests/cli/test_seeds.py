@@ -19,7 +19,7 @@ from paged_sdk import (
 from paged_sdk.cli import talk
 from paged_sdk.cli.app import app
 from paged_sdk.cli.loading import AnyBuilder
-from paged_sdk.cli.options import PromptOptions
+from paged_sdk.cli.text_options import PromptOptions
 from paged_sdk.config.env import Environment, read_environment
 
 PHI = TextModelBuilder("microsoft/Phi-3-mini-128k-instruct")

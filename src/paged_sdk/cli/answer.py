@@ -20,8 +20,8 @@ from paged_sdk import (
     Usage,
     VisionMessages,
 )
-from paged_sdk.cli.options import SamplingOptions
 from paged_sdk.cli.terminal import Terminal, usage_line
+from paged_sdk.cli.text_options import SamplingOptions
 from paged_sdk.wire.sampling import SamplingFields, read_sampling
 
 __all__ = ["Manner", "asked", "opening", "sampling_of", "show_answer"]

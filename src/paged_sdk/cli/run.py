@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paged_sdk.cli import options
 from paged_sdk.cli.groups import grouped
+from paged_sdk.cli.text_options import PromptOptions, SamplingOptions
 
 __all__ = ["run"]
 
@@ -11,7 +12,7 @@ __all__ = ["run"]
 @grouped
 def run(
     *,
-    prompt: options.PromptOptions,
+    prompt: PromptOptions,
     model_id: options.ModelId = None,
     output: options.OutputOptions,
     version: options.Version = False,
@@ -19,7 +20,7 @@ def run(
     paged: options.PagedOptions,
     engine: options.EngineOptions,
     adapter: options.Adapter = None,
-    sampling: options.SamplingOptions,
+    sampling: SamplingOptions,
 ) -> None:
     """Ask a model something, or chat with it.
 

@@ -13,8 +13,8 @@ from paged_sdk.cli.answer import Manner, asked, opening, show_answer
 from paged_sdk.cli.chat import Chat
 from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.loading import AnyBuilder, check_arch
-from paged_sdk.cli.options import PromptOptions
 from paged_sdk.cli.terminal import Terminal
+from paged_sdk.cli.text_options import PromptOptions
 
 __all__ = ["talk"]
 
