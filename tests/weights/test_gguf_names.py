@@ -18,14 +18,17 @@ NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()
 def test_names_are_the_converters(name: str) -> None:
     architecture, names = ARCHITECTURES[name], gguf.get_tensor_name_map(NUMBERS[name], 3)
     for stem, block_name in architecture.block_names.items():
-        for kind in ("weight", "bias"):
+        is_bare = stem == "attn_sinks"  # which Hugging Face names without an ending
+        for kind in ("weight",) if is_bare else ("weight", "bias"):
             found = architecture.hugging_face_name(f"blk.2.{stem}.{kind}")
-            assert found == f"{architecture.body}{architecture.layers}.2.{block_name}.{kind}"
+            ending = "" if is_bare else f".{kind}"
+            assert found == f"{architecture.body}{architecture.layers}.2.{block_name}{ending}"
             assert architecture.gguf_name(found) == f"blk.2.{stem}.{kind}"
             # The converter stacks experts and norms of heads, whose names then have no number.
             original = found.replace(f".norms.{EACH}.", ".").replace(f".{EACH}.", ".")
             if name == "bloom":  # whose released checkpoints have no prefix
                 original = original.removeprefix(architecture.body)
+            original += ".weight" if is_bare else ""  # which the converter adds
             assert names.get_name(original, try_suffixes=(".weight", ".bias")) == f"blk.2.{stem}.{kind}"
     for stem, block_name in architecture.beside_names.items():
         both = architecture.of_file(["blk.0.attn_norm_2.weight"])

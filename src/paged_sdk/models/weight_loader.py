@@ -239,7 +239,7 @@ class WeightLoader:
         :param block: the name under which their tensors are: ``gate_up_proj`` and ``down_proj`` of all experts, or each
             expert's by its number
         :param names: the names of an expert's gate, up and down, without ``.weight``
-        :param alternates: whether the tensor of all experts has gate and up in turns
+        :param alternates: whether the tensor of all experts has gate and up in turns, where there is one
         :param swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None:
             they have none
         :raises CheckpointError: a tensor is missing or has another shape
@@ -247,7 +247,7 @@ class WeightLoader:
         *gate_up_names, down_name = names
         neurons = None if self.shard.is_whole else self.shard.neurons(intermediate_size)
         of_experts = [f"{block}.{expert}" for expert in range(num_experts)]
-        if alternates:
+        if alternates and f"{of_experts[0]}.{down_name}.weight" not in self._source:
             return self._alternating(block, num_experts, hidden_size, intermediate_size, swiglu)
         gate_up = self._stack(
             f"{block}.gate_up_proj",
@@ -263,7 +263,22 @@ class WeightLoader:
             cols=intermediate_size,
             own_cols=None if neurons is None else lambda shard: shard.neurons(intermediate_size),
         )
-        return self._experts(gate_up, down, None)
+        extras = None
+        if swiglu is not None:
+            of_each = {name: [f"{expert}.{name}.bias" for expert in of_experts] for name in names}
+            gate_bias, up_bias = (
+                torch.stack([self.tensor(each, intermediate_size) for each in of_each[name]]) for name in gate_up_names
+            )
+            down_bias = torch.stack([self.tensor(each, hidden_size) for each in of_each[down_name]])
+            own = slice(0, intermediate_size) if neurons is None else neurons
+            extras = ExpertExtras(
+                gate_bias=gate_bias[:, own].contiguous(),
+                up_bias=up_bias[:, own].contiguous(),
+                down_bias=down_bias if self.shard.is_first else torch.zeros_like(down_bias),
+                alpha=swiglu[0],
+                limit=swiglu[1],
+            )
+        return self._experts(gate_up, down, extras)
 
     def _experts(self, gate_up: ExpertStack, down: ExpertStack, extras: ExpertExtras | None) -> Experts:
         experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device, extras=extras)

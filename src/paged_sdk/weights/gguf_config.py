@@ -22,7 +22,7 @@ _GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 _WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
 
 # Architectures that may have experts, and the keys of other architectures' mixtures that are refused.
-_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "olmoe"})
+_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"})
 _SHARED_SIZE = "expert_shared_feed_forward_length"
 _OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
 _SOFTMAX_GATE = 1

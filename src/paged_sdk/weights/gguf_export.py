@@ -36,7 +36,8 @@ __all__ = [
 ]
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
-    {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
+    # Of gpt-oss, files are read alone: checkpoints have gate and up of its experts in turns.
+    {architecture.model_type: name for name, architecture in ARCHITECTURES.items() if name != "gpt-oss"}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
 )

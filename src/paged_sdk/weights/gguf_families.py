@@ -37,6 +37,7 @@ _BIASES: Final = MappingProxyType(
         "phi2": _NORMS | _QKV | _MLP | {"attn_output", "output"},
         "stablelm": _NORMS | _QKV,
         "falcon": _NORMS | {"attn_norm_2"},
+        "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
     }
 )
@@ -168,6 +169,28 @@ def _olmoe(model: GgufModel) -> dict[str, Any]:
     return {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False}
 
 
+def _gpt_oss(model: GgufModel) -> dict[str, Any]:
+    """Return what files do not say, which is the same for all of these models: activations, alternating windows, and
+    the details of YaRN. llama.cpp rounds its range of frequencies, where the model does not.
+    """
+    yarn = {
+        "rope_type": "yarn",
+        "factor": model.number("rope.scaling.factor", 32.0),
+        "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", 4096),
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    }
+    kinds = ("sliding_attention", "full_attention")
+    return {
+        "rope_scaling": yarn,
+        "intermediate_size": model.integer("expert_feed_forward_length", model.integer("feed_forward_length")),
+        "sliding_window": model.integer("attention.sliding_window", 128),
+        "layer_types": [kinds[layer % 2] for layer in range(model.num_layers)],
+        "attention_bias": True,
+    }
+
+
 def _phi2(model: GgufModel) -> dict[str, Any]:
     return {
         "hidden_act": "gelu_pytorch_tanh",
@@ -253,6 +276,7 @@ FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingPr
         "nemotron": _nemotron,
         "olmoe": _olmoe,
         "phi2": _phi2,
+        "gpt-oss": _gpt_oss,
         "stablelm": _stablelm,
         "falcon": _falcon,
         "bloom": _bloom,

@@ -53,6 +53,16 @@ _SHARED_EXPERT = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_GPT_OSS = {
+    "attn_sinks": "self_attn.sinks",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_gate_inp": "mlp.router",
+    "ffn_gate_exps": f"mlp.experts.{EACH}.gate_proj",
+    "ffn_up_exps": f"mlp.experts.{EACH}.up_proj",
+    "ffn_down_exps": f"mlp.experts.{EACH}.down_proj",
+}
+_BARE = frozenset({"self_attn.sinks"})
+"""Parameters whose names Hugging Face does not end with ``.weight``."""
 _UP_DOWN = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _OUTPUT_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GLM4 = {
@@ -139,7 +149,8 @@ class GgufArchitecture:
         """Return GGUF's name of a tensor, or None if the architecture has no such tensor; :data:`EACH` stands for an
         expert's number.
         """
-        parent, _, kind = name.rpartition(".")
+        is_bare = any(name.endswith(f".{bare}") for bare in _BARE)
+        parent, _, kind = (f"{name}.weight" if is_bare else name).rpartition(".")
         prefix = f"{self.body}{self.layers}."
         if parent.startswith(prefix) and (match := _LAYER_NUMBER.fullmatch(parent.removeprefix(prefix))):
             known = [*self.block_names.items(), *self.beside_names.items()]
@@ -156,7 +167,8 @@ class GgufArchitecture:
         if match := _BLOCK_TENSOR.fullmatch(name):
             layer, stem, kind = match.groups()
             block_name = self.block_names.get(stem)
-            return block_name and f"{self.body}{self.layers}.{layer}.{block_name}.{kind}"
+            ending = "" if block_name in _BARE else f".{kind}"
+            return block_name and f"{self.body}{self.layers}.{layer}.{block_name}{ending}"
         if match := _TOP_TENSOR.fullmatch(name):
             stem, kind = match.groups()
             top_name = self.top_names.get(stem)
@@ -201,6 +213,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="starcoder2",
             block_names=_ATTENTION | _PRE_NORM | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
         ),
+        "gpt-oss": GgufArchitecture(model_type="gpt_oss", block_names=_ATTENTION | _GPT_OSS),
         "command-r": GgufArchitecture(model_type="cohere", block_names=_ATTENTION | _QK_NORM | _MLP),
         "cohere2": GgufArchitecture(model_type="cohere2", block_names=_ATTENTION | _MLP),
         "nemotron": GgufArchitecture(

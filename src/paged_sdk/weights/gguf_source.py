@@ -155,10 +155,11 @@ class GgufSource:
             yield name, evolve(tensor, shape=(1, *tensor.shape)) if is_row else tensor
             return
         is_norm = tensor.name.endswith("_norm.weight")  # a row for each head
-        if len(tensor.shape) != (2 if is_norm else 3) or tensor.shape[0] > _MAX_STACK:
+        of_vectors = is_norm or tensor.name.endswith(".bias")
+        if len(tensor.shape) != (2 if of_vectors else 3) or tensor.shape[0] > _MAX_STACK:
             raise CheckpointError(
                 f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} is no stack of "
-                f"{'norms' if is_norm else 'matrices'}",
+                f"{'norms' if is_norm else 'vectors' if of_vectors else 'matrices'}",
                 path=self._path,
             )
         for index, matrix in enumerate(tensor.unstacked()):
