@@ -196,6 +196,7 @@ ALSO: dict[str, tuple[str, ...]] = {
     "tools": ("tools",),
     "choice": ("tool_choice",),
     "effort": ("reasoning_effort",),
+    "tokens": ("thinking_budget",),
     "system": ("content",),
     "text": ("content", "prompt"),
     "answer": ("content",),

@@ -147,6 +147,7 @@ class GenerationRequests:
                     arrival=arrival,
                     continues_prompt=not is_chat,
                     kept_special_ids=kept,
+                    has_thoughts=is_parsed,
                     grammar=grammar,
                     adapter=adapter,
                 )

@@ -220,6 +220,7 @@ class RequestPreparer:
         arrival: float,
         continues_prompt: bool,
         kept_special_ids: frozenset[int] = frozenset(),
+        has_thoughts: bool = False,
         grammar: Grammar | None = None,
         adapter: AdapterUse | None = None,
         reading: Reading | None = None,
@@ -229,6 +230,7 @@ class RequestPreparer:
         :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
         :param kept_special_ids: see :class:`Request`; ``adapter`` and ``reading`` likewise
+        :param has_thoughts: whether the text may begin with what the model thinks
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
@@ -248,6 +250,9 @@ class RequestPreparer:
         adapter_start = 0 if adapter is None else adapter.first_token(prompt_token_ids)
         if adapter_start is None:  # as PEFT has it, a text in which it is not invoked is the base's
             adapter, adapter_start = None, 0
+        budget, thought_limit = options.thinking_budget, None
+        if has_thoughts and budget is not None and (grammar is None or options.is_strict):  # others begin otherwise
+            thought_limit = self.text.thought_limit(budget, prompt_token_ids)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos or grammar is not None:
             stop_token_ids |= self.text.stop_token_ids
@@ -264,6 +269,7 @@ class RequestPreparer:
             healing=healing,
             prediction_token_ids=prediction_token_ids,
             kept_special_ids=kept_special_ids,
+            thought_limit=thought_limit,
             grammar=grammar,
             adapter=adapter,
             adapter_start=adapter_start,

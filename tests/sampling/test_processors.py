@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rows import encode, make_grammar, make_request, make_row
 from torch import Tensor
 
+from paged_sdk.chat.thoughts import ThoughtLimit, ThoughtMarks
 from paged_sdk.chat.token_healing import Healing, TokenPrefixes
 from paged_sdk.config.sampling import DryParams, SamplingParams
 from paged_sdk.sampling.failures import NO_FAILURES, Failures
@@ -45,12 +46,14 @@ TOKEN_BYTES: Final = [b"a", b"b", b"", b"c", b"ab", b"ba", b"abc", b"d", b"aa", 
 PREFIXES: Final = TokenPrefixes(enumerate(TOKEN_BYTES))
 GRAMMAR: Final = make_grammar(Constraint.regex("(ab*c?|(ba|c)+d)*"), TOKEN_BYTES)
 
+LIMIT = ThoughtLimit(ThoughtMarks("<", ">"), 3, (1, 2), True, lambda token_ids: bytes(len(token_ids)))
+
 
 def needs_everything(prompt: Sequence[int] = (7, 8)) -> Request:
     """Return a request that needs every processor."""
     request = make_request(EVERYTHING, prompt)
     options = RequestOptions(logits_processors=(lower_last,))
-    return evolve(request, options=options, healing=Healing(b"abc", 2, PREFIXES), grammar=GRAMMAR)
+    return evolve(request, options=options, healing=Healing(b"abc", 2, PREFIXES), thought_limit=LIMIT, grammar=GRAMMAR)
 
 
 def lower_last(token_ids: Sequence[int], logits: Tensor) -> None:

@@ -22,7 +22,7 @@ IMAGES: Final = {"openai-chat": "chat-image-input", "open-responses": "image-inp
 REFUSED: Final = {
     "openai-chat": {"chat-reasoning-summary": "it sends the field reasoning, which chats do not have"},
     "open-responses": {"reasoning-summary": "nobody sums thoughts up: they come in full"},
-    "anthropic": {"anth-thinking-display": "thoughts have no limit of their own, so a budget below max_tokens is none"},
+    "anthropic": {},
 }
 """What is refused with status 400, and why."""
 

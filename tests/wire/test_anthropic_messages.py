@@ -37,7 +37,8 @@ def test_sampling_is_passed_on() -> None:
 
 def test_options_are_passed_on() -> None:
     assert read(thinking={"type": "adaptive"}).request.options.enable_thinking is True
-    assert read(thinking={"type": "enabled", "budget_tokens": 9}).request.options.enable_thinking is True
+    enabled = read(thinking={"type": "enabled", "budget_tokens": 9}).request.options
+    assert (enabled.enable_thinking, enabled.thinking_budget) == (True, 9)
     assert read(thinking={"type": "disabled"}).request.options.enable_thinking is False
     assert read(output_config={"effort": "low"}).request.options.reasoning_effort == "low"
     form = {"type": "json_schema", "schema": {"type": "integer"}}
@@ -130,7 +131,7 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"container": "c"}, "container"),
         ({"inference_geo": "eu"}, "inference_geo"),
         ({"cache_control": {"type": "ephemeral", "ttl": "1h"}}, "cache_control.ttl"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 8}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.display"),
         ({"thinking": {"type": "between_tools"}}, "thinking.type"),
         ({"output_config": {"effort": "a b"}}, "output_config.effort"),

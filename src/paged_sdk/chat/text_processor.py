@@ -15,6 +15,7 @@ from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.template import ChatTemplate, choose_template, read_template
+from paged_sdk.chat.thoughts import ThoughtLimit
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.config.checks import plain
@@ -73,6 +74,20 @@ class TextProcessor:
         """
         ids = map(self.tokenizer.token_id, self.answers.marks(with_tools=with_tools))
         return frozenset(id for id in ids if id is not None and self.tokenizer.is_special(id))
+
+    def thought_limit(self, num_tokens: int, prompt_token_ids: Sequence[int]) -> ThoughtLimit | None:
+        """Return what ends the thoughts of a text after so many tokens; None: the model does not think."""
+        marks = self.answers.thought
+        if marks is None:
+            return None
+        tokenizer = self.tokenizer
+        return ThoughtLimit(
+            marks,
+            num_tokens,
+            tuple(tokenizer.encode(marks.closing, add_special_tokens=False)),
+            marks.are_open_after(self.prompt_end(prompt_token_ids)),
+            lambda token_ids: b"".join(map(tokenizer.token_bytes, token_ids)),
+        )
 
     def forced_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int], *, several: bool) -> CallGrammar:
         """Return the grammar of answers that call these tools, and say nothing else.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -9,7 +10,7 @@ from attrs import frozen
 from paged_sdk.chat.answer_pieces import AnswerPieces
 from paged_sdk.chat.text_reader import Steps, TextReader
 
-__all__ = ["ThoughtMarks"]
+__all__ = ["ThoughtLimit", "ThoughtMarks"]
 
 
 @frozen
@@ -44,6 +45,29 @@ class ThoughtMarks:
             return
         if (yield from reader.pass_until((self.closing,), pieces.reasoning)) is not None:
             pieces.end_reasoning()
+
+
+@frozen(eq=False)
+class ThoughtLimit:
+    """Says when the thoughts of a text are to end.
+
+    :ivar num_tokens: tokens of the text after which they end
+    :ivar closing_ids: what ends them
+    :ivar is_open: whether the prompt has begun them
+    :ivar data_of: returns the bytes of tokens, special ones included
+    """
+
+    marks: ThoughtMarks
+    num_tokens: int
+    closing_ids: tuple[int, ...]
+    is_open: bool
+    data_of: Callable[[Sequence[int]], bytes]
+
+    def cuts(self, token_ids: Sequence[int]) -> bool:
+        """Tell whether a text that begins with these tokens, as many as the limit has, is thinking then."""
+        text = self.data_of(token_ids).decode("utf-8", "replace")
+        has_begun = self.is_open or text.lstrip().startswith(self.marks.opening)
+        return has_begun and self.marks.closing not in text
 
 
 _KNOWN: Final = (

@@ -13,6 +13,7 @@ from paged_sdk.sampling.healing import TokenHealing
 from paged_sdk.sampling.min_tokens import MinTokens
 from paged_sdk.sampling.penalties import Penalties
 from paged_sdk.sampling.processor import Processor
+from paged_sdk.sampling.thoughts import ThoughtEnd
 
 __all__ = ["default_processors"]
 
@@ -32,6 +33,7 @@ def default_processors(
         Penalties(),
         Dry(encode),
         TokenHealing(),
+        ThoughtEnd(),
         CustomProcessors(),
         # The last: nothing that comes later lets a token in that the grammar bans.
         Constraints(vocab_size, ahead=ahead),

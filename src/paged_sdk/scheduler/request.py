@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from attrs import field, frozen
 
+from paged_sdk.chat.thoughts import ThoughtLimit
 from paged_sdk.chat.token_healing import Healing
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.constraints.grammar import Grammar
@@ -35,6 +36,7 @@ class Request:
     :ivar healing: with which bytes the text has to begin, that were taken from the prompt's end
     :ivar prediction_token_ids: what the text will likely be; empty: nobody has said
     :ivar kept_special_ids: special tokens that have a text in its output, for what looks for them there
+    :ivar thought_limit: when its thoughts end; None: when the model ends them, if it thinks
     :ivar grammar: the compiled constraint; None: any text
     :ivar adapter: the adapter that the texts go through; None: none
     :ivar adapter_start: the first token that goes through it
@@ -54,6 +56,7 @@ class Request:
     healing: Healing | None = None
     prediction_token_ids: Sequence[int] = ()
     kept_special_ids: frozenset[int] = frozenset()
+    thought_limit: ThoughtLimit | None = None
     grammar: Grammar | None = None
     adapter: AdapterUse | None = None
     adapter_start: int = 0

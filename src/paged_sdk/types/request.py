@@ -113,6 +113,7 @@ class RequestOptions:
     :ivar constraint: the language that every text is a sentence of
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
     :ivar reasoning_effort: passed to the chat template; None leaves the template's default
+    :ivar thinking_budget: tokens after which thoughts are ended; None: the model ends them
     :ivar tools: what the model may call, and
     :ivar tool_choice: whether it does: see :meth:`RequestBuilder.with_tools`
     :ivar special_tokens_in_content: what reads like a special token in a message is one; without it, it is text
@@ -139,6 +140,9 @@ class RequestOptions:
     )
     enable_thinking: bool | None = field(default=None, validator=_of_request(is_optional_bool))
     reasoning_effort: str | None = field(default=None, validator=_is_effort)
+    thinking_budget: int | None = field(
+        default=None, converter=as_optional_int, validator=_of_request(IntAtLeast(1, optional=True))
+    )
     tools: tuple[Tool, ...] = field(default=(), converter=as_tools)
     tool_choice: ToolChoice = field(default="auto")
     special_tokens_in_content: bool = field(default=False, validator=_of_request(is_bool))
@@ -302,6 +306,15 @@ class RequestBuilder(MessageList):
         :raises InvalidRequestError: for anything but a word of up to 32 letters, digits, hyphens and underscores
         """
         return self._with(reasoning_effort=_given("reasoning_effort", effort))
+
+    def with_thinking_budget(self, tokens: int) -> RequestBuilder:
+        """End what the model thinks before it answers after so many tokens, their opening mark included, unless it has
+        ended by itself: the closing mark comes there, and then the answer. A model that does not think, and an answer
+        of a constraint, which has no thoughts, are as they would be without it.
+
+        :raises InvalidRequestError: for anything but an int >= 1; :meth:`with_enable_thinking` has templates do without
+        """
+        return self._with(thinking_budget=_given("thinking_budget", tokens))
 
     def with_tools(self, tools: Iterable[ToolLike], choice: ToolChoice = "auto") -> RequestBuilder:
         """Let the model call tools, instead of those named before.

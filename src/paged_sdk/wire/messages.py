@@ -89,12 +89,7 @@ def read_messages(value: object) -> MessagesCall:
     """
     body = MESSAGES.read(value)
     max_tokens = body["max_tokens"]
-    thinking, choice = body.get("thinking"), body.get("tool_choice")
-    if thinking is not None and thinking["type"] == "enabled" and thinking["budget_tokens"] < max_tokens:
-        allowed = (
-            f'at least max_tokens = {max_tokens}, since thoughts have no limit of their own, or {{"type": "adaptive"}}'
-        )
-        raise InvalidRequestError.of("thinking.budget_tokens", thinking["budget_tokens"], allowed)
+    choice = body.get("tool_choice")
     sampling = read_sampling(
         {
             "temperature": body.get("temperature"),
@@ -129,6 +124,8 @@ def _request(body: ConversationBody) -> RequestBuilder:
     thinking, config = body.get("thinking"), body.get("output_config") or {}
     if thinking is not None:
         request = request.with_enable_thinking(thinking["type"] != "disabled")
+        if thinking["type"] == "enabled":
+            request = request.with_thinking_budget(thinking["budget_tokens"])
     effort, form = config.get("effort"), config.get("format")
     if effort is not None:
         request = request.with_reasoning_effort(effort)

@@ -139,7 +139,7 @@ class ThinkingEnabled(TypedDict, total=False):
     """Has the model think."""
 
     type: Required[Literal["enabled"]]
-    budget_tokens: Required[Annotated[int, Bounds(1), "At least max_tokens: thoughts have no limit of their own."]]
+    budget_tokens: Required[Annotated[int, Bounds(1), "Tokens after which the thoughts end."]]
     display: Annotated[Literal["summarized"] | None, "thoughts are shown, in full"]
 
 

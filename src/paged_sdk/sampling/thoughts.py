@@ -1,0 +1,66 @@
+"""Ends what a model thinks before it answers, where a request says after how many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from paged_sdk.chat.thoughts import ThoughtLimit
+from paged_sdk.sampling.failures import NO_FAILURES, Failures
+from paged_sdk.sampling.processor import Processor, ProcessorState
+from paged_sdk.sampling.sparse import keep_only
+from paged_sdk.scheduler.request import Request
+
+__all__ = ["ThoughtEnd", "ThoughtEndState"]
+
+
+class ThoughtEnd(Processor[npt.NDArray[np.int64]]):
+    """Has the mark that closes thoughts come after the tokens of a request's limit, if these leave them open."""
+
+    def applies_until(self, request: Request) -> int:
+        limit = request.thought_limit
+        return 0 if limit is None else limit.num_tokens + len(limit.closing_ids)
+
+    def begin(self, request: Request) -> ThoughtEndState:
+        assert request.thought_limit is not None, "the request has no limit"
+        return ThoughtEndState(request.thought_limit, [])
+
+    def apply(self, logits: Tensor, changes: Sequence[tuple[int, npt.NDArray[np.int64]]]) -> Failures:
+        for row, token in changes:
+            keep_only(logits[row], token)
+        return NO_FAILURES
+
+
+class ThoughtEndState(ProcessorState[npt.NDArray[np.int64]]):
+    """Follows one text to the end of its limit.
+
+    :param token_ids: its tokens so far
+    """
+
+    def __init__(self, limit: ThoughtLimit, token_ids: list[int]) -> None:
+        self._limit = limit
+        self._token_ids = token_ids
+        self._cuts: bool | None = None
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        self._token_ids += token_ids
+
+    def roll_back(self, num_tokens: int) -> None:
+        del self._token_ids[len(self._token_ids) - num_tokens :]
+        if len(self._token_ids) < self._limit.num_tokens:
+            self._cuts = None
+
+    def fork(self) -> Self:
+        return type(self)(self._limit, self._token_ids.copy())
+
+    def change(self) -> npt.NDArray[np.int64] | None:
+        place = len(self._token_ids) - self._limit.num_tokens
+        if not 0 <= place < len(self._limit.closing_ids):
+            return None
+        if self._cuts is None:
+            self._cuts = self._limit.cuts(self._token_ids[: self._limit.num_tokens])
+        return np.array([self._limit.closing_ids[place]], np.int64) if self._cuts else None
