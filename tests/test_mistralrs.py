@@ -21,6 +21,7 @@ from paged_sdk import (
     BlockingModel,
     ConfigError,
     InvalidRequestError,
+    MemoryGpuConfig,
     ModelClosedError,
     ModelLoadError,
     PagedError,
@@ -42,6 +43,7 @@ from paged_sdk.mistralrs import (
 )
 from paged_sdk.mistralrs.generations import AdapterLimits, Generations
 from paged_sdk.mistralrs.residence import Residence
+from paged_sdk.mistralrs.settings import paged_settings
 from paged_sdk.testing import fake_model
 
 QUESTION = [{"role": "user", "content": "Tell me a story about the Rust type system."}]
@@ -331,6 +333,23 @@ def test_settings_reach_the_engine(tiny_checkpoint: Path, tmp_path: Path) -> Non
             assert chat(runner).usage.prompt_tokens == expected
 
 
+def test_goals_of_memory(tiny_checkpoint: Path) -> None:
+    with Runner(Which.Plain(str(tiny_checkpoint)), memory_goal="2 MiB") as runner:
+        assert runner._model.config.gpu_memory == MemoryGpuConfig.MB(2)
+    nothing = dict.fromkeys(["pa_gpu_mem", "pa_gpu_mem_usage", "pa_ctxt_len", "pa_blk_size", "pa_cache_type"])
+    for goal, size in (
+        ("4GiB", MemoryGpuConfig.MB(4096)),
+        ("65536tokens", MemoryGpuConfig.ContextSize(65536)),
+        (0.9, MemoryGpuConfig.Fraction(0.9)),
+    ):
+        meta = paged_settings(**nothing, no_paged_attn=False, paged_attn=False, memory_goal=goal)
+        assert meta is not None
+        assert meta.gpu_memory == size
+    for goal in ("4", "4 GB", "0GiB", "1" * 40 + "GiB", "-1tokens", 2.0, 1, True):
+        with pytest.raises(ConfigError, match="memory_goal"):
+            Runner(Which.Plain("not looked at"), memory_goal=goal)
+
+
 def test_the_environment_says_what_the_program_leaves_open(
     tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +385,8 @@ print(type(next(stream)).__name__)
         ({"pa_gpu_mem": 64, "pa_gpu_mem_usage": 0.5}, ("pa_gpu_mem", "pa_gpu_mem_usage")),
         ({"pa_gpu_mem": 64, "pa_ctxt_len": 512}, ("pa_gpu_mem", "pa_ctxt_len")),
         ({"pa_gpu_mem_usage": 0.5, "pa_ctxt_len": 512}, ("pa_gpu_mem_usage", "pa_ctxt_len")),
+        ({"pa_ctxt_len": 512, "memory_goal": 0.5}, ("pa_ctxt_len", "memory_goal")),
+        ({"no_paged_attn": True, "memory_goal": "1GiB"}, ("no_paged_attn", "memory_goal")),
         ({"no_paged_attn": True, "paged_attn": True}, ("no_paged_attn", "paged_attn")),
         ({"no_paged_attn": True, "pa_gpu_mem": 64}, ("no_paged_attn", "pa_gpu_mem")),
         ({"no_paged_attn": True, "pa_gpu_mem_usage": 0.1}, ("no_paged_attn", "pa_gpu_mem_usage")),

@@ -94,6 +94,25 @@ def test_chunks_have_the_logprobs_of_one_token_each(runner: Runner) -> None:
         assert own[-1].finish_reason
 
 
+def test_the_stop_sequence_is_said() -> None:
+    for is_streamed in (False, True):
+        with runner_of("One, two, three.") as runner:
+            request: ChatCompletionRequest[bool] = ChatCompletionRequest(
+                "Count!", "default", stop_seqs=["four", ", three"], stream=is_streamed
+            )
+            answer = runner.send_chat_completion_request(request)
+            if isinstance(answer, ChatCompletionStream):
+                chunks = list(answer)
+                assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "One, two"
+                assert all(chunk.choices[0].stop_sequence is None for chunk in chunks[:-1])
+                assert chunks[-1].choices[0].stop_sequence == ", three"
+            else:
+                assert answer.choices[0].message.content == "One, two"
+                assert answer.choices[0].stop_sequence == ", three"
+            (other,) = runner.send_chat_completion_request(ChatCompletionRequest("Count!", "default")).choices
+            assert other.stop_sequence is None
+
+
 def test_calls_that_the_program_does(runner: Runner) -> None:
     with runner_of(CALL) as fake:
         (choice,) = fake.send_chat_completion_request(ASKS).choices

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["ATTRIBUTES", "MAKES", "MEMBERS", "METHODS", "OLDER"]
+__all__ = ["ATTRIBUTES", "MAKES", "MEMBERS", "METHODS", "NEWER", "OLDER"]
 
 MEMBERS: Final = {
     "AgentPermission": "Auto Ask Deny",
@@ -217,3 +217,16 @@ OLDER: Final = {
     "runner": "which_draft speculative_gamma",
 }
 """Names of versions before 0.9 that its programs may still use."""
+
+NEWER: Final = {
+    "Runner": "memory_goal",
+    "Which.GGUF": "encoder_cache_memory_bytes",
+    "Which.MultimodalPlain": "encoder_cache_memory_bytes",
+    "MultimodalArchitecture": "Qwen4Exp",
+    "Choice": "stop_sequence",
+    "ChunkChoice": "stop_sequence",
+    "Usage": "prompt_tokens_details",
+}
+"""Class -> what 0.9.5 has beside. It has no ``pa_gpu_mem``, ``pa_gpu_mem_usage`` and ``pa_ctxt_len`` any more, and no
+parameters that map a model to devices.
+"""

@@ -76,6 +76,7 @@ PARAMETERS: Final = dict(
         *_all("code_execution_config code_execution_permission enable_code_execution", _CODE),
         *_all("enable_search search_callback search_embedding_model web_search_options", _SEARCH),
         *_all("enable_shell shell_config shell_skills", _CODE),
+        *_all("encoder_cache_memory_bytes", "what an encoder makes of an image is kept while requests need it"),
         *_all("files input_files", _FILES),
         *_all("from_uqff write_uqff", _UQFF),
         *_all("hf_cache_path", "the environment says where the hub's cache is: HF_HUB_CACHE or HF_HOME"),

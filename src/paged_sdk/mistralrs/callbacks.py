@@ -117,6 +117,10 @@ class StreamedRounds:
             if any(choice.delta.content or choice.delta.reasoning_content for choice in shown):
                 return evolve(chunk, id=self._id, choices=shown, usage=None)
 
+    def response_so_far(self) -> paged_sdk.ChatCompletionResponse:
+        """Return a response of what has been read of the answer under way."""
+        return self._stream.response_so_far()
+
     def close(self) -> None:
         """End the request if it has not ended."""
         self._stream.close()

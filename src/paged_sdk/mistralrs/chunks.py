@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
@@ -34,12 +34,14 @@ class ChunkChoice:
     """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last one.
 
     :ivar logprobs: those of the chunk's token, if they were asked for
+    :ivar stop_sequence: which of ``stop_seqs`` ended it, in the choice's last chunk
     """
 
     finish_reason: str | None
     index: int
     delta: Delta
     logprobs: ResponseLogprob | None
+    stop_sequence: str | None = None
 
 
 @frozen(kw_only=True)
@@ -62,15 +64,17 @@ class ChatCompletionChunkResponse:
 
 
 def chunks_of(
-    chunk: paged_sdk.ChatCompletionChunkResponse, *, adapter_generation: str | None
+    chunk: paged_sdk.ChatCompletionChunkResponse, *, adapter_generation: str | None, stops: Mapping[int, str | None]
 ) -> Iterator[ChatCompletionChunkResponse]:
     """Make chunks of the SDK's: one, unless that has the logprobs of several tokens, of which mistral.rs's have one.
 
     The last of them has the text, and whatever else there is.
+
+    :param stops: the stop string of each choice that ends here
     """
     count = max((_num_tokens(choice) for choice in chunk.choices), default=1)
     for before in reversed(range(count)):  # so many tokens are still to come
-        choices = [_choice(choice, before) for choice in chunk.choices if before < _num_tokens(choice)]
+        choices = [_choice(choice, before, stops) for choice in chunk.choices if before < _num_tokens(choice)]
         yield ChatCompletionChunkResponse(
             id=chunk.id,
             choices=choices,
@@ -87,7 +91,7 @@ def _num_tokens(choice: paged_sdk.ChunkChoice) -> int:
     return 1 if choice.logprobs is None else max(1, len(choice.logprobs.content))
 
 
-def _choice(choice: paged_sdk.ChunkChoice, before: int) -> ChunkChoice:
+def _choice(choice: paged_sdk.ChunkChoice, before: int, stops: Mapping[int, str | None]) -> ChunkChoice:
     tokens = () if choice.logprobs is None else choice.logprobs.content
     logprobs = ResponseLogprob.of(tokens[-1 - before]) if tokens else None
     said = choice.delta
@@ -101,4 +105,10 @@ def _choice(choice: paged_sdk.ChunkChoice, before: int) -> ChunkChoice:
         tool_calls=called(said.tool_calls),
         reasoning_content=said.reasoning_content,
     )
-    return ChunkChoice(finish_reason=choice.finish_reason, index=choice.index, delta=delta, logprobs=logprobs)
+    return ChunkChoice(
+        finish_reason=choice.finish_reason,
+        index=choice.index,
+        delta=delta,
+        logprobs=logprobs,
+        stop_sequence=None if choice.finish_reason is None else stops.get(choice.index),
+    )

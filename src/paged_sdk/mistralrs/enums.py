@@ -91,6 +91,7 @@ class MultimodalArchitecture(_Family):
     Qwen3VLMoE = "qwen3_vl_moe"
     Qwen3_5 = "qwen3_5"
     Qwen3_5Moe = "qwen3_5_moe"
+    Qwen4Exp = "qwen4_exp"
     VLlama = "mllama"
     Voxtral = "voxtral"
 

@@ -63,12 +63,16 @@ class ResponseMessage:
 
 @frozen(kw_only=True)
 class Choice:
-    """Holds one text of a chat response."""
+    """Holds one text of a chat response.
+
+    :ivar stop_sequence: which of ``stop_seqs`` ended it; None: something else did
+    """
 
     finish_reason: str
     index: int
     message: ResponseMessage
     logprobs: Logprobs | None = None
+    stop_sequence: str | None = None
 
     @classmethod
     def of(cls, choice: paged_sdk.Choice) -> Choice:
@@ -85,6 +89,7 @@ class Choice:
             index=choice.index,
             message=message,
             logprobs=Logprobs.of(choice.logprobs),
+            stop_sequence=choice.stop_string,
         )
 
 

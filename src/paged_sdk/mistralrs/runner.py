@@ -73,6 +73,8 @@ class Runner:
         mistral.rs had it before 0.7
     :param speculative_gamma: the most tokens guessed at a time: 32 with a draft model, if not given; given without one,
         guesses come from the text itself
+    :param memory_goal: the size of the KV pool as mistral.rs gives it from 0.9.5 on: 0.9 of the device's memory, "4GiB"
+        or "65536tokens"
     :raises ConfigError: settings that contradict each other, or whose feature this version does not have
     :raises ModelLoadError: a model that cannot be loaded
     """
@@ -109,6 +111,7 @@ class Runner:
         *,
         which_draft: Which | None = None,
         speculative_gamma: int | None = None,
+        memory_goal: str | float | None = None,
     ) -> None:
         check_switches(no_paged_attn=no_paged_attn, paged_attn=paged_attn)
         refuse_settings(default=False, no_kv_cache=no_kv_cache, enable_search=enable_search)
@@ -133,6 +136,7 @@ class Runner:
             pa_cache_type=pa_cache_type,
             no_paged_attn=no_paged_attn,
             paged_attn=paged_attn,
+            memory_goal=memory_goal,
         )
         template = template_of(chat_template, jinja_explicit)
         builder = which.builder().with_max_num_seqs(max_seqs).with_token_source(token_source)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Final
 
 from attrs import evolve
 
@@ -31,6 +33,10 @@ from paged_sdk.mistralrs.generations import AdapterLimits
 from paged_sdk.mistralrs.which import Builder, Which
 
 __all__ = ["adapter_limits", "check_architecture", "guessing", "paged_settings", "quantized", "template_of"]
+
+_GOAL: Final = re.compile(r"(?P<number>[0-9]+) ?(?P<unit>GiB|MiB|tokens)", re.ASCII)
+MAX_GOAL: Final = 32
+"""So long is no number that any machine has."""
 
 
 def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Builder:
@@ -91,12 +97,18 @@ def paged_settings(
     pa_cache_type: PagedCacheType | CacheType | None,
     no_paged_attn: bool,
     paged_attn: bool,
+    memory_goal: str | float | None,
 ) -> PagedAttentionMeta | None:
     """Return the settings of the KV pool; None if nothing was said about it.
 
     :raises ConfigError: settings that contradict each other, by name
     """
-    memory = {"pa_gpu_mem": pa_gpu_mem, "pa_gpu_mem_usage": pa_gpu_mem_usage, "pa_ctxt_len": pa_ctxt_len}
+    memory = {
+        "pa_gpu_mem": pa_gpu_mem,
+        "pa_gpu_mem_usage": pa_gpu_mem_usage,
+        "pa_ctxt_len": pa_ctxt_len,
+        "memory_goal": memory_goal,
+    }
     sizes = [name for name, value in memory.items() if value is not None]
     if len(sizes) > 1:
         raise _conflict(sizes, "the KV pool's size is given in one way at most")
@@ -106,18 +118,37 @@ def paged_settings(
         return None
     if no_paged_attn:
         raise _conflict(["no_paged_attn", *given], "without paged attention there is no KV pool")
-    meta = PagedAttentionMeta(gpu_memory=_gpu_memory(pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len))
+    meta = PagedAttentionMeta(gpu_memory=_gpu_memory(pa_gpu_mem, pa_gpu_mem_usage, pa_ctxt_len, memory_goal))
     if pa_blk_size is not None:
         meta = evolve(meta, block_size=pa_blk_size)
     return meta if pa_cache_type is None else evolve(meta, cache_type=cache_type(pa_cache_type))
 
 
-def _gpu_memory(megabytes: int | None, fraction: float | None, tokens: int | None) -> MemoryGpuConfig | None:
+def _gpu_memory(
+    megabytes: int | None, fraction: float | None, tokens: int | None, goal: str | float | None
+) -> MemoryGpuConfig | None:
+    if goal is not None:
+        return _goal(goal)
     if megabytes is not None:
         return MemoryGpuConfig.MB(megabytes)
     if fraction is not None:
         return MemoryGpuConfig.Fraction(fraction)
     return None if tokens is None else MemoryGpuConfig.ContextSize(tokens)
+
+
+def _goal(goal: str | float) -> MemoryGpuConfig:
+    """Return the size that a goal stands for, as mistral.rs has them from 0.9.5 on."""
+    said = _GOAL.fullmatch(goal) if isinstance(goal, str) and len(goal) < MAX_GOAL else None
+    try:
+        if isinstance(goal, float):
+            return MemoryGpuConfig.Fraction(goal)
+        if said is not None and said["unit"] == "tokens":
+            return MemoryGpuConfig.ContextSize(int(said["number"]))
+        if said is not None:
+            return MemoryGpuConfig.MB(int(said["number"]) << (10 if said["unit"] == "GiB" else 0))
+    except ConfigError:  # a number out of its range
+        pass
+    raise ConfigError.of("memory_goal", goal, 'a fraction such as 0.9, "4GiB", "512MiB", "65536tokens", or None')
 
 
 def adapter_limits(which: Which) -> AdapterLimits:

@@ -20,6 +20,10 @@ class ChunkSource(Protocol):
         """Return the next one."""
         ...
 
+    def response_so_far(self) -> paged_sdk.ChatCompletionResponse:
+        """Return a response of what has been read."""
+        ...
+
     def close(self) -> None:
         """End the request if it has not ended."""
         ...
@@ -61,7 +65,10 @@ class ChatCompletionStream:
         except BaseException:  # the end is one of them
             self._finalizer()
             raise
-        self._waiting = chunks_of(chunk, adapter_generation=self._generation)
+        stops: dict[int, str | None] = {}
+        if any(choice.finish_reason for choice in chunk.choices):
+            stops = {choice.index: choice.stop_string for choice in self._source.response_so_far().choices}
+        self._waiting = chunks_of(chunk, adapter_generation=self._generation, stops=stops)
 
     def close(self) -> None:
         """End the request if it has not ended."""

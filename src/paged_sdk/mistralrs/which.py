@@ -164,6 +164,7 @@ class MultimodalPlain(Which):
     matformer_config_path: None = unsupported()
     matformer_slice_name: None = unsupported()
     organization: IsqOrganization | None = field(default=None, validator=is_optional(IsqOrganization))
+    encoder_cache_memory_bytes: None = unsupported(kw_only=True)
     hf_revision: str | None = field(default=None, kw_only=True)
 
     @property
@@ -260,6 +261,7 @@ class GGUF(Which):
     hf_cache_path: None = unsupported(kw_only=True)
     matformer_config_path: None = unsupported(kw_only=True)
     matformer_slice_name: None = unsupported(kw_only=True)
+    encoder_cache_memory_bytes: None = unsupported(kw_only=True)
     hf_revision: str | None = field(default=None, kw_only=True)
 
     @property
