@@ -15,7 +15,7 @@ from huggingface_hub import errors
 
 from paged_sdk.errors import ModelLoadError
 from paged_sdk.weights.embedded import embedded_model_path
-from paged_sdk.weights.hub import resolve_model
+from paged_sdk.weights.hub import resolve_beside, resolve_model
 
 GGUFS = (
     "README.md",
@@ -86,6 +86,31 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeHu
         return fake
 
     return make
+
+
+def test_a_file_beside_a_model(tmp_path: Path, hub: Callable[..., FakeHub]) -> None:
+    encoder = "mmproj-tiny-F16.gguf"
+    fake = hub(GGUFS)
+    for model in ("name/repository", "name/repository:Q4_K_M"):
+        assert resolve_beside(model, encoder, revision="main", token="t") == fake.cache / encoder
+    assert fake.cached() == {encoder}
+    assert {(call["repo_id"], call["revision"], call["token"]) for call in fake.calls} == {
+        ("name/repository", "main", "t")
+    }
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for name in ("tiny-Q8_0.gguf", encoder):
+        (directory / name).touch()
+    for model in (directory, f"{directory}:Q8_0", directory / "tiny-Q8_0.gguf"):
+        assert resolve_beside(str(model), encoder) == directory / encoder
+    assert resolve_beside("name/repository", str(directory / encoder)) == directory / encoder
+    for model, name in (
+        ("name/repository", "mmproj-none.gguf"),
+        ("name/repository", str(tmp_path / "none.gguf")),
+        (str(directory), "none.gguf"),
+    ):
+        with pytest.raises(ModelLoadError, match="none"):
+            resolve_beside(model, name)
 
 
 def response(status: int) -> Any:
