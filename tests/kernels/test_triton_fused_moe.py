@@ -63,6 +63,19 @@ def test_ids_may_be_int32_and_rows_apart(triton_device: torch.device, num_tokens
     assert torch.equal(fused_moe(*apart), expected)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 20])
+def test_products_are_not_rounded_before_the_sum(triton_device: torch.device, num_tokens: int) -> None:
+    """The same expert twice, with weights that differ by less than halves can tell of products."""
+    from paged_sdk.kernels.triton.fused_moe import fused_moe
+
+    inputs = random_moe(num_tokens, 4, 2, dtype=torch.float16, device=triton_device)
+    inputs.topk_ids[:, 1] = inputs.topk_ids[:, 0]
+    once = inputs._replace(topk_ids=inputs.topk_ids[:, :1], topk_weights=torch.ones_like(inputs.topk_weights[:, :1]))
+    inputs.topk_weights[:, 0], inputs.topk_weights[:, 1] = 1.0, -1.0 + 2**-12
+    result, whole = fused_moe(*inputs).double(), fused_moe(*once).double()
+    torch.testing.assert_close(result, whole * 2**-12, rtol=0, atol=2**-20 * float(whole.abs().max()))
+
+
 def test_no_tokens(triton_device: torch.device) -> None:
     from paged_sdk.kernels.triton.fused_moe import fused_moe
 

@@ -163,6 +163,18 @@ def test_several_tiles_of_an_expert_and_none_of_another(triton_device: torch.dev
     assert_near(experts.run_by_tiles(inputs, block_m), naive_moe(inputs))
 
 
+def test_products_are_not_rounded_before_the_sum(triton_device: torch.device) -> None:
+    """The same expert twice, with weights that differ by less than halves can tell of products."""
+    experts = Experts(Q8_0, Q8_0, Q8_0, inner=32, hidden=64, device=triton_device)
+    inputs = experts.inputs(20, torch.float16)
+    inputs = inputs._replace(hidden=inputs.hidden * 100)
+    ids, ones = inputs.topk_ids[:, :1], torch.ones_like(inputs.topk_weights[:, :1])
+    whole = experts.run(inputs._replace(topk_ids=ids, topk_weights=ones)).double()
+    weights = torch.cat((ones, ones * (-1 + 2**-12)), dim=1)
+    result = experts.run(inputs._replace(topk_ids=ids.repeat(1, 2), topk_weights=weights)).double()
+    torch.testing.assert_close(result, whole * 2**-12, rtol=0, atol=2**-20 * float(whole.abs().max()))
+
+
 @pytest.mark.parametrize("num_tokens", [1, 3])
 def test_an_expert_that_no_token_uses_is_not_read(triton_device: torch.device, num_tokens: int) -> None:
     """Of one token and of several, which take different ways."""

@@ -55,7 +55,9 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
     :param down: ``[num_experts, hidden_size, intermediate_size]`` likewise
     :param topk_weights: ``[num_tokens, num_selected]`` float32
     :param topk_ids: which experts, ``[num_tokens, num_selected]`` int64 or int32
-    :returns: ``[num_tokens, hidden_size]`` of the dtype of ``hidden``; a token's experts are added up in float32
+    :returns: ``[num_tokens, hidden_size]`` of the dtype of ``hidden``; a token's experts are weighted and
+        added up in float32. Triton's kernels keep their results in float32 until then; torch's operations round the
+        result of each to the dtype first
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also experts that do
         not exist
     """

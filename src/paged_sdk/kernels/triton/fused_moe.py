@@ -97,7 +97,8 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    weighted = hidden.new_empty(num_tokens, num_selected, hidden_size)
+    # Rounded to halves, products that nearly cancel each other would leave their rounding errors.
+    weighted = hidden.new_empty(num_tokens, num_selected, hidden_size, dtype=torch.float32)
     _down_of_tiles[(num_tiles * triton.cdiv(hidden_size, tile.block_n),)](
         activated,
         down,
@@ -116,7 +117,7 @@ def _many_pairs(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Ten
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    return weighted.sum(1)  # torch adds up the halves' dtypes in float32
+    return weighted.sum(1).to(hidden.dtype)
 
 
 @frozen
@@ -244,7 +245,7 @@ def _down_of_tiles(
     pair = tl.load(pairs + row, mask=valid, other=0)
     out *= tl.load(topk_weights + pair, mask=valid, other=0.0)[:, None]
     out_at = weighted + pair.to(tl.int64)[:, None] * hidden_size + column[None, :]
-    tl.store(out_at, out.to(weighted.dtype.element_ty), mask=valid[:, None] & (column < hidden_size)[None, :])
+    tl.store(out_at, out, mask=valid[:, None] & (column < hidden_size)[None, :])
 
 
 @triton.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -57,7 +58,8 @@ def experts_by_tiles(
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
-    weighted = x.new_empty(num_tokens, num_selected, hidden)
+    # Rounded to halves, products that nearly cancel each other would leave their rounding errors.
+    weighted = x.new_empty(num_tokens, num_selected, hidden, dtype=torch.float32)
     _down_of_tiles[(num_tiles * triton.cdiv(hidden, plan.block_n),)](
         activated,
         *down.parts,
@@ -78,7 +80,7 @@ def experts_by_tiles(
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
-    return weighted.sum(1)  # torch adds up the halves' dtypes in float32
+    return weighted.sum(1).to(x.dtype)
 
 
 @triton.jit
