@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from types import TracebackType
 
 from paged_sdk.errors import NumericalError, PagedError, RequestError, RequestFailedError
 
-__all__ = ["RequestGuard", "request_failure"]
+__all__ = ["RequestGuard", "clear_frames", "request_failure"]
 
 
 class RequestGuard:
@@ -50,3 +51,16 @@ def request_failure(error: Exception, request_id: str) -> PagedError:
     failure = RequestFailedError(f"request {request_id} failed: {error!r}", request_id=request_id)
     failure.__cause__ = error
     return failure
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go of what an exception's frames hold, and those of the exceptions that it was raised from or beside: their
+    tensors would live as long as the error does. Frames that still run are left alone.
+    """
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            left += [other for other in (each.__cause__, each.__context__) if other is not None]

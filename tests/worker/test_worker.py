@@ -6,13 +6,16 @@ import asyncio
 import gc
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
+import torch
 import trio
 from attrs import evolve
+from torch import Tensor
 
 from paged_sdk import (
     EngineDeadError,
@@ -23,6 +26,7 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
+from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.scheduler.output import SchedulerOutput
@@ -68,6 +72,67 @@ async def test_a_crash_reaches_every_live_and_later_request(
     for error in errors:
         assert isinstance(error.__cause__, MemoryError)
         assert "out of something" in str(error)
+
+
+class Remains:
+    """Notes, whenever torch is asked to give the device's memory back, how much of the models built so far is left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: list[int] = []
+        self._parts: list[weakref.ref[Any]] = []
+        init = ModelRunner.__init__
+
+        def watched(runner: ModelRunner, model: Any, backend: Any, sampler: Any, *args: Any, **kwargs: Any) -> None:
+            self._parts += map(weakref.ref, (model, backend, sampler))
+            init(runner, model, backend, sampler, *args, **kwargs)
+
+        def empty_cache() -> None:
+            self.left.append(sum(part() is not None for part in self._parts))
+
+        monkeypatch.setattr(ModelRunner, "__init__", watched)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+
+
+def test_models_that_are_closed_leave_nothing_behind(
+    builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cycle() -> Model:
+        async with builder.build() as model:
+            await model.send_completion_request([1, 2, 3], SHORT)
+        return model
+
+    remains = Remains(monkeypatch)
+    models = [asyncio.run(cycle()) for _ in range(5)]
+    assert all(model.stats().running == 0 for model in models)  # which the application still has
+    assert remains.left == [0] * 5
+
+
+def test_an_engine_that_has_died_leaves_nothing_behind(
+    builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its death was raised from: the error lives on in the application."""
+
+    def refuse(model: DecoderModel) -> Tensor:
+        raise ValueError(f"{len(model.layers)} layers")
+
+    def forward(self: DecoderModel, *args: Any) -> Tensor:
+        try:
+            return refuse(self)
+        except ValueError as error:
+            del self, args  # so that only the frame of the cause has the model
+            raise LookupError("second") from error
+
+    async def run() -> None:
+        async with builder.without_paged_attn().build() as model:
+            await model.send_completion_request([1, 2, 3], SHORT)
+
+    remains = Remains(monkeypatch)
+    monkeypatch.setattr(DecoderModel, "forward", forward)
+    with pytest.raises(EngineDeadError) as caught:
+        asyncio.run(run())
+    assert isinstance(caught.value.__cause__, LookupError)
+    assert remains.left == [0]
 
 
 @pytest.mark.anyio

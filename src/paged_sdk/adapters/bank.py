@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
 from paged_sdk.adapters.gguf import read_gguf
 from paged_sdk.adapters.peft import read_peft
-from paged_sdk.errors import AdapterError, shown
+from paged_sdk.errors import AdapterError, ModelClosedError, shown
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
 from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.native.lora import NativeLora
@@ -88,7 +88,7 @@ class AdapterBank:
         self._dtype = dtype
         self._device = device
         self._resolve = resolve
-        self._linear_of = linear_of
+        self._linear_of: Callable[[str], Linear] | None = linear_of
         self._loras: dict[int, Lora] = {}
         self._slots: AdapterSlots | None = None
         self._next_number = 0
@@ -152,8 +152,8 @@ class AdapterBank:
         return number
 
     def remove(self, number: int) -> None:
-        """Let an adapter go that no row will name any more."""
-        del self._loras[number]
+        """Let an adapter go that no row will name any more; none is left after :meth:`close`."""
+        self._loras.pop(number, None)
         if self._slots is not None:
             self._slots.drop(number)
 
@@ -180,6 +180,10 @@ class AdapterBank:
         """
         self._fused = tuple(fused)
         self._loras = {number: self._formed(lora) for number, lora in self._loras.items()}
+
+    def close(self) -> None:
+        """Let go of the adapters and of the model, of which nobody makes steps any more."""
+        self._loras, self._slots, self._linear_of = {}, None, None
 
     def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
         """Say which adapter each token of a step goes through; None: none goes through any."""
@@ -297,7 +301,10 @@ class AdapterBank:
             module: tuple(side.to(device=linear.device, dtype=torch.float32) for side in (update.up, update.down))
             for module, update in updates.items()
         }
-        for part in self._linear_of(linear.name).decoded(linear.device):
+        linear_of = self._linear_of
+        if linear_of is None:
+            raise ModelClosedError("the model is closed: build another one")
+        for part in linear_of(linear.name).decoded(linear.device):
             for module, update in updates.items():
                 rows, (up, down) = linear.modules[module], sides[module]
                 first = max(rows.start, part.first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from paged_sdk.errors import ConfigError
 from paged_sdk.kv.pool_size import DeviceMemory
 
-__all__ = ["choose_device", "choose_dtype", "device_memory"]
+__all__ = ["choose_device", "choose_dtype", "device_memory", "return_cached_memory"]
 
 
 def choose_device(name: str) -> torch.device:
@@ -66,6 +67,13 @@ def device_memory(device: torch.device) -> DeviceMemory:
         total = torch.mps.recommended_max_memory()
         return DeviceMemory(total=total, free=total - torch.mps.driver_allocated_memory())
     return _process_memory()
+
+
+def return_cached_memory() -> None:
+    """Give memory of CUDA devices back that torch keeps for later tensors: other models and processes may need it."""
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # a device that has failed refuses everything
+            torch.cuda.empty_cache()
 
 
 def _process_memory(root: Path = Path("/")) -> DeviceMemory:

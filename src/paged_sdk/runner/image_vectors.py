@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import RequestFailedError
+from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.runner.image_queue import AbandonedError, ImageQueue
 from paged_sdk.threads import thread_must_start
@@ -98,7 +98,7 @@ def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Calla
         except AbandonedError:
             queue.done()
         except BaseException as error:  # whatever an encoder raises ends those requests alone
-            traceback.clear_frames(error.__traceback__)  # whose tensors would live as long as the error does
+            clear_frames(error)
             queue.done(error=error)
 
 

@@ -19,6 +19,7 @@ from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
+from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
@@ -136,11 +137,12 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free weights, KV and sampler; a second call does nothing."""
-        if self._parts is not None and self._parts.images is not None:
-            self._parts.images.close()
-        if self._parts is not None and self._parts.others is not None:
-            self._parts.others.close()
+        if self._parts is not None:
+            for part in (self._parts.images, self._parts.others, self._parts.adapters):
+                if part is not None:
+                    part.close()
         self._parts = self._requantizer = None
+        return_cached_memory()
 
 
 @frozen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -20,7 +19,7 @@ from attrs import evolve
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
 from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError, PagedError
-from paged_sdk.guard import RequestGuard, request_failure
+from paged_sdk.guard import RequestGuard, clear_frames, request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
 from paged_sdk.threads import thread_must_start
@@ -181,8 +180,7 @@ class Worker:
                 self._death = exception
             with suppress(Exception):  # an application's own log handlers may raise
                 _log.exception("the engine stopped")
-            # The tensors of the frames would live as long as the error does.
-            traceback.clear_frames(exception.__traceback__)
+            clear_frames(exception)
 
     def _work(self) -> None:
         """Step the engine until it is closed."""
