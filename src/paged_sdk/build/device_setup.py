@@ -20,6 +20,7 @@ from paged_sdk.errors import OutOfMemoryError, PagedError
 from paged_sdk.files import is_file
 from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.placement import Placement
+from paged_sdk.kernels.triton.availability import launch_errors
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
@@ -254,10 +255,17 @@ def _decode_graphs(
                 slots=slots,
                 on_progress=bar.update,
             )
-    except RuntimeError as error:
-        cause = error.__context__ or error  # torch raises another error when it ends the recording
-        reason = next(iter(str(cause).splitlines()), type(cause).__name__)
-        _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", reason)
+            graphs.check()
+    except launch_errors() as error:
+        _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", _reason(error))
         return None
+    if graphs.errors:
+        _log.warning("Some decode steps are padded: theirs could not be recorded (%s).", _reason(graphs.errors[0]))
     _log.info("Decode steps of up to %d rows recorded in %.1f s.", graphs.largest, time.monotonic() - start)
     return graphs
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what has ended a recording, after which torch raises another error as it ends it."""
+    cause = error.__context__ or error
+    return next(iter(str(cause).splitlines()), type(cause).__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import torch
 
@@ -13,6 +13,8 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.types.step import StepRow
 
 __all__ = ["PeakBytes", "activation_bytes", "cuda_peak_bytes"]
+
+_NUM_RUNS: Final = 3
 
 PeakBytes: TypeAlias = Callable[[Callable[[], None]], int]
 """Runs a function, and returns how many bytes more than before were in use at the peak."""
@@ -28,6 +30,7 @@ def activation_bytes(
     peak_bytes: PeakBytes,
 ) -> int:
     """Measure the bytes that the largest step takes: it has the most tokens and rows that a step may have, all sampled.
+    They are no less than its hidden states and its logits, whatever other threads free meanwhile.
 
     :param make_backend: allocates KV memory of so many blocks, which is freed on return and not counted
     :param num_tokens: the most tokens of a step
@@ -42,28 +45,40 @@ def activation_bytes(
         for row, count in enumerate(counts)
     ]
 
+    floor = 0
+
     def step() -> None:
+        nonlocal floor
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
         positions = torch.cat([torch.arange(count, device=model.device) for count in counts])
         hidden = model.forward(tokens, positions, StepContext(attention=backend.prepare(spans)))
-        model.logits(hidden[-num_rows:]).argmax(-1)
+        logits = model.logits(hidden[-num_rows:])
+        logits.argmax(-1)
+        floor = hidden.nbytes + logits.nbytes
 
     with torch.inference_mode():
-        return peak_bytes(step)
+        peak = peak_bytes(step)
+    return max(peak, floor)
 
 
 def cuda_peak_bytes(device: torch.device) -> PeakBytes:
-    """Make a measurement by the counters of torch's allocator; it also empties the allocator's cache."""
+    """Make a measurement by the counters of torch's allocator; it also empties the allocator's cache.
+
+    They count what other threads do as well, so that it is the highest of several: one that another model has freed
+    memory in shows too little, and too much only leaves memory free.
+    """
 
     def peak_bytes(run: Callable[[], None]) -> int:
         run()  # compiles kernels and allocates the workspaces of libraries, which stay
         torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        peak = torch.cuda.max_memory_allocated(device) - before
+        peaks = []
+        for _ in range(_NUM_RUNS):
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            run()
+            torch.cuda.synchronize(device)
+            peaks.append(torch.cuda.max_memory_allocated(device) - before)
         torch.cuda.empty_cache()
-        return peak
+        return max(peaks)
 
     return peak_bytes

@@ -13,12 +13,12 @@ __all__ = ["CudaGraphRecorder"]
 class CudaGraphRecorder:
     """Records functions as CUDA graphs, which share one pool of memory: only one of them runs at a time.
 
-    :param device: the device of all tensors that the functions use
+    :param device: the device of all tensors that the functions use, with its index
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = torch.cuda.graph_pool_handle()
         stream: Any = torch.cuda.Stream  # it has no annotations
         self._stream = stream(device)
 
@@ -27,13 +27,37 @@ class CudaGraphRecorder:
 
         :raises RuntimeError: the function waits for the device, or does something else that cannot be recorded
         """
-        # Where recording fails, torch leaves its stream current: the outer context restores the previous one.
-        with torch.cuda.device(self._device), torch.cuda.stream(torch.cuda.current_stream(self._device)):
+        with torch.cuda.device(self._device):
             # This run compiles kernels. It is not on the stream of the recording: a workspace that cuBLAS allocated
             # there would not belong to the graph, and others might free it.
             function()
             graph = torch.cuda.CUDAGraph()
-            # Other threads may use the device meanwhile, since another model may be at work.
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                function()
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            # Not torch.cuda.graph(), which empties torch's cache first: other models at work had to fill theirs again
+            # after each of some dozen recordings. Where a recording fails, it also leaves its stream current.
+            with torch.cuda.stream(self._stream):
+                self._record(graph, function)
         return graph.replay
+
+    def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
+        # Other threads may use the device meanwhile, since another model may be at work.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            function()
+        finally:
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                self._end_pool()
+                raise
+
+    def _end_pool(self) -> None:
+        """Let the allocator leave the pool of a recording that has failed: torch has not if the driver refused to end
+        it. The pool would keep its memory, and blocks that wait for other streams would never be free again.
+        """
+        index = self._device.index or 0
+        try:
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+        except RuntimeError:  # torch has left it
+            return
+        torch._C._cuda_releasePool(index, self._pool)

@@ -12,8 +12,10 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.attention.backend import DecodeBackend
+from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.lora_slots import AdapterSlots, SlotRows
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.kernels.triton.availability import launch_errors
 from paged_sdk.models.causal_model import CausalModel
 
 __all__ = ["DecodeGraphs", "Record", "batch_sizes", "context_bounds"]
@@ -24,6 +26,12 @@ Record: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
 # A recorded step is launched for the longest context that it may meet. Attention cuts longer ones than this into parts
 # even where rows alone keep a device busy, and most steps would launch those parts for nothing.
 _USUAL_CONTEXT: Final = 8192
+
+# So many recordings may fail: smaller steps take less memory, but what fails thrice is not the size.
+_MOST_ERRORS: Final = 3
+
+# Of the largest value: cuBLAS may add up in another order while it is recorded. Other memory gives other values.
+_MOST_DIFFERENCE: Final = 0.05
 
 # Up to each bound, sizes grow by so many rows: beyond 16 rows a step is padded by a quarter at most.
 _STEPS: Final = ((4, 1), (16, 4), (64, 8), (256, 16), (1 << 30, 32))
@@ -54,6 +62,9 @@ class DecodeGraphs:
     :param bounds: context lengths to record each size for
     :param slots: where steps find the adapters of their rows; None: no row has one
     :param record: records a step; it may call the step's function any number of times
+    :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
+    :ivar largest: how many rows the largest step has
+    :raises Exception: the first of these errors: no step that serves every context could be recorded
     :ivar hidden: ``[largest, hidden_size]``: the tensor that steps write their results to
     """
 
@@ -73,26 +84,63 @@ class DecodeGraphs:
         self._device = overlap.device
         self._sizes = np.array(sorted(sizes))
         self._bounds = sorted(bounds)
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self.errors: list[Exception] = []
+        made: dict[tuple[int, int], _Graph] = {}
         hidden: Tensor | None = None
         # The largest goes first: the others fit into its memory.
         wanted = list(itertools.product(self._sizes[::-1].tolist(), self._bounds[::-1]))
-        for size, bound in wanted:
+        for done, (size, bound) in enumerate(wanted, 1):
             input_ = self._empty_input(size).to(self._device)
             step = _RecordedStep(model, backend, overlap, input_, bound, hidden, slots)
-            replay = record(step.run)
+            try:
+                replay = record(step.run)
+            except launch_errors() as error:
+                clear_frames(error)
+                self.errors.append(error)
+                if len(self.errors) == _MOST_ERRORS:
+                    break
+                continue
             assert step.hidden is not None, "nothing was run while recording"
             hidden = step.hidden if hidden is None else hidden
-            self._graphs[size, bound] = _Graph(step.input, step.hidden, replay)
+            made[size, bound] = _Graph(step.input, step.hidden, replay, step.run)
             if on_progress is not None:
-                on_progress(len(self._graphs), len(wanted))
-        assert hidden is not None, "nothing to record"
+                on_progress(done, len(wanted))
+        whole = [size for size, bound in made if bound == self._bounds[-1]]
+        if hidden is None or not whole:
+            raise self.errors[0]
         self.hidden = hidden
+        self.largest: int = max(whole)
+        self._sizes = self._sizes[self._sizes <= self.largest]
+        # Where a recording has failed, the next larger step serves, which has the longest bound at the latest.
+        self._graphs = {
+            (size, bound): next(
+                made[one, other]
+                for one, other in itertools.product(self._sizes.tolist(), self._bounds)
+                if one >= size and other >= bound and (one, other) in made
+            )
+            for size, bound in itertools.product(self._sizes.tolist(), self._bounds)
+        }
 
-    @property
-    def largest(self) -> int:
-        """Return how many rows the largest step has."""
-        return int(self._sizes[-1])
+    def check(self) -> None:
+        """Replay every recorded step once, of padding alone, and compare one of a single row with what it is when it is
+        launched. To be called before there are sequences: the row writes to the first block.
+
+        :raises RuntimeError: the device refuses a replay, or the two results differ
+        """
+        for graph in self._graphs.values():
+            graph.replay()
+        seat = self._backend.seats([-1], [0], [[0]])  # of a sequence that there never is
+        graph = self._graphs[int(self._sizes[0]), self._bounds[0]]
+        padding = graph.input.clone()
+        graph.input[:2, 0] = torch.tensor([int(seat[0]), 0], device=self._device)
+        graph.replay()
+        replayed = graph.hidden.clone()
+        graph.launch()
+        launched = graph.hidden
+        graph.input.copy_(padding)
+        most = _MOST_DIFFERENCE * float(launched.abs().max())
+        if not torch.allclose(replayed, launched, rtol=0.0, atol=most, equal_nan=True):
+            raise RuntimeError("a replayed step has another result than a launched one")
 
     def forward(
         self,
@@ -118,7 +166,7 @@ class DecodeGraphs:
         num_rows, longest = len(tables), max(positions) + 1
         size = int(self._sizes[np.searchsorted(self._sizes, num_rows)])
         graph = self._graphs[size, next(bound for bound in self._bounds if bound >= longest)]
-        host = self._empty_input(size)
+        host = self._empty_input(graph.input.shape[1])
         columns = host.numpy()
         columns[0, :num_rows] = self._backend.seats(seq_ids, versions, tables)
         for column, values in zip(columns[1:], (positions, token_ids, sources, places), strict=True):
@@ -138,11 +186,14 @@ class DecodeGraphs:
 
 @frozen(eq=False)
 class _Graph:
-    """Holds a recorded step: the tensors that it reads and writes, and the function that runs it."""
+    """Holds a recorded step: the tensors that it reads and writes, the function that runs it, and the one that was
+    recorded.
+    """
 
     input: Tensor
     hidden: Tensor
     replay: Callable[[], None]
+    launch: Callable[[], None]
 
 
 class _RecordedStep:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 def return_cached_memory() -> None:
     """Give memory of CUDA devices back that torch keeps for later tensors: other models and processes may need it."""
-    if torch.cuda.is_initialized():
+    is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # it has no annotations
+    if is_initialized():
         with suppress(RuntimeError):  # a device that has failed refuses everything
             torch.cuda.empty_cache()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 from typing import Final
 
 import torch
 
-__all__ = ["num_multiprocessors", "why_not"]
+__all__ = ["launch_errors", "num_multiprocessors", "why_not"]
 
 # bfloat16 products in hardware begin with Ampere; Triton itself serves nothing older than compute capability 7.0.
 _OLDEST: Final = (8, 0)
@@ -34,3 +35,14 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1  # the interpreter runs one program after another
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def launch_errors() -> tuple[type[Exception], ...]:
+    """Return what a launch may raise on a device that it leaves sound: torch's errors, and those of Triton's compiler
+    and of kernels that ask for more than the device has.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return (RuntimeError,)
+    error: type[Exception] = importlib.import_module("triton.errors").TritonError
+    return (RuntimeError, error)
