@@ -418,7 +418,7 @@ def test_a_backend_of_its_own_on_each_device(
     """Triton's kernels, interpreted, read one layer's pages, and the native ones the others'."""
     from paged_sdk.attention.triton_paged import TritonPagedBackend
 
-    def storage(setup: AttentionSetup) -> KvStorage:
+    def storage(setup: AttentionSetup, candidates: object) -> KvStorage:
         if setup.device != torch.device("cpu:0"):
             return choose_storage(setup)
         pool = evolve(setup.pool, device=triton_device)

@@ -37,7 +37,6 @@ def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@functools.cache
 def launch_errors() -> tuple[type[Exception], ...]:
     """Return what a launch may raise on a device that it leaves sound: torch's errors, and those of Triton's compiler
     and of kernels that ask for more than the device has.
