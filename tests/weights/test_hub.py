@@ -101,8 +101,8 @@ def test_a_file_beside_a_model(tmp_path: Path, hub: Callable[..., FakeHub]) -> N
     directory.mkdir()
     for name in ("tiny-Q8_0.gguf", encoder):
         (directory / name).touch()
-    for model in (directory, f"{directory}:Q8_0", directory / "tiny-Q8_0.gguf"):
-        assert resolve_beside(str(model), encoder) == directory / encoder
+    for place in (directory, f"{directory}:Q8_0", directory / "tiny-Q8_0.gguf"):
+        assert resolve_beside(str(place), encoder) == directory / encoder
     assert resolve_beside("name/repository", str(directory / encoder)) == directory / encoder
     for model, name in (
         ("name/repository", "mmproj-none.gguf"),
