@@ -84,6 +84,7 @@ def test_options_are_passed_on() -> None:
     assert with_options(reasoning_effort="low").reasoning_effort == "low"
     assert with_options(reasoning_effort="none").enable_thinking is False
     assert with_options(enable_thinking=True).enable_thinking is True
+    assert with_options(thinking_budget=9).thinking_budget == 9
     assert with_options(chat_template_kwargs={"enable_thinking": False}).enable_thinking is False
     assert with_options(tools=[TOOL]).tool_choice == "auto"
     named = {"type": "function", "function": {"name": "f"}}

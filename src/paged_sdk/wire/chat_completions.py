@@ -148,6 +148,7 @@ class ChatCompletionBody(SamplingFields, total=False):
     reasoning_effort: Annotated[str | None, "What the chat template gets of that name; none: no thoughts."]
     enable_thinking: Annotated[bool | None, "Extension: what the chat template gets of that name."]
     chat_template_kwargs: Annotated[TemplateArguments | None, "Extension: the same."]
+    thinking_budget: Annotated[int | None, Bounds(1), "Extension: tokens after which the thoughts end."]
     prompt_logprobs: Annotated[int | None, Bounds(0, 20), "Extension: logprobs of the prompt's tokens."]
     safety_identifier: Annotated[str | None, "A label for whom this is; it is in the server's log."]
     prompt_cache_key: Annotated[str | None, "A group of like prompts; there is one cache for all groups."]
@@ -324,6 +325,9 @@ def _with_thinking(request: RequestBuilder, body: ChatCompletionBody) -> Request
         )
     for enable in said:
         request = request.with_enable_thinking(enable)
+    budget = body.get("thinking_budget")
+    if budget is not None:
+        request = request.with_thinking_budget(budget)
     return request if effort in (None, "none") else request.with_reasoning_effort(effort)
 
 
