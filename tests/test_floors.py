@@ -25,7 +25,7 @@ SOURCE: Final = Path(__file__).parents[1] / "src" / PACKAGE
 
 
 # Imports within a floor: a request holds its SamplingParams, a runner samples, and who proposes drafts reads sequences.
-# What goes over wires is what the public names are, and the command line runs the server.
+# What goes over wires is what the public names are, the command line runs the server, and replicas are models.
 WITHIN_A_FLOOR: Final = frozenset(
     {
         ("types", "config"),
@@ -33,6 +33,7 @@ WITHIN_A_FLOOR: Final = frozenset(
         ("speculative", "scheduler"),
         ("wire", "the public API"),
         ("cli", "server"),
+        ("routing", "the async face"),
     }
 )
 
@@ -89,6 +90,7 @@ def _units() -> Mapping[str, Unit]:
         "engine": Unit("engine", 5),
         "worker": Unit("worker", 6),
         "build": Unit("build", 7),
+        "routing": Unit("routing", 8),
         "wire": Unit("wire", 8),
         "cli": Unit("cli", 9),
         "server": Unit("server", 9),

@@ -75,6 +75,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "PromptTokensDetails",
     "QueueFullError",
     "ReadingOptions",
+    "ReplicaSet",
     "RequestBuilder",
     "RequestError",
     "RequestFailedError",

@@ -52,6 +52,15 @@ def builder(path: Path) -> TextModelBuilder:
     return TextModelBuilder(path).with_force_cpu().with_num_threads(1)
 
 
+def is_closed(model: Model) -> bool:
+    """Tell whether a model takes no more requests."""
+    try:
+        model.check()
+    except ModelClosedError:
+        return True
+    return False
+
+
 async def said(model: Model, sampling: SamplingParams = SHORT) -> str:
     return (await model.send_completion_request(PROMPT, sampling)).choices[0].text
 
@@ -243,7 +252,7 @@ async def test_closing_meanwhile(wide: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     async def closed_by_another_task() -> None:
         begun.set()
-        while model._worker._closing is None:
+        while not is_closed(model):
             await checkpoint()
 
     async def refused(ask: Callable[[], Awaitable[object]]) -> None:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from paged_sdk.model import ChatStream as ChatStream
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
+    from paged_sdk.routing.replica_set import ReplicaSet as ReplicaSet
     from paged_sdk.tool_loop import ToolRun as ToolRun
     from paged_sdk.types.adapter import AdapterInfo as AdapterInfo
     from paged_sdk.types.constraint import Constraint as Constraint
@@ -154,6 +155,7 @@ _HOME = {
         "UnsupportedQuantizationError",
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
+    "routing.replica_set": ("ReplicaSet",),
     "tool_loop": ("ToolRun",),
     "types.adapter": ("AdapterInfo",),
     "types.constraint": ("Constraint",),

@@ -15,7 +15,7 @@ from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.errors import InvalidRequestError
-from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
@@ -27,7 +27,7 @@ from paged_sdk.types.response import (
     CompletionChunkResponse,
     CompletionResponse,
 )
-from paged_sdk.worker.worker import Worker
+from paged_sdk.worker.engine_access import EngineAccess
 
 __all__ = ["ChatStream", "CompletionStream", "GenerationRequests"]
 
@@ -46,9 +46,9 @@ class GenerationRequests:
     :ivar model: the model's name, as responses have it
     """
 
-    worker: Worker
+    worker: EngineAccess
     preparer: RequestPreparer
-    adapters: LoadedAdapters
+    adapters: Adapters
     model: str
 
     def chat(self, request: RequestBuilder) -> ChatStream:

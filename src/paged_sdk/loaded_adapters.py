@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from functools import partial
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.to_thread
@@ -23,7 +23,23 @@ from paged_sdk.worker.worker import Worker
 if TYPE_CHECKING:  # it needs torch, which is loaded when a model is built
     from paged_sdk.adapters.bank import AdapterBank, FittedAdapter
 
-__all__ = ["LoadedAdapters"]
+__all__ = ["Adapters", "LoadedAdapters"]
+
+
+class Adapters(Protocol):
+    """Knows a model's adapters by name, as :class:`LoadedAdapters` does, whose methods mean the same."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def infos(self) -> tuple[AdapterInfo, ...]: ...
+
+    def use(self, name: str | None) -> AdapterUse | None: ...
+
+    async def load(self, path: str | PathLike[str], name: str | None) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
 
 
 class LoadedAdapters:

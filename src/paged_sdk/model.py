@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -12,10 +12,11 @@ from typing import TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
+from attrs import frozen
 
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.renderer import Interruption
-from paged_sdk.config.embedding import Pooling
+from paged_sdk.config.embedding import EmbeddingRecipe, Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
@@ -23,7 +24,7 @@ from paged_sdk.embedder import Embedder
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.generation_requests import ChatStream, CompletionStream, GenerationRequests
-from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.loaded_adapters import Adapters, LoadedAdapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.scorer import Scorer
@@ -50,6 +51,7 @@ from paged_sdk.types.response import (
 )
 from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
+from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["ChatStream", "CompletionStream", "Model"]
@@ -60,6 +62,25 @@ JOIN_SECONDS = 30.0
 """Closing waits so long for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
 
 
+@frozen(kw_only=True)
+class ModelInsides:
+    """Holds what a model's face stands before.
+
+    :ivar preparer: checks requests and makes them the engine's
+    :ivar worker: takes them
+    :ivar recipe: how texts become vectors; ``hidden_size`` and ``check_isq`` are those of :class:`ModelParts`, too
+    """
+
+    name: str
+    architecture: str
+    preparer: RequestPreparer
+    worker: EngineAccess
+    adapters: Adapters
+    recipe: EmbeddingRecipe
+    hidden_size: int
+    check_isq: Callable[[IsqType], None] | None
+
+
 class Model:
     """Holds a model and the worker thread that runs it. Build one with ``await TextModelBuilder(...).build()``.
 
@@ -68,9 +89,7 @@ class Model:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        self._name = parts.name
-        self._architecture = parts.architecture
-        self._preparer = RequestPreparer(
+        preparer = RequestPreparer(
             text=parts.text,
             config=parts.config,
             vocab_size=parts.vocab_size,
@@ -80,27 +99,43 @@ class Model:
             heals_tokens=parts.heals_tokens,
             images=parts.images,
         )
-        self._check_isq = parts.check_isq
         # The worker alone keeps the engine, so that the tensors go when its thread ends.
-        self._worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
-        self._adapters = LoadedAdapters(self._worker, parts.bank, parts.adapters)
-        self._generation = GenerationRequests(self._worker, self._preparer, self._adapters, parts.name)
-        reader = ReadingRequests(self._worker, self._preparer, self._adapters)
-        self._embedder = Embedder(reader, recipe=parts.recipe, hidden_size=parts.hidden_size, model=parts.name)
-        self._scorer = Scorer(reader, parts.name)
+        worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
+        self._set_up(
+            ModelInsides(
+                name=parts.name,
+                architecture=parts.architecture,
+                preparer=preparer,
+                worker=worker,
+                adapters=LoadedAdapters(worker, parts.bank, parts.adapters),
+                recipe=parts.recipe,
+                hidden_size=parts.hidden_size,
+                check_isq=parts.check_isq,
+            )
+        )
+
+    def _set_up(self, insides: ModelInsides) -> None:
+        self._insides = insides
+        self._preparer = insides.preparer
+        self._worker = worker = insides.worker
+        self._adapters = insides.adapters
+        self._generation = GenerationRequests(worker, insides.preparer, insides.adapters, insides.name)
+        reader = ReadingRequests(worker, insides.preparer, insides.adapters)
+        self._embedder = Embedder(reader, recipe=insides.recipe, hidden_size=insides.hidden_size, model=insides.name)
+        self._scorer = Scorer(reader, insides.name)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
-        self._finalizer = weakref.finalize(self, _end, self._worker)
+        self._finalizer = weakref.finalize(self, _end, worker)
 
     @property
     def name(self) -> str:
         """Return the model's name, as responses have it."""
-        return self._name
+        return self._insides.name
 
     @property
     def architecture(self) -> str:
         """Return the decoder's family, as Hugging Face's ``model_type`` names it: "llama", "qwen2", "gemma3_text"
         ..."""
-        return self._architecture
+        return self._insides.architecture
 
     @property
     def generation_defaults(self) -> GenerationDefaults:
@@ -359,8 +394,8 @@ class Model:
         """
         if not isinstance(isq, IsqType):
             raise ConfigError.of("isq", isq, "an IsqType")
-        if self._check_isq is not None:
-            self._check_isq(isq)
+        if self._insides.check_isq is not None:
+            self._insides.check_isq(isq)
         await self._worker.call_alone(lambda engine, go_on: engine.requantize(isq, go_on))
 
     @property
@@ -440,6 +475,6 @@ def _check_flag(name: str, value: object) -> None:
         raise InvalidRequestError.of(name, value, "True or False")
 
 
-def _end(worker: Worker) -> None:
+def _end(worker: EngineAccess) -> None:
     worker.close()
     worker.join(JOIN_SECONDS)

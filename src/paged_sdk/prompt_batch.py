@@ -18,8 +18,8 @@ from paged_sdk.guard import request_failure
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.reading import ReadResult, TokenScores
 from paged_sdk.types.response import Usage
+from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.event_loop import EventLoop, Waiter
-from paged_sdk.worker.worker import Worker
 
 if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np
@@ -68,7 +68,7 @@ class PromptBatch:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: EngineAccess,
         prepare: Callable[[int, int], Awaitable[Sequence[Request]]],
         num_prompts: int,
         *,

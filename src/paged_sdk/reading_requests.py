@@ -11,14 +11,14 @@ from attrs import frozen
 from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.checks import is_unicode
 from paged_sdk.errors import InvalidRequestError
-from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.prompt_batch import PromptBatch, ReadPrompt, most_under_way
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.reading import Reading
 from paged_sdk.types.request import PromptLike, RequestOptions
 from paged_sdk.types.response import Usage
-from paged_sdk.worker.worker import Worker
+from paged_sdk.worker.engine_access import EngineAccess
 
 __all__ = ["ReadingRequests"]
 
@@ -30,9 +30,9 @@ class ReadingRequests:
     :ivar adapters: those that texts may go through
     """
 
-    worker: Worker
+    worker: EngineAccess
     preparer: RequestPreparer
-    adapters: LoadedAdapters
+    adapters: Adapters
 
     def checked(self, name: str, text: PromptLike) -> str | list[int]:
         """Return a text, or token ids that nobody changes meanwhile.

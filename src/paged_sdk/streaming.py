@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from paged_sdk.engine.request_start import RequestStart
-from paged_sdk.errors import InvalidRequestError, RequestError, RequestTimeoutError
+from paged_sdk.errors import EngineDeadError, InvalidRequestError, RequestError, RequestTimeoutError
 from paged_sdk.guard import request_failure
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
+from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.joined_requests import joined_subscribers
 from paged_sdk.worker.subscription import Subscription
-from paged_sdk.worker.worker import Worker
 
 if TYPE_CHECKING:
     from paged_sdk.errors import PartialResponse
@@ -48,7 +48,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
 
     def __init__(
         self,
-        worker: Worker,
+        worker: EngineAccess,
         prepare: Callable[[], Awaitable[Sequence[Request]]],
         shape: ResponseShape[ResponseT, ChunkT],
         parts: ResponseParts,
@@ -218,7 +218,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
             self._ended = True
             self._abort()  # an error on this side is news to the engine
             error = request_failure(subscription.error, self.request_id)
-            if isinstance(error, RequestError):
+            if isinstance(error, RequestError | EngineDeadError):
                 error.partial_response = self._partial_response()
             raise error
         if subscription.has_ended:

@@ -149,7 +149,7 @@ async def run(builder: TextModelBuilder, faults: Faults, site: str = "", nth: in
             while model.stats().blocks_used:
                 await anyio.sleep(0.001)
         outcome = Outcome(texts, texts.pop("again"), model.stats().blocks_used)
-    assert not model._worker._thread.is_alive()
+    assert model._worker.join(0)
     return outcome
 
 

@@ -92,6 +92,8 @@ def fake_model(
     do not do to what is said. As with any model, how many tokens a chunk of a stream holds depends on how fast it is
     read; with a delay it is one.
 
+    In a :class:`~paged_sdk.ReplicaSet` it is asked in tokens: its requests then have the whole prompt as text.
+
     It can be awaited like a builder's ``build()`` too, so ``BlockingModel(fake_model("Hello!"))`` is a fake for
     synchronous code. Models that are not closed end with the garbage collection.
 
@@ -134,11 +136,8 @@ class FakeModel(Model):
     def __init__(
         self, config: EngineConfig, replies: Sequence[Reply], *, delay: float, error: Exception | None
     ) -> None:
-        self._replies = tuple(replies)
-        self._num_replies = 0
-        self._error = error
-        self._requests: list[FakeRequest] = []
-        self._runner = _SayingRunner(delay)
+        self._script = _Script(tuple(replies), error)
+        self._runner = _SayingRunner(delay, self._script)
         text = byte_text()
         kv = KvCacheManager(config.num_blocks, config.block_size, prefix_caching=True, sliding_window=None)
         super().__init__(
@@ -160,7 +159,7 @@ class FakeModel(Model):
     @property
     def requests(self) -> tuple[FakeRequest, ...]:
         """Return what it was asked so far, in order, requests that were left or failed later included."""
-        return tuple(self._requests)
+        return tuple(self._script.requests)
 
     def stream_chat_request(self, request: ChatRequestLike) -> ChatStream:
         built = as_request(request)
@@ -193,7 +192,7 @@ class FakeModel(Model):
     def _note_embedding(self, prompts: Sequence[PromptLike], options: RequestOptions) -> None:
         for each in prompts:
             said = each if isinstance(each, str) else tuple(self._preparer.check_token_ids("texts", each))
-            self._requests.append(FakeRequest(prompt=said, options=options))
+            self._script.requests.append(FakeRequest(prompt=said, options=options))
 
     def _note_scoring(
         self, request_id: str, num_texts: int, prefix: PromptLike | None, options: RequestOptions
@@ -201,17 +200,37 @@ class FakeModel(Model):
         before = "" if prefix is None else prefix
         said = before if isinstance(before, str) else tuple(self._preparer.check_token_ids("prefix", before))
         request = FakeRequest(prompt=said, options=options)
-        self._requests.append(request)
-        line = self._next_line(request)
-        self._runner.lines |= {f"{request_id}-{place}": [line] for place in range(num_texts)}
+        self._script.requests.append(request)
+        line = self._script.next_line(request)
+        self._script.lines |= {f"{request_id}-{place}": [line] for place in range(num_texts)}
 
     def _note(self, request_id: str, request: FakeRequest) -> None:
-        """Remember a request, and choose what is said to it."""
-        self._requests.append(request)
-        num_choices = 1 if request.sampling is None else request.sampling.n_choices
-        self._runner.lines[request_id] = [self._next_line(request) for _ in range(num_choices)]
+        self._script.note(request_id, request)
 
-    def _next_line(self, request: FakeRequest) -> _Line:
+
+class _Script:
+    """Chooses what is said to each request, and remembers them.
+
+    :ivar requests: what was asked so far, in order
+    :ivar lines: request id to what is said in each of its choices
+    """
+
+    def __init__(self, replies: tuple[Reply, ...], error: Exception | None) -> None:
+        self.requests: list[FakeRequest] = []
+        self.lines: dict[str, list[_Line]] = {}
+        self._replies = replies
+        self._num_replies = 0
+        self._error = error
+
+    def note(self, request_id: str, request: FakeRequest) -> list[_Line]:
+        """Remember a request, and choose what is said to it."""
+        self.requests.append(request)
+        num_choices = 1 if request.sampling is None else request.sampling.n_choices
+        lines = self.lines[request_id] = [self.next_line(request) for _ in range(num_choices)]
+        return lines
+
+    def next_line(self, request: FakeRequest) -> _Line:
+        """Return the next text, of the last one if none is left."""
         reply = self._replies[min(self._num_replies, len(self._replies) - 1)]
         self._num_replies += 1
         if isinstance(reply, Exception):
@@ -236,17 +255,20 @@ class _Line:
 
 
 class _SayingRunner(FakeRunner):
-    """Says what was written down for each request.
-
-    :ivar lines: request id to what is said in each of its choices; noted before the engine hears of the request
+    """Says what was written down for each request. One that the model has not noted before came from a set of
+    replicas, which knows its tokens alone.
     """
 
-    def __init__(self, delay: float) -> None:
+    def __init__(self, delay: float, script: _Script) -> None:
         super().__init__(ScriptedTokens((), END), vocab_size=VOCAB_SIZE, delay=delay)
-        self.lines: dict[str, list[_Line]] = {}
+        self._script = script
 
     def say(self, request: Request, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
-        line = self.lines[request.request_id][choice_index]
+        lines = self._script.lines.get(request.request_id)
+        if lines is None:
+            said = bytes(token for token in request.prompt_token_ids if token < 256).decode(errors="replace")
+            lines = self._script.note(request.request_id, FakeRequest(prompt=said, options=request.options))
+        line = lines[choice_index]
         if line.error is not None and len(output) >= line.length:
             raise _of_request(line.error, request.request_id)
         return line.next_token(prompt, output, choice_index)

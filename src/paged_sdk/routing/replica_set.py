@@ -1,0 +1,181 @@
+"""Make several models one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol, TypeAlias
+
+import anyio
+from attrs import evolve
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.model import Model, ModelInsides
+from paged_sdk.routing.routed_worker import Replica, ReplicaAdapters, RoutedWorker
+from paged_sdk.types.stats import ModelStats
+
+__all__ = ["ReplicaSet", "ReplicatedModel"]
+
+PROBE = "The 3 quick brown foxes, naïve as ever:\n\tdef jump(over=['lazy', 'dogs']): ...  # 日本語"
+
+
+class _Builder(Protocol):
+    def build(self) -> Awaitable[Model]: ...
+
+
+ReplicaSource: TypeAlias = Model | _Builder
+"""A model, or a builder of one."""
+
+
+class ReplicatedModel(Model):
+    """Is several models that are the same, as one. Make one with :class:`ReplicaSet`."""
+
+    def __init__(self, replicas: Sequence[Model]) -> None:
+        first = replicas[0]
+        for place, replica in enumerate(replicas):
+            _check_same(first, replica, place)
+        self._replicas = tuple(replicas)
+        own = [replica._insides for replica in replicas]
+        members = [Replica(each.worker, each.adapters, _num_blocks(each)) for each in own]
+        configs = [each.preparer.config for each in own]
+        self._routed = RoutedWorker(members, first.config.block_size)
+        preparer = evolve(
+            own[0].preparer,
+            config=evolve(
+                first.config,
+                num_blocks=min(config.num_blocks for config in configs),
+                max_num_seqs=min(config.max_num_seqs for config in configs),
+                max_queue=sum(config.max_queue for config in configs),
+            ),
+            max_prompt_tokens=min(each.preparer.max_prompt_tokens for each in own),
+        )
+        self._set_up(evolve(own[0], preparer=preparer, worker=self._routed, adapters=ReplicaAdapters(members)))
+
+    @property
+    def replicas(self) -> tuple[Model, ...]:
+        """Return the models that it consists of."""
+        return self._replicas
+
+    def replica_stats(self) -> tuple[ModelStats, ...]:
+        """Return a snapshot of each replica's engine after its last step."""
+        return self._routed.replica_stats
+
+    async def reset_prefix_cache(self) -> None:
+        await super().reset_prefix_cache()
+        self._routed.forget_prefixes()
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        self._routed.close(drain=drain)
+        async with anyio.create_task_group() as tasks:
+            for replica in self._replicas:
+                tasks.start_soon(partial(replica.aclose, drain=drain))
+
+
+class ReplicaSet:
+    """Makes one model of several, when it is awaited; as an async context manager it also closes them on exit::
+
+        async with ReplicaSet([builder.with_device("cuda:0"), builder.with_device("cuda:1")]) as model:
+            response = await model.send_chat_request(messages)
+
+    Each request goes to one of them: to the one that holds most of its prompt in its prefix cache, unless another is
+    less busy by more than that is worth (:class:`paged_sdk.routing.Router`). So a conversation stays where its prefix
+    is. Everything else is as with any :class:`Model`, which it is: streams, timeouts, cancellation, adapters (loaded
+    in all of them), statistics (their sum), :func:`paged_sdk.server.create_app`.
+
+    A model whose engine dies gets no more requests. Those of its requests of which nothing has been heard yet are sent
+    to the others; the rest end with :class:`EngineDeadError` and what they have said so far.
+
+    :param replicas: models, which it takes over and closes; or builders. All of one checkpoint, with the same context
+        and block size
+    :raises ConfigError: something else, or models that differ
+    """
+
+    def __init__(self, replicas: Iterable[ReplicaSource]) -> None:
+        allowed = "at least one model or builder"
+        if isinstance(replicas, str | bytes) or not isinstance(replicas, Iterable):
+            raise ConfigError.of("replicas", replicas, allowed)
+        sources = list(replicas)
+        if not sources:
+            raise ConfigError.of("replicas", sources, allowed)
+        for each in sources:
+            if not isinstance(each, Model) and not callable(getattr(each, "build", None)):
+                raise ConfigError.of("replicas", each, allowed)
+        models = [id(each) for each in sources if isinstance(each, Model)]
+        if len(set(models)) < len(models):
+            raise ConfigError.of("replicas", sources, "each model once")
+        self._sources = sources
+        self._model: Model | None = None
+        self._has_begun = False
+
+    def __await__(self) -> Generator[Any, Any, ReplicatedModel]:
+        return self._build().__await__()
+
+    async def __aenter__(self) -> ReplicatedModel:
+        self._model = model = await self._build()
+        return model
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._model is not None:
+            await self._model.aclose()
+
+    async def _build(self) -> ReplicatedModel:
+        if self._has_begun:
+            raise ConfigError(
+                "this ReplicaSet was used already: make another one",
+                setting="replicas",
+                allowed="one await or async with for each ReplicaSet",
+            )
+        self._has_begun = True
+        models: list[Model] = []
+        try:
+            for source in self._sources:
+                model = source if isinstance(source, Model) else await source.build()
+                models.append(model)  # one after the other, so that an error finds those that are open
+            return ReplicatedModel(models)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                for model in models:
+                    await model.aclose()
+            raise
+
+
+def _num_blocks(insides: ModelInsides) -> int:
+    """Return how many blocks of prefixes an engine can hold; without pages it keeps whole sequences."""
+    config = insides.preparer.config
+    if not config.prefix_cache_n:
+        return 0
+    return config.num_blocks if config.paged else config.prefix_cache_n * (config.max_model_len // config.block_size)
+
+
+def _probe(model: Model) -> tuple[int, ...]:
+    return tuple(model._insides.preparer.text.tokenizer.encode(PROBE, add_special_tokens=False))
+
+
+def _check_same(first: Model, other: Model, place: int) -> None:
+    """Check that two models can be replicas of one.
+
+    :raises ConfigError: they differ in what requests are made by
+    """
+    compared: dict[str, Callable[[Model], object]] = {
+        "architecture": lambda model: model.architecture,
+        "vocabulary size": lambda model: model._insides.preparer.vocab_size,
+        "hidden size": lambda model: model._insides.hidden_size,
+        "tokens of a text": lambda model: tuple(
+            model._insides.preparer.text.tokenizer.encode(PROBE, add_special_tokens=False)
+        ),
+        "max_model_len": lambda model: model.max_sequence_length,
+        "block size": lambda model: model.config.block_size,
+        "images": lambda model: model.takes_images,
+        "adapters": lambda model: sorted(info.digest for info in model.adapter_infos),
+    }
+    for what, read in compared.items():
+        if read(first) != read(other):
+            raise ConfigError(
+                f"replicas[{place}] is another model than replicas[0]: its {what} differs",
+                setting="replicas",
+                value=place,
+                allowed="models of one checkpoint, with the same settings",
+            )

@@ -1,0 +1,307 @@
+"""Several models as one: where requests go, and what becomes of them when a replica dies."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+
+from adapter_files import write_adapter
+from paged_sdk import (
+    BlockingModel,
+    ConfigError,
+    Conversation,
+    EngineDeadError,
+    InvalidRequestError,
+    Model,
+    ModelClosedError,
+    QueueFullError,
+    ReplicaSet,
+    RequestBuilder,
+    RequestTimeoutError,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.server import create_app
+from paged_sdk.testing import FakeModel, fake_model
+from tiny import build_model, make_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+LONG = "A sentence that is said one byte after the other. " * 4
+
+
+def hello(text: str = "Hi!", **options: Any) -> RequestBuilder:
+    request = RequestBuilder.from_messages([{"role": "user", "content": text}])
+    for name, value in options.items():
+        request = getattr(request, f"with_{name}")(value)
+    return request
+
+
+def broken() -> Exception:
+    return RuntimeError("the device is gone")
+
+
+async def said(model: Model, request: RequestBuilder) -> str:
+    return (await model.send_chat_request(request)).choices[0].message.content
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.sleep(0.001)
+
+
+def counts(fakes: Sequence[FakeModel]) -> list[int]:
+    return [len(fake.requests) for fake in fakes]
+
+
+async def test_it_answers_as_any_model() -> None:
+    async with ReplicaSet([fake_model("Hello!") for _ in range(3)]) as model:
+        assert isinstance(model, Model)
+        assert await said(model, hello()) == "Hello!"
+        response = await model.send_completion_request(["a", "b"], SamplingParams(n_choices=2))
+        assert [choice.text for choice in response.choices] == ["Hello!"] * 4
+        assert response.usage.completion_tokens == 28
+        vectors = await model.embed(["aab", "b"])
+        assert [len(each) for each in vectors.embeddings] == [258, 258]
+        assert (await model.score(["Hello!"], prefix="x")).scores[0].is_greedy
+        assert [each.choices[0].message.content for each in await model.send_chat_requests([hello()] * 5)] == [
+            "Hello!"
+        ] * 5
+        assert model.stats().completion_tokens == sum(each.completion_tokens for each in model.replica_stats())
+        assert model.stats().blocks_total == 3 * 4096
+        assert model.config.max_queue == 3 * 4096
+    with pytest.raises(ModelClosedError):
+        await said(model, hello())
+
+
+async def test_conversations_stay_and_tenants_spread() -> None:
+    fakes = [fake_model("Yes.") for _ in range(4)]
+    async with ReplicaSet(fakes) as model:
+        talks = [Conversation(model, system=f"You serve tenant {tenant}. " * 20) for tenant in range(8)]
+        for turn in range(3):
+            for talk in talks:
+                await talk.send(f"Question {turn}")
+        assert counts(fakes) == [6, 6, 6, 6]
+        hits = [each.prefix_hit_rate for each in model.replica_stats()]
+    async with fake_model("Yes.") as alone:
+        for tenant in range(8):
+            talk = Conversation(alone, system=f"You serve tenant {tenant}. " * 20)
+            for turn in range(3):
+                await talk.send(f"Question {turn}")
+        assert min(hits) >= 0.95 * alone.stats().prefix_hit_rate
+
+
+async def test_salts_are_tenants_too() -> None:
+    fakes = [fake_model("Yes.") for _ in range(2)]
+    async with ReplicaSet(fakes) as model:
+        for _ in range(3):
+            await said(model, hello("The same long question. " * 20, cache_salt="a"))
+            await said(model, hello("The same long question. " * 20, cache_salt="b"))
+        salts = [{request.options.cache_salt for request in fake.requests} for fake in fakes]
+        assert salts in ([{"a"}, {"b"}], [{"b"}, {"a"}])
+
+
+async def test_requests_at_once_are_shared_out() -> None:
+    fakes = [fake_model(LONG, delay=0.001) for _ in range(4)]
+    async with ReplicaSet(fakes) as model:
+        await model.send_chat_requests([hello(f"{n}", sampling=SamplingParams(max_len=9)) for n in range(16)])
+        assert counts(fakes) == [4, 4, 4, 4]
+
+
+async def test_what_was_not_heard_of_is_sent_elsewhere_when_a_replica_dies() -> None:
+    dying = [fake_model(error=broken()) for _ in range(2)]
+    async with ReplicaSet([*dying, fake_model("Still here.")]) as model:
+        responses = await model.send_chat_requests([hello(f"{n}") for n in range(9)])
+        assert {each.choices[0].message.content for each in responses} == {"Still here."}
+        response = await model.send_completion_request(["a", "b", "c"])
+        assert [choice.text for choice in response.choices] == ["Still here."] * 3
+        assert len((await model.embed(["a"])).embeddings) == 1
+        model.check()
+
+
+async def test_what_has_been_heard_ends_with_the_error_and_the_text_so_far() -> None:
+    fakes = [fake_model("Half a", delay=0.002, error=broken()), fake_model("Whole.")]
+    async with ReplicaSet(fakes) as model:
+        async with model.stream_chat_request(hello()) as stream:
+            texts: list[str] = []
+
+            async def read() -> None:
+                async for chunk in stream:
+                    texts.extend(choice.delta.content for choice in chunk.choices)
+
+            with pytest.raises(EngineDeadError) as caught:
+                await read()
+        assert caught.value.__cause__ is not None
+        assert caught.value.partial_response is not None
+        assert caught.value.partial_response.choices[0].message.content == "Half a"  # type: ignore[union-attr]
+        assert "".join(texts) == "Half a"
+        assert [await said(model, hello()) for _ in range(3)] == ["Whole."] * 3
+        assert counts(fakes) == [1, 3]
+
+
+async def test_the_last_death_is_everybodys() -> None:
+    async with ReplicaSet([fake_model(error=broken()) for _ in range(2)]) as model:
+        for _ in range(2):
+            with pytest.raises(EngineDeadError):
+                await said(model, hello())
+        with pytest.raises(EngineDeadError):
+            model.check()
+
+
+async def test_a_replica_that_is_closed_is_left_out() -> None:
+    fakes = [fake_model("one"), fake_model("two")]
+    async with ReplicaSet(fakes) as model:
+        await fakes[0].aclose()
+        assert await said(model, hello()) == "two"
+        await model.reset_prefix_cache()
+        assert await said(model, hello()) == "two"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_full_queue_sends_requests_on() -> None:
+    fakes = [fake_model(LONG, delay=0.001, max_num_seqs=1, max_queue=queue) for queue in (1, 50)]
+    async with ReplicaSet(fakes) as model, anyio.create_task_group() as tasks:
+        for number in range(12):
+            tasks.start_soon(said, model, hello(f"{number}", sampling=SamplingParams(max_len=5)))
+    assert sum(counts(fakes)) == 12
+    async with ReplicaSet([fake_model(LONG, delay=0.005, max_num_seqs=1, max_queue=1) for _ in range(2)]) as model:
+        errors = []
+
+        async def ask(number: int) -> None:
+            try:
+                await said(model, hello(f"{number}", sampling=SamplingParams(max_len=5)))
+            except QueueFullError as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(12):
+                tasks.start_soon(ask, number)
+        assert errors
+
+
+async def test_cancellation_reaches_the_replica() -> None:
+    fakes = [fake_model(LONG, delay=0.001) for _ in range(2)]
+    async with ReplicaSet(fakes) as model:
+        with anyio.move_on_after(0.05):
+            await model.send_chat_requests([hello("a"), hello("b")])
+        await until(lambda: not model.stats().running and not model.stats().blocks_used)
+        assert [model._routed._router.load(replica) for replica in range(2)] != [0, 0]  # told before the next request
+        stream = model.stream_chat_request(hello())
+        await anext(stream)
+        assert sum(each.running for each in model.replica_stats()) == 1
+        assert sum(model._routed._router.load(replica) for replica in range(2)) == 64
+        del stream
+        gc.collect()
+        await until(lambda: not model.stats().running)
+        with pytest.raises(RequestTimeoutError):
+            await said(model, hello(timeout=0.02))
+        assert not model._routed._live
+
+
+@pytest.mark.parametrize("drain", [False, True])
+async def test_closing_ends_all_replicas(drain: bool) -> None:
+    fakes = [fake_model(LONG, delay=0.002) for _ in range(2)]
+    model = await ReplicaSet(fakes)
+    reasons = []
+
+    async def ask(text: str) -> None:
+        response = await model.send_chat_request(hello(text, sampling=SamplingParams(max_len=30)))
+        reasons.append(response.choices[0].finish_reason)
+
+    async with anyio.create_task_group() as tasks:
+        for text in "abcd":
+            tasks.start_soon(ask, text)
+        await until(lambda: model.stats().running == 4)
+        await model.aclose(drain=drain)
+    assert reasons == ["length" if drain else "canceled"] * 4
+    for fake in fakes:
+        with pytest.raises(ModelClosedError):
+            fake.check()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_server_takes_it() -> None:
+    app = create_app({"fake": lambda: ReplicaSet([fake_model("Hello!") for _ in range(2)])})
+    async with app.lifespan():
+        transport = httpx2.ASGITransport(app=app)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+            body = {"model": "fake", "messages": [{"role": "user", "content": "Hi!"}]}
+            answers = [await client.post("/v1/chat/completions", json=body) for _ in range(3)]
+            assert [each.json()["choices"][0]["message"]["content"] for each in answers] == ["Hello!"] * 3
+            assert (await client.get("/health")).status_code == 200
+
+
+def test_synchronous_code_has_it_too() -> None:
+    with BlockingModel(ReplicaSet([fake_model("Hello!"), fake_model("Hello!")])) as model:
+        response = model.send_chat_request(hello())
+        assert response.choices[0].message.content == "Hello!"
+
+
+@pytest.mark.parametrize("value", [[], "ab", 5, [5], [None]])
+async def test_what_is_no_model_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="replicas"):
+        ReplicaSet(value)
+
+
+async def test_models_that_differ_are_refused_and_closed() -> None:
+    fakes = [fake_model("a"), fake_model("a", max_model_len=100)]
+    with pytest.raises(ConfigError, match="max_model_len"):
+        await ReplicaSet(fakes)
+    with pytest.raises(ModelClosedError):
+        fakes[0].check()
+    async with fake_model("a") as fake:
+        with pytest.raises(ConfigError, match="once"):
+            ReplicaSet([fake, fake])
+    one = ReplicaSet([fake_model("a")])
+    async with one, anyio.create_task_group():
+        with pytest.raises(ConfigError, match="used already"):
+            await one
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("replicas")
+    make_checkpoint("llama", path / "base")
+    for seed, name in enumerate(("first", "second")):
+        write_adapter(path / name, build_model("llama"), seed=seed)
+    return path
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_weights_and_adapters_give_what_one_model_gives(directory: Path) -> None:
+    builder = TextModelBuilder(directory / "base").with_dtype("float32").with_force_cpu().with_num_threads(1)
+    greedy = SamplingParams(temperature=0.0, max_len=8, ignore_eos=True)
+    prompts = [list(range(start, start + 70)) for start in range(5, 9)]
+    async with builder.build() as alone:
+        await alone.load_adapter(directory / "second")
+        expected = [
+            (await alone.send_completion_request(prompt, greedy, adapter=adapter)).choices[0].text
+            for prompt in prompts
+            for adapter in (None, "second")
+        ]
+    async with ReplicaSet([builder, builder]) as model:
+        await model.replicas[0].load_adapter(directory / "first")  # so that the numbers of adapters differ
+        await model.replicas[0].unload_adapter("first")
+        await model.load_adapter(directory / "second")
+        assert model.adapters == ("second",)
+        texts = [
+            (await model.send_completion_request(prompt, greedy, adapter=adapter)).choices[0].text
+            for prompt in prompts
+            for adapter in (None, "second")
+        ]
+        assert texts == expected
+        assert all(each.completion_tokens for each in model.replica_stats())
+        await model.replicas[1].load_adapter(directory / "first")
+        with pytest.raises(ConfigError):  # the second has it already: the first gets rid of it again
+            await model.load_adapter(directory / "first")
+        assert model.adapters == ("second",)
+        await model.unload_adapter("second")
+        with pytest.raises(InvalidRequestError):
+            await model.send_completion_request("x", greedy, adapter="second")
