@@ -133,11 +133,18 @@ def test_no_address(url: str) -> None:
     assert "expected the address of a server" in " ".join(refused.stderr.replace("│", " ").split())
 
 
+NAMED: Final = b'paged_sdk_http_requests_in_flight 1\npaged_sdk_running{model="[/b]"} 1\n'
+
+
 class Other(BaseHTTPRequestHandler):
     """Answers as programs of other kinds do."""
 
     def do_GET(self) -> None:
-        body = {"/metrics": b"up 1\n", "/broken/metrics": b"\xff"}.get(self.path)
+        if self.path == "/cut/metrics":
+            self.wfile.write(b"SSH-2.0-OpenSSH\r\n")
+            return
+        bodies = {"/metrics": b"up 1\n", "/broken/metrics": b"\xff", "/named/metrics": NAMED}
+        body = bodies.get(self.path)
         self.send_response(500 if body is None else 200)
         self.end_headers()
         self.wfile.write(body or b"")
@@ -148,16 +155,32 @@ class Other(BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("", "it is not a server of this package"), ("/broken", "codec can't decode"), ("/none", "500 Internal Server")],
+    [
+        ("", "it is not a server of this package"),
+        ("/broken", "codec can't decode"),
+        ("/none", "500 Internal Server"),
+        ("/cut", "SSH-2.0"),
+    ],
 )
 def test_another_program(path: str, why: str) -> None:
+    refused = top_of_other(path)
+    assert refused.exit_code == 1
+    assert why in refused.stderr
+
+
+def top_of_other(path: str) -> Result:
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         thread = threading.Thread(target=other.handle_request)
         thread.start()
-        refused = top(f"http://127.0.0.1:{other.server_port}{path}", "--once")
+        shown = top(f"http://127.0.0.1:{other.server_port}{path}", "--once")
         thread.join()
-    assert refused.exit_code == 1
-    assert why in refused.stderr
+    return shown
+
+
+def test_brackets_in_the_name_of_a_model_are_no_style() -> None:
+    shown = top_of_other("/named")
+    assert shown.exit_code == 0, shown.output
+    assert "[/b]" in shown.stdout
 
 
 @pytest.mark.parametrize("name", ["plain", 'with "quotes" and } {', "back\\slash\\n", "two\nlines", "a,b=c", "ünï"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -37,7 +38,7 @@ class Dashboard:
             raise ConfigError.of("url", url, "the address of a server, such as http://127.0.0.1:8000")
         self._url = base.rstrip("/").removesuffix("/metrics").removesuffix("/v1").rstrip("/")
         self._key = key
-        self._console = console or Console(highlight=False)
+        self._console = console or Console(highlight=False, markup=False)  # what is in brackets in a name is no style
 
     @property
     def is_live(self) -> bool:
@@ -83,8 +84,8 @@ class Dashboard:
             with error:
                 why = "it needs its key: --api-key" if error.code == 401 else f"{error.code} {error.reason}"
             raise PagedError(f"no figures from {address}: {why}") from error
-        except (OSError, ValueError) as error:
-            reason = error.reason if isinstance(error, URLError) else error
+        except (OSError, ValueError, HTTPException) as error:
+            reason = error.reason if isinstance(error, URLError) else str(error) or type(error).__name__
             raise PagedError(f"no answer from {address}: {reason}") from error
         figures = ServerFigures.from_text(text)
         if figures is None:
