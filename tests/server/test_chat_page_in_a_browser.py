@@ -263,6 +263,22 @@ def test_thoughts_are_folded_and_calls_wait_for_what_they_return(page: Any) -> N
     expect(call).to_contain_text("sunny")
 
 
+def test_a_call_can_be_answered_when_the_conversation_has_gone_on(page: Any) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Insert an example").click()
+    page.get_by_role("button", name="Keep").click()
+    send(page, "How is the weather?")
+    send(page, "Hello!")
+    expect(page.locator(".assistant .body strong")).to_have_text("bold")
+    page.get_by_label("What get_weather returns").fill("sunny")
+    page.get_by_role("button", name="Give it to the model").click()
+    expect(page.get_by_role("region", name="Call of get_weather")).to_contain_text("answered")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        send(page, "And now?")
+    roles = [each["role"] for each in asked.value.post_data_json["messages"]]
+    assert roles == ["user", "assistant", "tool", "user", "assistant", "user"]
+
+
 def test_dark_and_small(page: Any) -> None:
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")

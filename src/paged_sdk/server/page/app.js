@@ -73,8 +73,11 @@ async function store(conversation) {
 
 // Takes over what another tab has changed, unless something is under way here that this would undo.
 async function refresh() {
-  if (state.running || !at("kept").hidden || document.querySelector(".editing, .rename")) return;
-  state.conversations = await state.store.all();
+  const isBusy = () => state.running || !at("kept").hidden || document.querySelector(".editing, .rename");
+  if (isBusy()) return;
+  const all = await state.store.all();
+  if (isBusy()) return;
+  state.conversations = all;
   const found = state.conversations.find(({ id }) => id === state.open.id);
   if (found && found.changed !== state.open.changed) {
     state.open = found;
@@ -174,9 +177,13 @@ const actions = {
   answer(call, content) {
     if (state.running) return;
     const { messages } = state.open;
-    messages.push({ role: "tool", id: call.id, content });
-    const asked = messages.findLast((message) => message.role === "assistant");
-    if (asked.calls.every((each) => actions.resultOf(each) !== null)) {
+    const asked = messages.find((message) => message.calls?.includes(call));
+    // Results stand behind their calls, also where the conversation has gone on without them.
+    let place = messages.indexOf(asked) + 1;
+    while (messages[place]?.role === "tool") place += 1;
+    messages.splice(place, 0, { role: "tool", id: call.id, content });
+    const isLast = place === messages.length - 1;
+    if (isLast && asked.calls.every((each) => actions.resultOf(each) !== null)) {
       run(state.open);
     } else {
       keep(state.open);
