@@ -67,8 +67,6 @@ TopologyFile = Annotated[
         help="A YAML file of types for single layers, or for matrices by their names: see docs/quantization.md.",
     ),
 ]
-
-
 Mmproj = Annotated[
     Path | None,
     typer.Option(
@@ -78,12 +76,17 @@ Mmproj = Annotated[
     ),
 ]
 MmprojType = Annotated[
-    str, typer.Option("--mmproj-type", metavar="NAME", help="The type of its matrices: F32, F16, BF16 or Q8_0.")
+    str | None,
+    typer.Option(
+        "--mmproj-type", metavar="NAME", help="The type of its matrices: F32, F16, BF16 or Q8_0; by default F16."
+    ),
 ]
 Safetensors = Annotated[
     bool,
     typer.Option(
-        "--safetensors", help="Write a directory of safetensors that are not quantized, as transformers reads."
+        "--safetensors",
+        metavar=options.FLAG,
+        help="Write a directory of safetensors that are not quantized, as transformers reads.",
     ),
 ]
 
@@ -100,7 +103,7 @@ def quantize(
     imatrix_out: ImatrixOut = None,
     topology: TopologyFile = None,
     mmproj: Mmproj = None,
-    mmproj_type: MmprojType = "F16",
+    mmproj_type: MmprojType = None,
     safetensors: Safetensors = False,
     output: options.OutputOptions,
 ) -> None:
@@ -119,12 +122,17 @@ def quantize(
             "--mmproj": mmproj,
         }.items():
             exclusive({"--safetensors": safetensors, flag: value})
+        if mmproj_type is not None and mmproj is None:
+            raise typer.BadParameter("it is the type of what --mmproj writes", param_hint="--mmproj-type")
         if safetensors:
             directory = write_safetensors(source, target, type=type or "BF16", show_progress=not output.quiet)
             size = sum(file.stat().st_size for file in directory.iterdir())
             terminal.note(f"{directory}: {size / 2**20:.0f} MiB")
             return
         overrides = [_override(each) for each in override or ()]
+        if mmproj is not None:  # first: it takes seconds until this is refused, and minutes until the model is written
+            beside = write_mmproj(source, mmproj, type=mmproj_type or "F16", show_progress=not output.quiet)
+            terminal.note(f"{beside}: {beside.stat().st_size / 2**20:.0f} MiB")
         path = write_gguf(
             source,
             target,
@@ -137,9 +145,6 @@ def quantize(
             show_progress=not output.quiet,
         )
         terminal.note(f"{path}: {path.stat().st_size / 2**20:.0f} MiB")
-        if mmproj is not None:
-            beside = write_mmproj(source, mmproj, type=mmproj_type, show_progress=not output.quiet)
-            terminal.note(f"{beside}: {beside.stat().st_size / 2**20:.0f} MiB")
 
 
 def _override(text: str) -> tuple[str, str]:
