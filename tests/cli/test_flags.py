@@ -143,6 +143,17 @@ def test_a_draft_model(command_line: CommandLine, arguments: list[str], gamma: i
     )
 
 
+@pytest.mark.parametrize("draft", ["org/small-GGUF:Q4_K_M", "folder"])
+def test_a_draft_model_is_a_gguf_model_where_a_model_would_be(
+    command_line: CommandLine, draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    builder, _, _ = command_line.parsed("-m", "some/model", "--draft-model", draft, "Hello!")
+    assert builder.settings.draft is not None
+    assert builder.settings.draft.model == GgufModelBuilder(draft).source
+
+
 @pytest.mark.parametrize(
     ("arguments", "changes"),
     [

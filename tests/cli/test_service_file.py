@@ -102,6 +102,23 @@ def test_the_command_line_counts_before_the_file(serve: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "arguments", "field", "value"),
+    [
+        ({"paged": {"memory_mb": 4}}, ["--pa-context-len", "64"], "gpu_memory", MemoryGpuConfig.ContextSize(64)),
+        ({"paged": {"context_len": 4}}, ["--pa-gpu-mem", "64"], "gpu_memory", MemoryGpuConfig.MB(64)),
+        ({"paged": {"block_size": 8}}, ["--pa-blk-size", "16"], "block_size", 16),
+        ({"paged": {"mode": "on"}}, ["--no-paged-attn"], None, None),
+        ({"device": "cuda"}, ["--cpu"], None, None),
+    ],
+)
+def test_the_command_line_counts_before_what_a_file_says_in_other_words(
+    serve: Any, content: object, arguments: list[str], field: str | None, value: object
+) -> None:
+    builder, _ = serve(content, *arguments)
+    assert field is None or getattr(builder.settings.paged_meta, field) == value
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ({"modle": "a"}, "modle"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import typer
 
@@ -27,10 +27,33 @@ from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.groups import apply_settings
 from paged_sdk.cli.options import EngineOptions, ModelFormat, ModelOptions, PagedAttnMode, PagedOptions
 
-__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch"]
+__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch", "with_rivals"]
 
 Builder: TypeAlias = TextModelBuilder | GgufModelBuilder | VisionModelBuilder
 AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
+
+POOL_SIZES: Final = (
+    "pa_context_len",
+    "pa_ctxt_len",
+    "pa_memory_mb",
+    "pa_gpu_mem",
+    "pa_memory_fraction",
+    "pa_gpu_mem_usage",
+)
+BLOCK_SIZES: Final = ("pa_block_size", "pa_blk_size")
+RIVALS: Final = (
+    POOL_SIZES,
+    BLOCK_SIZES,
+    ("paged_attn", "no_paged_attn"),
+    ("cpu", "device"),
+    ("imatrix", "calibration_file"),
+)
+"""Options of which one can be given, by their names: they say the same, or exclude each other."""
+
+
+def with_rivals(given: Collection[str]) -> set[str]:
+    """Return the names of options, with those of options that they exclude."""
+    return {*given, *(name for rivals in RIVALS if not set(rivals).isdisjoint(given) for name in rivals)}
 
 
 def builder_of(
@@ -104,8 +127,11 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
 def _is_gguf(location: str, options: ModelOptions) -> bool:
     if options.format is not None:
         return options.format is ModelFormat.GGUF
-    if options.quantized_file or options.mmproj is not None:
-        return True
+    return bool(options.quantized_file) or options.mmproj is not None or _holds_gguf(location)
+
+
+def _holds_gguf(location: str) -> bool:
+    """Tell whether a file or directory is one of GGUF's, or a hub id names a quantization."""
     path = Path(os.path.expanduser(location))
     if os.path.isdir(path):  # which raises nothing, whatever the name, as Path.is_dir does
         return not os.path.exists(path / "config.json")
@@ -114,15 +140,8 @@ def _is_gguf(location: str, options: ModelOptions) -> bool:
 
 
 def _paged(builder: Builder, options: PagedOptions) -> Builder:
-    pool_sizes = {
-        "--pa-context-len": options.pa_context_len,
-        "--pa-ctxt-len": options.pa_ctxt_len,
-        "--pa-memory-mb": options.pa_memory_mb,
-        "--pa-gpu-mem": options.pa_gpu_mem,
-        "--pa-memory-fraction": options.pa_memory_fraction,
-        "--pa-gpu-mem-usage": options.pa_gpu_mem_usage,
-    }
-    block_sizes = {"--pa-block-size": options.pa_block_size, "--pa-blk-size": options.pa_blk_size}
+    pool_sizes = _flags_of(options, POOL_SIZES)
+    block_sizes = _flags_of(options, BLOCK_SIZES)
     settings = {**pool_sizes, **block_sizes, "--pa-cache-type": options.pa_cache_type}
     exclusive(pool_sizes)
     exclusive(block_sizes)
@@ -137,6 +156,10 @@ def _paged(builder: Builder, options: PagedOptions) -> Builder:
     if is_on or any(value is not None for value in settings.values()):
         return builder.with_paged_attn(_meta(options))
     return builder
+
+
+def _flags_of(options: PagedOptions, names: Iterable[str]) -> dict[str, object]:
+    return {f"--{name.replace('_', '-')}": getattr(options, name) for name in names}
 
 
 def _meta(options: PagedOptions) -> PagedAttentionMeta:
@@ -166,7 +189,7 @@ def _speculating(builder: Builder, options: EngineOptions) -> AnyBuilder:
         return builder
     if isinstance(builder, VisionModelBuilder):
         raise typer.BadParameter("a model that takes images and --draft-model exclude each other")
-    is_gguf = options.draft_model.lower().endswith("gguf")
+    is_gguf = options.draft_model.lower().endswith("gguf") or _holds_gguf(options.draft_model)
     draft = GgufModelBuilder(options.draft_model) if is_gguf else TextModelBuilder(options.draft_model)
     config = SpeculativeConfig() if options.speculate is None else SpeculativeConfig(options.speculate)
     return TextSpeculativeBuilder(builder, draft, config)

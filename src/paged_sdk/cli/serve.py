@@ -85,12 +85,14 @@ def serve(
     """Serve models over HTTP, as OpenAI's API has it."""
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.flags import exclusive, reporting
+    from paged_sdk.cli.loading import with_rivals
     from paged_sdk.cli.service_file import ServiceFile
     from paged_sdk.cli.serving import ServedModel, keep_serving
 
     with reporting(serve, output) as terminal:
         file = ServiceFile() if config is None else ServiceFile.read(config)
-        entries = file.without([name for name in ctx.params if _is_given(ctx, name)]).of_models(model_id or ())
+        given = with_rivals([name for name in ctx.params if _is_given(ctx, name)])
+        entries = file.without(given).of_models(model_id or ())
         if len(entries) > 1:
             for flag, value in {
                 "--quantized-file": model.quantized_file,
