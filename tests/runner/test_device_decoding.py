@@ -421,9 +421,40 @@ def test_a_step_is_submitted_before_the_last_one_is_waited_for(
     assert recorder.replays == [recorder.replays[0]] * 5
 
 
+@pytest.mark.long
+@INTERPRETED
+def test_a_step_without_memory_is_tried_once_more(
+    builder: TextModelBuilder, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the one before it is under way, whose tokens count. What steps write that are checked has no effect."""
+    draw, count = DeviceDecoding._draw, 0
+
+    def failing(self: DeviceDecoding, *args: Any) -> Drawn:
+        nonlocal count
+        count += 1
+        if count == 9:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return draw(self, *args)
+
+    async def run() -> list[str]:
+        async with small(builder).build() as model:
+            requests = [model.send_completion_request(prompt, GREEDY) for prompt in ("So", "Or")]
+            responses = await asyncio.gather(*requests)
+            assert model.stats().blocks_used == 0
+            assert model.stats().preemptions == (2 if count else 0)
+            return [response.choices[0].text for response in responses]
+
+    expected = asyncio.run(run())
+    recorder.checks = True
+    monkeypatch.setattr(DeviceDecoding, "_draw", failing)
+    count = 5
+    assert asyncio.run(run()) == expected
+    assert count > 9
+
+
 @INTERPRETED
 def test_a_text_that_outgrows_a_bound(builder: TextModelBuilder, request: pytest.FixtureRequest) -> None:
-    """Steps over longer contexts are others of the same size. What wrote to the first block before has no effect."""
+    """Steps over longer contexts are others of the same size."""
     sampling = SamplingParams(temperature=0.0, max_len=9, ignore_eos=True)
     prompt = list(range(20))
 
@@ -433,7 +464,6 @@ def test_a_text_that_outgrows_a_bound(builder: TextModelBuilder, request: pytest
 
     expected = asyncio.run(run())
     recorder: Recorder = request.getfixturevalue("recorder")
-    recorder.checks = True
     assert asyncio.run(run()) == expected
     short, long = recorder.replays[0], recorder.replays[-1]
     # Positions 20 to 23 are below the bound of 24, and 24 to 27 are not.

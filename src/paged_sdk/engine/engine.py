@@ -13,11 +13,11 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
-from paged_sdk.errors import InvalidRequestError
+from paged_sdk.errors import InvalidRequestError, RequestFailedError
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.image_queue import ImageQueue
-from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput
+from paged_sdk.runner.output import PendingStep, Runner, RunnerOutput, StepMemoryError
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.request import Request
@@ -80,6 +80,7 @@ class Engine:
         self._under_way: _Submitted | None = None
         self._computes_nothing = False
         self._last_end = 0.0
+        self._begun_anew: set[int] = set()  # sequences of steps for which there was no memory
         self._retired_adapters: set[int] = set()
         self._retiring_adapters: dict[int, Callable[[], object]] = {}
 
@@ -142,11 +143,19 @@ class Engine:
         output = self._scheduler.schedule()
         if self._proposer is not None:
             self._proposer.forget(output.finished_seq_ids)
+        if self._begun_anew:
+            self._begun_anew.difference_update(output.finished_seq_ids)
         for sequence in output.dropped:  # outgrew the whole pool by itself; its text so far stays
             self._output.end(sequence, "length", start)
         earlier, self._under_way = self._under_way, None
         if output.scheduled:
-            self._under_way = _Submitted(output, self._runner.submit(output), start, drafting_seconds)
+            try:
+                self._under_way = _Submitted(output, self._runner.submit(output), start, drafting_seconds)
+            except StepMemoryError as error:
+                if earlier is not None:
+                    self._take_in(earlier)
+                self._begin_anew(output, error)
+                return
         self._computes_nothing = earlier is None and self._under_way is None
         if earlier is not None:
             self._take_in(earlier)
@@ -156,6 +165,27 @@ class Engine:
                 self._under_way = None
             elif self._under_way.step.early_rows:
                 self._under_way = self._take_in_early(self._under_way)
+        self._let_adapters_go()
+
+    def _begin_anew(self, output: SchedulerOutput, error: StepMemoryError) -> None:
+        """Go on after a step for which there was no memory: its sequences are tried once more, and their requests
+        end if that fails.
+
+        All sequences wait and compute their KV anew, so that the memory of the steps is needed bit by bit.
+        """
+        _log.warning("%s (%r): its requests begin anew", error, error.__cause__)
+        for row in output.scheduled:
+            sequence, request_id = row.sequence, row.sequence.request.request_id
+            if not row.is_current:
+                continue
+            if sequence.seq_id not in self._begun_anew:
+                self._begun_anew.add(sequence.seq_id)
+                continue
+            failure = RequestFailedError(f"request {request_id} failed: {error}", request_id=request_id)
+            failure.__cause__ = error.__cause__
+            for each in self._output.fail(request_id, failure):
+                self._scheduler.finish(each, "canceled")
+        self._scheduler.preempt_all()
         self._let_adapters_go()
 
     def _let_adapters_go(self) -> None:

@@ -7,13 +7,16 @@ import resource
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kv.pool_size import DeviceMemory
 
-__all__ = ["choose_device", "choose_dtype", "device_memory", "return_cached_memory"]
+__all__ = ["choose_device", "choose_dtype", "device_memory", "is_lack_of_memory", "return_cached_memory"]
+
+_LACKS: Final = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
 
 def choose_device(name: str) -> torch.device:
@@ -68,6 +71,16 @@ def device_memory(device: torch.device) -> DeviceMemory:
         total = torch.mps.recommended_max_memory()
         return DeviceMemory(total=total, free=total - torch.mps.driver_allocated_memory())
     return _process_memory()
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Say whether an operation has failed because there was no memory for it: devices are as sound as before it. After
+    other errors of CUDA's every operation fails.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # Of the host's memory torch says it in words, and so do cuBLAS and cuDNN of theirs.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LACKS)
 
 
 def return_cached_memory() -> None:

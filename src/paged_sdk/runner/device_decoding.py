@@ -139,6 +139,10 @@ class DeviceDecoding:
         if self._graphs is not None:
             self._sampler.warm_up(model.logits(self._graphs.hidden[:1]))
 
+    def forget_step(self) -> None:
+        """Repeat nothing: the last step has failed somewhere on its way."""
+        self._last = None
+
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
         self._sampler.forget(seq_ids)

@@ -14,16 +14,16 @@ from paged_sdk.adapters.bank import AdapterBank
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
-from paged_sdk.guard import RequestGuard, request_failure
+from paged_sdk.guard import RequestGuard, clear_frames, request_failure
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
-from paged_sdk.runner.device import return_cached_memory
+from paged_sdk.runner.device import is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
-from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput
+from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, StepMemoryError
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.sampling.candidates import select_rows
@@ -110,6 +110,7 @@ class ModelRunner:
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Copy, compute and sample one step. Rows whose logits are not finite fail alone.
 
+        :raises StepMemoryError: there is no memory for the step
         :raises ModelClosedError: after :meth:`close`
         """
         if self._parts is None:
@@ -170,6 +171,23 @@ class _Parts:
         self.reader.forget(output.finished_seq_ids)
         if self.device_decoding is not None:
             self.device_decoding.forget(output.finished_seq_ids)
+        try:
+            return self._run(output, step)
+        except (RuntimeError, MemoryError) as error:
+            # Other ranks would have computed it. What was copied above is another matter: it could not be told.
+            if self.others is not None or not is_lack_of_memory(error):
+                raise
+            if self.device_decoding is not None:
+                self.device_decoding.forget_step()
+            clear_frames(error)
+            return_cached_memory()
+            raise StepMemoryError(f"no memory for a step of {len(output.scheduled)} rows") from error
+
+    def _run(self, output: SchedulerOutput, step: Step | None) -> PendingStep:
+        """Compute and sample a step.
+
+        :param step: what other ranks were told of it, if there are any
+        """
         scheduled = output.scheduled
         way = Way.LAUNCHED if self.device_decoding is None else self.device_decoding.way(scheduled)
         result = RunnerOutput(token_ids=[[]] * len(scheduled), logprobs=[None] * len(scheduled))

@@ -13,7 +13,14 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.types.reading import ReadResult
 
-__all__ = ["FinishedStep", "PendingStep", "Runner", "RunnerOutput"]
+__all__ = ["FinishedStep", "PendingStep", "Runner", "RunnerOutput", "StepMemoryError"]
+
+
+class StepMemoryError(Exception):
+    """There was no memory for a step, which has no results; raised from what said so. The device is sound.
+
+    What the step has written is of no use: the KV of the tokens that its rows were to compute.
+    """
 
 
 @frozen(eq=False)
@@ -100,6 +107,8 @@ class Runner(Protocol):
         """Start to compute and sample one step of at least one row.
 
         Rows may end with a token that the scheduler does not know yet, if the previous step overlaps.
+
+        :raises StepMemoryError: there is no memory for the step; another may be submitted
         """
         ...
 

@@ -194,6 +194,14 @@ class Scheduler:
         num_pairs = sum(row.num_new_tokens * (row.start + row.num_new_tokens / 2) for row in scheduled[num_decodes:])
         self._pace.note_mixed(seconds, num_decodes + num_drafts, num_tokens, num_pairs / num_tokens)
 
+    def preempt_all(self) -> None:
+        """Take the memory of all running sequences, which wait and compute their KV anew: a step has failed on its way.
+        The results of those before it must be updated first.
+        """
+        for sequence in self._running.copy():
+            self._requeue(sequence)
+            self._num_preemptions += 1
+
     def forget_times(self) -> None:
         """Forget how long steps take, and so what drafts are worth: the model computes otherwise from now on."""
         self.times.clear()
