@@ -261,7 +261,7 @@ class ModelOptions:
 
 @frozen(kw_only=True)
 class PagedOptions:
-    """Says whether the KV cache is paged, and how, in today's spellings and in earlier ones of mistral.rs."""
+    """Says whether the KV cache is paged, and how, in the spellings of mistral.rs's command line, earlier ones too."""
 
     paged_attn: Annotated[
         PagedAttnMode, typer.Option(PAGED_ATTN, help="A paged KV cache; alone: on.", rich_help_panel=PAGED)
