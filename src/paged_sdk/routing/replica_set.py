@@ -163,9 +163,7 @@ def _check_same(first: Model, other: Model, place: int) -> None:
         "architecture": lambda model: model.architecture,
         "vocabulary size": lambda model: model._insides.preparer.vocab_size,
         "hidden size": lambda model: model._insides.hidden_size,
-        "tokens of a text": lambda model: tuple(
-            model._insides.preparer.text.tokenizer.encode(PROBE, add_special_tokens=False)
-        ),
+        "tokens of a text": _probe,
         "max_model_len": lambda model: model.max_sequence_length,
         "block size": lambda model: model.config.block_size,
         "images": lambda model: model.takes_images,

@@ -365,7 +365,8 @@ class _Fields(_Shape):
             schema["required"] = required
         if named is None:
             return schema
-        assert named.setdefault(self.name, schema) == schema, f"two types are called {self.name}"
+        known = named.setdefault(self.name, schema)  # by itself: python -O leaves assertions out
+        assert known == schema, f"two types are called {self.name}"
         return {"$ref": REFERENCE + self.name}
 
 
