@@ -89,7 +89,7 @@ class LoadedAdapters:
         source = AdapterSource.of(location, name)
         bank = self._bank
         if bank is None:
-            raise ConfigError.of("load_adapter", location, "a model whose weights are all in this process")
+            raise ConfigError.of("load_adapter", location, "a model with weights, which this one has none of")
         self._worker.check()
         with self._lock:
             if source.name in self._uses:
@@ -125,7 +125,7 @@ class LoadedAdapters:
 
 
 def _add(bank: AdapterBank, fitted: FittedAdapter, engine: Engine) -> int:
-    return bank.add(fitted.lora)
+    return bank.take(fitted)
 
 
 def _retire(bank: AdapterBank, number: int, on_gone: partial[bool], engine: Engine) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import anyio
 import pytest
 
+from adapter_files import ALL, write_adapter
 from paged_sdk import (
+    AdapterError,
     BlockingModel,
     ConfigError,
     EngineDeadError,
@@ -23,11 +25,12 @@ from paged_sdk import (
     MemoryGpuConfig,
     PagedAttentionMeta,
     PagedCacheType,
+    RequestBuilder,
     SamplingParams,
     SpeculativeConfig,
     TextModelBuilder,
 )
-from tiny import make_checkpoint, make_gguf
+from tiny import build_model, make_checkpoint, make_gguf
 
 PROMPTS = [
     "What is the capital of France?",
@@ -36,6 +39,7 @@ PROMPTS = [
     "Zwölf Boxkämpfer",
     "It kept its memory in pages, as a library keeps its books: every page had a number",
 ]
+SHAPE: dict[str, Any] = {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
 GREEDY = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.9, seed=4, max_len=16, top_n_logprobs=2, repetition_penalty=1.1, ignore_eos=True)
 SMALL_POOL = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(240))
@@ -77,9 +81,7 @@ def is_running(pid: int) -> bool:
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a model with three key-value heads, which two ranks cannot halve."""
-    return make_checkpoint(
-        "llama", tmp_path_factory.mktemp("tp"), hidden_size=96, num_attention_heads=6, num_key_value_heads=3
-    )
+    return make_checkpoint("llama", tmp_path_factory.mktemp("tp"), **SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -124,16 +126,37 @@ def test_a_closed_stream_gives_its_blocks_back(two: BlockingModel) -> None:
     assert two.stats().blocks_used == 0
 
 
+def test_adapters(one: BlockingModel, two: BlockingModel, path: Path, tmp_path: Path) -> None:
+    targets = (*ALL, "lm_head")
+    for seed, name in enumerate(("first", "second")):
+        write_adapter(tmp_path / name, build_model("llama", **SHAPE), seed=seed, strength=0.4, targets=targets)
+        for model in (one, two):
+            model.load_adapter(tmp_path / name)
+
+    def said(model: BlockingModel, adapter: str | None) -> str:
+        request = RequestBuilder().add_message("user", PROMPTS[0]).with_sampling(GREEDY)
+        return str(
+            model.send_chat_request(request if adapter is None else request.with_adapter(adapter)).to_dict()["choices"]
+        )
+
+    found = [said(two, adapter) for adapter in (None, "first", "second", "first")]
+    assert found == [said(one, adapter) for adapter in (None, "first", "second", "first")]
+    assert len(set(found)) == 3
+    for model in (one, two):
+        model.unload_adapter("first")
+    assert said(two, "second") == said(one, "second")
+    dora = write_adapter(tmp_path / "dora", build_model("llama", **SHAPE), targets=("o_proj",), use_dora=True)
+    with pytest.raises(AdapterError):
+        two.load_adapter(dora)
+
+
 def test_what_is_refused(two: BlockingModel, path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="with_tensor_parallel"):
         two.re_isq_model(IsqType.Q4K)
-    with pytest.raises(ConfigError, match="in this process"):
-        two.load_adapter(tmp_path)
     with pytest.raises(ConfigError, match="1"):
         builder(path).with_tensor_parallel(0)
     refused: list[Any] = [
         builder(path).with_tensor_parallel(7),
-        builder(path).with_tensor_parallel(2).with_adapter(tmp_path),
         GgufModelBuilder(make_gguf(tmp_path / "q8", quantization="Q8_0", num_attention_heads=4, num_key_value_heads=2))
         .with_num_threads(1)
         .with_tensor_parallel(4),
@@ -151,10 +174,13 @@ def test_a_rank_that_dies_ends_every_request(path: Path) -> None:
 async def _kill_a_rank(path: Path) -> None:
     endless = SamplingParams(temperature=0.0, max_len=200, ignore_eos=True)
     before = followers()
-    async with builder(path).with_tensor_parallel(3).build() as model:
+    # In float32 the ranks wait for each other in shared memory.
+    async with builder(path).with_dtype("float32").with_tensor_parallel(3).build() as model:
         own = sorted(followers() - before)
         assert len(own) == 2
         stream = model.stream_completion_request(PROMPTS[0], endless)
+        await anext(aiter(stream))
+        os.kill(own[0], signal.SIGINT)  # as a terminal does, to all processes of a command
         await anext(aiter(stream))
         os.kill(own[1], signal.SIGKILL)
         start = time.monotonic()
@@ -205,8 +231,8 @@ WIDE: dict[str, Any] = {
 }
 
 
-def _decoded(directory: Path, quantization: str, **config: Any) -> GgufModelBuilder:
-    return GgufModelBuilder(make_gguf(directory, quantization=quantization, **WIDE, **config)).with_dtype("float32")
+def _gguf(directory: Path, quantization: str, **config: Any) -> GgufModelBuilder:
+    return GgufModelBuilder(make_gguf(directory, quantization=quantization, **WIDE, **config))
 
 
 def _dense(directory: Path) -> TextModelBuilder:
@@ -217,9 +243,16 @@ FORMS: dict[str, Callable[[Path], Any]] = {
     "float32": _dense,
     "contiguous": lambda directory: _dense(directory).without_paged_attn(),
     "FP8": lambda directory: _dense(directory).with_paged_attn(PagedAttentionMeta(cache_type=PagedCacheType.F8E4M3)),
-    "Q8_0": lambda directory: _decoded(directory, "Q8_0"),
-    "Q4_0": lambda directory: _decoded(directory, "Q4_0"),
-    "experts": lambda directory: _decoded(directory, "Q8_0", family="qwen3_moe", moe_intermediate_size=128),
+    "bfloat16": lambda directory: _dense(directory).with_dtype("bfloat16"),
+    "Q8_0": lambda directory: _gguf(directory, "Q8_0"),
+    "Q8_0 decoded": lambda directory: _gguf(directory, "Q8_0").with_dtype("float32"),
+    "Q4_0": lambda directory: _gguf(directory, "Q4_0"),
+    "Q4_0 decoded": lambda directory: _gguf(directory, "Q4_0").with_dtype("float32"),
+    "experts": lambda directory: _gguf(directory, "Q8_0", family="qwen3_moe", moe_intermediate_size=128),
+    "Q4K": lambda directory: _dense(directory).with_dtype("auto").with_isq(IsqType.Q4K),
+    "NF4": lambda directory: _dense(directory).with_dtype("auto").with_isq(IsqType.NF4),
+    "HQQ8": lambda directory: _dense(directory).with_dtype("auto").with_isq(IsqType.HQQ8),
+    "one arithmetic": lambda directory: _dense(directory).with_dtype("auto").with_batch_invariance(),
 }
 
 
@@ -228,7 +261,6 @@ FORMS: dict[str, Callable[[Path], Any]] = {
 def test_forms(form: str, tmp_path: Path) -> None:
     whole = FORMS[form](tmp_path / "model").with_num_threads(1)
     with BlockingModel(whole.build()) as one, BlockingModel(whole.with_tensor_parallel(2).build()) as two:
-        # Codes of FP8 may go either way, and a text with them.
-        assert form == "FP8" or texts(two, GREEDY, PROMPTS) == texts(one, GREEDY, PROMPTS)
         for ours, theirs in zip(two.score(PROMPTS).scores, one.score(PROMPTS).scores, strict=True):
-            assert abs(ours.logprobs - theirs.logprobs).max() < (3e-2 if form == "FP8" else 1e-3)
+            scale = abs(theirs.logprobs).max()
+            assert abs(ours.logprobs - theirs.logprobs).max() < 2e-3 * scale

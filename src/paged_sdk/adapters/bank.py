@@ -17,6 +17,8 @@ from paged_sdk.errors import AdapterError, ModelClosedError, shown
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
 from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.native.lora import NativeLora
+from paged_sdk.parallel.group import Message
+from paged_sdk.parallel.messages import ADAPTER, NO_ADAPTER
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.linear import Linear
 from paged_sdk.types.adapter import AdapterUse
@@ -30,6 +32,7 @@ class FittedAdapter:
     """Holds an adapter in the form in which a model computes it.
 
     :ivar digest: of its content
+    :ivar path: where it was read
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
     :ivar rank: the largest rank among its updates
     :ivar num_bytes: what its matrices take
@@ -37,6 +40,7 @@ class FittedAdapter:
 
     lora: Lora
     digest: bytes
+    path: str
     invocation: tuple[int, ...] = ()
     rank: int = 0
     num_bytes: int = 0
@@ -63,6 +67,7 @@ class AdapterBank:
     :param head_dim: of queries and keys; 0: what GGUF has of llama's cannot be told apart by head
     :param fused: the spans of layers that native calls compute
     :param resolve: finds the directory of what a user names; it may have to be downloaded
+    :param tell: sends a message to the other ranks of the model; None: there are none, or this one is not the first
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class AdapterBank:
         head_dim: int = 0,
         fused: Sequence[range] = (),
         resolve: Callable[[str], Path] = Path,
+        tell: Callable[[Message], None] | None = None,
     ) -> None:
         self._layers = layers
         self._head = head
@@ -88,6 +94,7 @@ class AdapterBank:
         self._dtype = dtype
         self._device = device
         self._resolve = resolve
+        self._tell = tell
         self._linear_of: Callable[[str], Linear] | None = linear_of
         self._loras: dict[int, Lora] = {}
         self._slots: AdapterSlots | None = None
@@ -107,6 +114,7 @@ class AdapterBank:
             return FittedAdapter(
                 self._formed(self.fit(adapter)),
                 adapter.digest,
+                str(found),
                 adapter.invocation,
                 rank=max((update.down.shape[0] for update in adapter.modules.values()), default=0),
                 num_bytes=sum(update.num_elements for update in adapter.modules.values()) * self._dtype.itemsize,
@@ -151,9 +159,18 @@ class AdapterBank:
             self._slots.put(number, self._loras[number])
         return number
 
+    def take(self, fitted: FittedAdapter) -> int:
+        """Do what :meth:`add` does on all ranks."""
+        number = self.add(fitted.lora)
+        if self._tell is not None:
+            self._tell((ADAPTER, number, fitted.path))
+        return number
+
     def remove(self, number: int) -> None:
-        """Let an adapter go that no row will name any more; none is left after :meth:`close`."""
-        self._loras.pop(number, None)
+        """Let an adapter go that no row will name any more, on all ranks; none is left after :meth:`close`."""
+        known = self._loras.pop(number, None) is not None
+        if known and self._tell is not None:
+            self._tell((NO_ADAPTER, number))
         if self._slots is not None:
             self._slots.drop(number)
 
@@ -183,7 +200,7 @@ class AdapterBank:
 
     def close(self) -> None:
         """Let go of the adapters and of the model, of which nobody makes steps any more."""
-        self._loras, self._slots, self._linear_of = {}, None, None
+        self._loras, self._slots, self._linear_of, self._tell = {}, None, None, None
 
     def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
         """Say which adapter each token of a step goes through; None: none goes through any."""
@@ -219,8 +236,13 @@ class AdapterBank:
                 path=adapter.path,
                 tensor=update.tensor,
             )
-        rows = linear.modules[module]
-        expected, found = (rows.stop - rows.start, linear.in_features), (update.up.shape[0], update.down.shape[1])
+        if update.magnitude is not None and not linear.has_whole_rows:
+            raise AdapterError(
+                f"{adapter.path}: tensor {shown(update.tensor)} has magnitudes (DoRA) of rows that ranks divide",
+                path=adapter.path,
+                tensor=update.tensor,
+            )
+        expected, found = linear.shape_of(module), (update.up.shape[0], update.down.shape[1])
         if found != expected:
             raise AdapterError(
                 f"{adapter.path}: tensor {shown(update.tensor)} updates a matrix of shape {list(found)}, the model's "
@@ -251,8 +273,7 @@ class AdapterBank:
             linear = self._linears.get(_plain(module))
             own: tuple[int, ...] = ()
             if linear is not None and module in adapter.modules:
-                rows = next(rows for each, rows in linear.modules.items() if _plain(each) == _plain(module))
-                own = (rows.stop - rows.start, linear.in_features)
+                own = linear.shape_of(next(each for each in linear.modules if _plain(each) == _plain(module)))
                 own = own[::-1] if linear.name == self._embedding else own
             if shape != own:
                 tensor = f"{module}.base_layer.weight"
@@ -266,7 +287,11 @@ class AdapterBank:
 
     def _joined(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> LoraWeights:
         if linear.order is not None:
-            updates = {module: _reordered(update, linear.order) for module, update in updates.items()}
+            updates = {module: _with_rows(update, linear.order) for module, update in updates.items()}
+        updates = {module: _with_rows(update, linear.rows.get(module)) for module, update in updates.items()}
+        if linear.cols is not None:
+            cols = linear.cols
+            updates = {module: evolve(update, down=update.down[:, cols]) for module, update in updates.items()}
         downs, parts, first = [], [], 0
         all_gains = self._gains(linear, updates)
         for module, rows in linear.modules.items():
@@ -321,9 +346,12 @@ class AdapterBank:
         return gains
 
 
-def _reordered(update: ModuleUpdate, order: Tensor) -> ModuleUpdate:
+def _with_rows(update: ModuleUpdate, rows: Tensor | None) -> ModuleUpdate:
+    """Return an update of some rows of its matrix, by their numbers; None: of all."""
+    if rows is None:
+        return update
     magnitude = update.magnitude
-    return evolve(update, up=update.up[order], magnitude=None if magnitude is None else magnitude[order])
+    return evolve(update, up=update.up[rows], magnitude=None if magnitude is None else magnitude[rows])
 
 
 @contextmanager

@@ -32,6 +32,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
             raise AdapterError(str(error), path=error.path) from error
 
     own = loaded.model
+    group = own.group if isinstance(own, DecoderModel) else None
     return AdapterBank(
         own.adaptable,
         dtype=own.dtype,
@@ -43,6 +44,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         head_dim=own.config.head_dim if isinstance(own, DecoderModel) else 0,
         fused=fused_spans(model),
         resolve=resolve,
+        tell=None if group is None or group.rank else group.tell,
     )
 
 
@@ -55,5 +57,5 @@ def load_adapters(bank: AdapterBank, settings: BuildSettings, go_on: Callable[[]
     for source in settings.adapters:
         go_on()
         fitted = bank.read(source.location)
-        uses[source.name] = fitted.use(bank.add(fitted.lora), source.name)
+        uses[source.name] = fitted.use(bank.take(fitted), source.name)
     return uses

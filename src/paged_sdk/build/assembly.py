@@ -83,7 +83,7 @@ def load_parts(
     devices = choose_devices(settings)
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
-    check_ranks(settings, environment, devices)
+    check_ranks(settings, devices)
     path = model_path(source, settings)
     encoder = encoder_file(source, settings, path)
     go_on()
@@ -138,7 +138,7 @@ def _load(
     )
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
     if followers is not None:  # all ranks have their pools in the memory of this machine
-        placed = [(loaded.shape_of_all_ranks, loaded.placement)]
+        placed[0] = (loaded.shape_of_all_ranks, loaded.placement)
     config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
     if followers is not None:
         followers.group.tell((config.num_blocks,))
@@ -217,7 +217,7 @@ def _load(
             has_library=workspace is not None,
         ),
         log_throughput=settings.throughput_logging,
-        bank=bank if followers is None else None,
+        bank=bank,
         adapters=adapters,
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import sys
+import signal
 import threading
 import traceback
 from typing import BinaryIO, Final, NoReturn
 
 from torch._C._distributed_c10d import FileStore
 
+from paged_sdk.build.adapters import make_bank
 from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.followers import GROUP_LOST, READY, Assignment
 from paged_sdk.build.free_memory import return_free_memory
@@ -27,17 +28,18 @@ from paged_sdk.runner.follower import follow
 
 __all__ = ["main"]
 
-_LOOK_SECONDS: Final = 1.0
+_LOOK_MILLISECONDS: Final = 1000
 
 
 def main() -> NoReturn:
     """Read an assignment from the standard input, and follow rank 0 until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all: rank 0 may have texts to finish
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever else writes to the standard output is no answer
     status = 1
     try:
-        size = int.from_bytes(_read(sys.stdin.buffer, 8), "big")
-        assignment: Assignment = pickle.loads(_read(sys.stdin.buffer, size))
+        size = int.from_bytes(_read(0, 8), "big")
+        assignment: Assignment = pickle.loads(_read(0, size))
         threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
         _follow(assignment, answers)
         status = 0
@@ -48,21 +50,24 @@ def main() -> NoReturn:
     os._exit(status)  # nothing is left to be tidied up, and nothing that others wait for is to take time
 
 
-def _read(pipe: BinaryIO, size: int) -> bytes:
-    content = pipe.read(size)
-    if len(content) < size:
-        os._exit(GROUP_LOST)
+def _read(pipe: int, size: int) -> bytes:
+    content = b""
+    while len(content) < size:
+        part = os.read(pipe, size - len(content))
+        if not part:
+            os._exit(GROUP_LOST)
+        content += part
     return content
 
 
 def _watch(parent: int) -> None:
     """End this process when rank 0 has ended, whatever this process waits for."""
-    pipe = sys.stdin.fileno()
-    while True:
-        ready, _, _ = select.select([pipe], [], [], _LOOK_SECONDS)
-        # A forked child of rank 0 may hold the pipe open.
-        if (ready and not os.read(pipe, 1)) or os.getppid() != parent:
-            os._exit(GROUP_LOST)
+    poll = select.poll()
+    poll.register(0, 0)  # which tells of the end alone: messages are for who hears them
+    while not poll.poll(_LOOK_MILLISECONDS):
+        if os.getppid() != parent:  # a forked child of rank 0 may hold the pipe open
+            break
+    os._exit(GROUP_LOST)
 
 
 def _follow(assignment: Assignment, answers: BinaryIO) -> None:
@@ -71,6 +76,10 @@ def _follow(assignment: Assignment, answers: BinaryIO) -> None:
     library = load()
     workspace = None if library is None else Workspace(library, num_threads=settings.num_threads)
     group = Group(assignment.rank, assignment.size)
+    if assignment.shared is not None:
+        assert library is not None, "rank 0 has loaded it"
+        group.share(library, assignment.shared)
+        os.close(assignment.shared)
     loaded = load_weights(assignment.path, settings, environment, device, workspace, lambda: None, group=group)
     model = loaded.model
     assert isinstance(model, DecoderModel)
@@ -82,7 +91,9 @@ def _follow(assignment: Assignment, answers: BinaryIO) -> None:
     return_free_memory()
     answers.write(READY)
     group.join(FileStore(str(assignment.rendezvous / "ranks"), assignment.size), one_host=True)
+    group.talk_through([0])
     (num_blocks,) = group.hear()
     backend = storage.make(num_blocks)
     prepare_thread(device, settings.num_threads if workspace is None else 1)
-    follow(fuse(model, backend, settings), model.head, backend, group)
+    fused = fuse(model, backend, settings)
+    follow(fused, model.head, backend, group, make_bank(loaded, fused))

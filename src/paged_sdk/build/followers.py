@@ -7,6 +7,7 @@ import pickle
 import select
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,9 +22,12 @@ from torch._C._distributed_c10d import FileStore
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, interpreter_variables
 from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
+from paged_sdk.kernels.native.library import load
+from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.messages import END, step_message
+from paged_sdk.threads import thread_must_start
 from paged_sdk.types.step import Step
 
 __all__ = ["GROUP_LOST", "READY", "Assignment", "Followers"]
@@ -48,6 +52,7 @@ class Assignment:
 
     :ivar path: the model's files
     :ivar rendezvous: a directory that all ranks see
+    :ivar shared: a file of memory that they share; None: they share none
     """
 
     path: Path
@@ -56,6 +61,7 @@ class Assignment:
     rank: int
     size: int
     rendezvous: Path
+    shared: int | None
 
 
 class Followers:
@@ -79,8 +85,13 @@ class Followers:
         self._owner = os.getpid()
         self._said = [b""] * size
         self._finalizer = weakref.finalize(self, _end, self._processes, self._meeting, self._owner, seconds=0.0)
+        self._watcher: threading.Thread | None = None
         given = evolve(settings, logging=False, throughput_logging=False)
+        library = load()
+        shared = None if library is None else make_shared_memory(library, size)
         try:
+            if library is not None and shared is not None:
+                self.group.share(library, shared)
             for rank in range(1, size):
                 assignment = Assignment(
                     path=path,
@@ -89,11 +100,15 @@ class Followers:
                     rank=rank,
                     size=size,
                     rendezvous=Path(self._meeting.name),
+                    shared=shared,
                 )
-                self._processes.append(_start(pickle.dumps(assignment)))
+                self._processes.append(_start(pickle.dumps(assignment), () if shared is None else (shared,)))
         except BaseException:
             self._finalizer()
             raise
+        finally:
+            if shared is not None:
+                os.close(shared)
 
     def join(self, go_on: Callable[[], None]) -> None:
         """Wait until all have loaded their parts, and connect to them.
@@ -110,6 +125,10 @@ class Followers:
                     raise ModelLoadError(f"rank {rank} could not load its part: {self._end_of(rank)}")
         self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), one_host=True)
         self._meeting.cleanup()
+        self.group.talk_through([process.stdin.fileno() for process in self._processes if process.stdin is not None])
+        self._watcher = threading.Thread(target=self._watch, name="paged-sdk ranks", daemon=True)
+        with thread_must_start("to watch over the other ranks in"):
+            self._watcher.start()
 
     def run(self, step: Step) -> None:
         """Have the others begin a step, which this process must compute, too.
@@ -129,12 +148,12 @@ class Followers:
                 self.group.tell((END,))
                 seconds = _END_SECONDS
             self.group.leave()
-        _end(self._processes, self._meeting, self._owner, seconds=seconds)
+        _end(self._processes, self._meeting, self._owner, seconds=seconds, watcher=self._watcher)
 
     def _process(self, rank: int) -> subprocess.Popen[bytes]:
         return self._processes[rank - 1]
 
-    def _listen(self, seconds: float) -> bool:
+    def _listen(self, seconds: float | None) -> bool:
         """Read what followers say. Return whether one has said something, or has ended."""
         pipes = {process.stdout: rank for rank, process in enumerate(self._processes, 1) if process.stdout is not None}
         ready, _, _ = select.select(list(pipes), [], [], seconds)
@@ -148,6 +167,13 @@ class Followers:
                     self._process(rank).wait(_SEEN_SECONDS)
         return bool(ready)
 
+    def _watch(self) -> None:
+        """Wait until a follower ends, and tell the ranks that wait for it in shared memory."""
+        while all(process.poll() is None for process in self._processes):
+            self._listen(None)
+        if self.group.shared is not None:
+            self.group.shared.end()
+
     def _explain(self, error: RuntimeError) -> Exception:
         """Make the error for a call of the group that has failed: name the rank that has ended first."""
         limit = time.monotonic() + _SEEN_SECONDS
@@ -159,7 +185,8 @@ class Followers:
             time.sleep(0.01)
         if first is None:
             return EngineDeadError(f"the connection between ranks broke: {error}")
-        self._listen(0)
+        if self._watcher is not None:
+            self._watcher.join(_SEEN_SECONDS)  # so that what the rank has said is read
         return EngineDeadError(f"rank {first} of {self.group.size} has ended: {self._end_of(first)}")
 
     def _end_of(self, rank: int) -> str:
@@ -171,7 +198,7 @@ class Followers:
         return f"{how}: {text}" if text else how
 
 
-def _start(assignment: bytes) -> subprocess.Popen[bytes]:
+def _start(assignment: bytes, files: Sequence[int]) -> subprocess.Popen[bytes]:
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *sys.path],
@@ -179,6 +206,7 @@ def _start(assignment: bytes) -> subprocess.Popen[bytes]:
             stdout=subprocess.PIPE,
             bufsize=0,
             env=interpreter_variables(),
+            pass_fds=files,
         )
     except (OSError, MemoryError) as error:
         raise EngineError(f"the process of another rank cannot be started: {error}") from error
@@ -189,7 +217,12 @@ def _start(assignment: bytes) -> subprocess.Popen[bytes]:
 
 
 def _end(
-    processes: Sequence[subprocess.Popen[bytes]], meeting: TemporaryDirectory[str], owner: int, *, seconds: float
+    processes: Sequence[subprocess.Popen[bytes]],
+    meeting: TemporaryDirectory[str],
+    owner: int,
+    *,
+    seconds: float,
+    watcher: threading.Thread | None = None,
 ) -> None:
     """End processes. A forked child of their owner leaves them alone.
 
@@ -203,6 +236,9 @@ def _end(
             process.wait(max(limit - time.monotonic(), 0))
         process.kill()
         process.wait()
+    if watcher is not None:
+        watcher.join(_SEEN_SECONDS)  # which reads the pipes
+    for process in processes:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):

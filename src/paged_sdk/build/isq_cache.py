@@ -16,6 +16,7 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import sources_hash
+from paged_sdk.parallel.group import Group
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights.kept_weights import KeptWeights
 
@@ -29,14 +30,16 @@ def with_isq_cache(
     settings: BuildSettings,
     policy: WeightPolicy,
     device: torch.device,
+    group: Group | None,
 ) -> Iterator[WeightPolicy]:
     """Return the policy to load weights by in the block: the given one, or one that takes what it can from a file. A
     file that is missing or stale is written when the block ends without an error.
 
     :param files: the checkpoint's, with their stamps
+    :param group: the ranks that the weights are divided among; None: they are whole
     :raises ConfigError: a directory is given, and the model is not on the CPU
     """
-    cache = _open(path, files, settings, policy, device)
+    cache = _open(path, files, settings, policy, device, group)
     if cache is None:
         yield policy
         return
@@ -54,6 +57,7 @@ def _open(
     settings: BuildSettings,
     policy: WeightPolicy,
     device: torch.device,
+    group: Group | None,
 ) -> KeptWeights | None:
     """Open the file of one checkpoint and the types that it is quantized to; None: none is asked for, or nothing is
     quantized.
@@ -66,6 +70,7 @@ def _open(
     others = [each for each in (settings.imatrix, settings.calibration_file) if each is not None]
     # Of one checkpoint there is one file for each way to quantize it, under a name that stays the same.
     place = repr((os.path.abspath(path), _name(policy.isq), rules, [str(each) for each in others]))
+    place += "" if group is None else f" {group.rank} of {group.size}"
     name = f"{path.name[:100]}-{_name(policy.isq)}-{sha256(place.encode()).hexdigest()[:16]}.weights"
     stamps = [(file.name, *stamp) for file, stamp in files.items()]
     stamps += [(each.name, *_stamp(each)) for each in others]

@@ -192,7 +192,7 @@ def load_weights(
         importance = load_importance(checkpoint, settings, go_on)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, importance)
         with (
-            with_isq_cache(path, files, settings, policy, device) as keeping,
+            with_isq_cache(path, files, settings, policy, device, group) as keeping,
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
             weights_must_fit(path, placement.devices),
             LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
@@ -501,6 +501,8 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
             raise ConfigError.of("with_batch_invariance", True, f"a model on one device; here {model.placement}")
         return _joined_spans(model, backend)
     reason = why_not_fused(model, backend)
+    if model.group is not None and model.group.smallest(reason is None) == 0 and reason is None:
+        reason = "those of another rank do"
     if settings.batch_invariance and reason is None and model.head.native_weights is None:
         reason = "its output projection has no native kernel"
     if reason is not None:

@@ -11,7 +11,6 @@ import torch
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import DRAFT_MODEL, Environment
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
@@ -23,7 +22,7 @@ __all__ = ["check_parts", "check_ranks", "refuse_isq", "thread_shares"]
 _log = get_logger(__name__)
 
 
-def check_ranks(settings: BuildSettings, environment: Environment, devices: Iterable[torch.device]) -> None:
+def check_ranks(settings: BuildSettings, devices: Iterable[torch.device]) -> None:
     """Check what can be checked before anything is loaded.
 
     :param devices: those that have part of the model
@@ -33,12 +32,9 @@ def check_ranks(settings: BuildSettings, environment: Environment, devices: Iter
     if size == 1:
         return
     elsewhere = next((device for device in devices if device.type != "cpu"), None)
-    drafts = settings.draft is not None or (environment.draft_model is not None and settings.gamma != 0)
     reasons = {
         f"a model on the CPU, not on {elsewhere}": elsewhere is not None,
         "nothing beside images": settings.images is not None,
-        "nothing beside adapters": bool(settings.adapters),
-        f"nothing beside a draft model (a TextSpeculativeBuilder's, or {DRAFT_MODEL}'s)": drafts,
         "nothing beside a calibration file, which the whole model reads": settings.calibration_file is not None,
         "a system with pipes that can be waited for": sys.platform == "win32",
         "a program with a Python interpreter to start": not sys.executable or getattr(sys, "frozen", False),

@@ -15,6 +15,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.parallel.group import Group
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import Linear
@@ -30,6 +31,7 @@ class DecoderModel:
     :param embedding_norm: the norm of the embeddings; None: they are the residual stream as they are
     :param adaptable: the linear layers that adapters may change
     :param head_name: the name among them of the output projection; ``embedding_name`` likewise
+    :param group: the ranks that hold the other parts of the model; None: all of it is here
     :ivar dtype: of activations, keys and values
     """
 
@@ -48,6 +50,7 @@ class DecoderModel:
         adaptable: Sequence[AdaptableShape] = (),
         head_name: str = "",
         embedding_name: str = "",
+        group: Group | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -61,6 +64,7 @@ class DecoderModel:
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
         self.head_name = head_name
         self.embedding_name = embedding_name
+        self.group = group
 
     @property
     def device(self) -> torch.device:

@@ -31,7 +31,6 @@ from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
-from paged_sdk.models.sharded import SummedLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
@@ -98,8 +97,8 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     """
     if backend.native_pages is None:
         return "its attention is not native"
-    if any(isinstance(layer.attention.output, SummedLinear) for layer in model.layers):
-        return "several ranks compute each of them"
+    if model.group is not None and model.group.shared is None:
+        return "the ranks share no memory"
     config = model.config
     parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
     reasons = (*(_unknown_setting(part) for part in parts), _unknown_kind(model))
@@ -187,6 +186,7 @@ class FusedLayers:
 
     def __init__(self, model: DecoderModel, pages: NativePages, layers: range, *, few_rows: int) -> None:
         self.layers = layers
+        self._group = model.group
         self._few_rows = few_rows
         # The residual stream of a model that scales what its layers add is kept divided by that scale: what they add is
         # then added as it is, and norms divide by the root mean square, whatever the stream's own scale.
@@ -209,7 +209,12 @@ class FusedLayers:
                 )
                 for place, layer in enumerate(own)
             ]
-            return NativeDecoder(pages.workspace, described, interleaved=[each.interleaved for each in ropes])
+            return NativeDecoder(
+                pages.workspace,
+                described,
+                interleaved=[each.interleaved for each in ropes],
+                shared=None if model.group is None else model.group.shared,
+            )
 
         self._few = decoder(many_rows=False)
         self._many = decoder(many_rows=True) if any(map(_has_two_forms, own)) else self._few
@@ -240,6 +245,8 @@ class FusedLayers:
                 own = None if adapters is None else NativeAdapters(adapters.loras, adapters.numbers[tokens])
                 part_later = None if later is None else later.part(tokens)
                 hidden[tokens] = self._run(decoder, hidden[tokens], part_ropes, part, own, part_later)
+        if self._group is not None:
+            self._group.check_shared()
 
     def _run(
         self,

@@ -88,7 +88,11 @@ def load_model(
             for layer, place in enumerate(places.layers)
         ]
         embedding, layers = table.result(), [layer.result() for layer in pending]
-        head = loader.tied_head(names.head, embedding) if projection is None else projection.result()
+        head = (
+            loader.tied_head(names.head, embedding, vocab_size=shape.vocab_size)
+            if projection is None
+            else projection.result()
+        )
     if group is not None:
         tokens = token_slices(shape.vocab_size, group.size)
         embedding = SharedEmbedding(embedding, tokens[group.rank], group, dtype=dtype)
@@ -106,6 +110,7 @@ def load_model(
         adaptable=[*loader.adaptable, _adaptable_embedding(shape, names, places.embedding)],
         head_name=names.head,
         embedding_name=names.table.removesuffix(".weight"),
+        group=group,
     )
     loader.close()
     return model
@@ -152,7 +157,7 @@ def reload_model(
             model.head = _load_head(loader.at(places.head), shape, names)
         model.embedding = _load_embedding(loader, shape, names)
         if is_shared:
-            model.head = loader.tied_head(names.head, model.embedding)
+            model.head = loader.tied_head(names.head, model.embedding, vocab_size=shape.vocab_size)
 
     with loading_threads(num_threads) as pool:
         for pending in [pool.submit(replace, part) for part in parts]:

@@ -123,6 +123,8 @@ class SharedHead(Linear):
         """Do what :meth:`Linear.forward` says, on the first rank, which has the others help."""
         self._group.tell(logits_message(x))
         own = self._base.forward(x, ctx)
+        if (gathered := self._gathered(own)) is not None:
+            return gathered
         parts = [own]
         for rank, width in enumerate(self._widths[1:], 1):
             parts.append(self._group.receive(own.new_empty(len(own), width), rank))
@@ -130,4 +132,18 @@ class SharedHead(Linear):
 
     def help(self, x: Tensor) -> None:
         """Compute this rank's logits and send them to the first rank."""
-        self._group.send(self._base.forward(x, None), 0)
+        own = self._base.forward(x, None)
+        if self._group.shared is None or own.dtype is torch.float64:
+            self._group.send(own, 0)
+        else:
+            self._gathered(own)
+
+    def _gathered(self, own: Tensor) -> Tensor | None:
+        """Return all ranks' logits where they come through shared memory, on the first rank: in float32, which they
+        become anyway.
+        """
+        if self._group.shared is None or own.dtype is torch.float64:
+            return None
+        gathered = self._group.shared.gather(own.float(), self._widths)
+        self._group.check_shared()
+        return gathered

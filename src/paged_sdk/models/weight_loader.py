@@ -124,10 +124,18 @@ class WeightLoader:
         name, *_ = names
         if order is not None:
             linear, own_order = self._reordered(names, order, in_features, out_features, own_rows, bias=bias)
-            return self._adaptable(
-                linear, AdaptableShape({name: slice(0, len(own_order))}, in_features, self._device, own_order)
+            height = sum(out_features)
+            shape = AdaptableShape(
+                {name: slice(0, len(own_order))},
+                in_features,
+                self._device,
+                own_order,
+                {} if self.shard.is_whole else {name: (height, in_features)},
             )
+            return self._adaptable(linear, shape)
         heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
+        whole_shapes = {each: (height, in_features) for each, height in zip(names, heights, strict=True)}
+        picked: dict[str, Tensor] = {}
         parts = list(zip(names, heights, strict=True))
         stored = [self._matrix(f"{name}.weight", height, in_features) for name, height in parts]
         whole = stored[0] if len(names) == 1 else None
@@ -143,6 +151,10 @@ class WeightLoader:
             matrices = [self._part(each, own, cols) for each, own in zip(matrices, own_rows, strict=True)]
             heights = tuple(each.matrix.shape[0] for each in matrices)
             heights, whole = heights if len(names) > 1 else (sum(heights),), None
+            firsts = [0, *accumulate(out_features)] if len(names) == 1 else [0] * len(own_rows)
+            indices = [torch.arange(own.start, own.stop) + at for own, at in zip(own_rows, firsts, strict=False)]
+            if rows is not None:
+                picked = dict(zip(names, indices, strict=True)) if len(names) > 1 else {name: torch.cat(indices)}
         role = Role.HEAD if is_head else Role.LINEAR
         self._note_narrow(stored, role)
         linear = self._policy.linear(
@@ -157,10 +169,18 @@ class WeightLoader:
             self._loaded(each.name)
         ends = list(accumulate(heights))
         outputs = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
-        shape = AdaptableShape(dict(zip(names, outputs, strict=True)), linear.in_features, self._device)
-        if is_head:  # its rows are not a step's tokens: the model adds its updates
-            self._add_adaptable(shape)
+        if is_head:  # its rows are not a step's tokens: the model adds its updates, to the logits of all ranks
+            self._add_adaptable(self._head_shape(name, sum(out_features), in_features))
             return linear
+        shape = AdaptableShape(
+            dict(zip(names, outputs, strict=True)),
+            linear.in_features,
+            self._device,
+            whole={} if self.shard.is_whole else whole_shapes,
+            rows=picked,
+            cols=cut,
+            has_whole_rows=cut is None,
+        )
         return self._adaptable(linear, shape, is_part=cut is not None)
 
     def _adaptable(self, linear: Linear, shape: AdaptableShape, *, is_part: bool = False) -> AdaptableLinear:
@@ -168,6 +188,11 @@ class WeightLoader:
         if is_part and self.group is not None:
             return SummedLinear(linear, shape.name, self.group)
         return AdaptableLinear(linear, shape.name)
+
+    def _head_shape(self, name: str, vocab_size: int, hidden_size: int) -> AdaptableShape:
+        """Describe the output projection to adapters: their updates of it are whole on each rank."""
+        outputs = {name: slice(0, vocab_size)}
+        return AdaptableShape(outputs, hidden_size, self._device, has_whole_rows=self.group is None)
 
     def _add_adaptable(self, shape: AdaptableShape) -> None:
         with self._lock:
@@ -340,13 +365,14 @@ class WeightLoader:
         self._loaded(name)
         return embedding
 
-    def tied_head(self, name: str, embedding: Embedding) -> Linear:
+    def tied_head(self, name: str, embedding: Embedding, *, vocab_size: int) -> Linear:
         """Build the output projection of a model that uses its embeddings for it.
 
         :param name: the projection's name, without ``.weight``
+        :param vocab_size: the number of all tokens, of which the shard may have some
         """
         linear = self._policy.tied_head(f"{name}.weight", embedding, dtype=self._dtype, device=self._device)
-        self._add_adaptable(AdaptableShape({name: slice(0, linear.out_features)}, linear.in_features, self._device))
+        self._add_adaptable(self._head_shape(name, vocab_size, linear.in_features))
         return linear
 
     def untied_head(self, name: str, table: str, *, vocab_size: int, hidden_size: int) -> Linear:

@@ -10,10 +10,22 @@ from torch import Tensor
 from paged_sdk.parallel.group import Message
 from paged_sdk.types.step import Step, StepRow
 
-__all__ = ["END", "LOGITS", "STEP", "logits_message", "logits_rows", "step_from", "step_message"]
+__all__ = [
+    "ADAPTER",
+    "END",
+    "LOGITS",
+    "NO_ADAPTER",
+    "STEP",
+    "logits_message",
+    "logits_rows",
+    "step_from",
+    "step_message",
+]
 
 STEP: Final = "step"
 LOGITS: Final = "logits"
+ADAPTER: Final = "adapter"
+NO_ADAPTER: Final = "no adapter"
 END: Final = "end"
 
 

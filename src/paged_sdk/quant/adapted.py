@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation
@@ -24,12 +24,25 @@ class AdaptableShape:
     :ivar in_features: columns of the weight
     :ivar device: where the layer is
     :ivar order: which rows of the one matrix that there is the layer's outputs are; None: all in their order
+    :ivar whole: the shapes of matrices of which this process has a part, by name
+    :ivar rows: which of their rows it has, where these are not all
+    :ivar cols: which of their columns; None: all
+    :ivar has_whole_rows: whether the rows that it has are here as a whole
     """
 
     modules: Mapping[str, slice]
     in_features: int
     device: torch.device
     order: Tensor | None = None
+    whole: Mapping[str, tuple[int, int]] = field(factory=dict)
+    rows: Mapping[str, Tensor] = field(factory=dict)
+    cols: slice | None = None
+    has_whole_rows: bool = True
+
+    def shape_of(self, module: str) -> tuple[int, int]:
+        """Return the shape of a matrix in the checkpoint."""
+        rows = self.modules[module]
+        return self.whole.get(module, (rows.stop - rows.start, self.in_features))
 
     @property
     def name(self) -> str:

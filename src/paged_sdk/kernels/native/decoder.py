@@ -32,6 +32,7 @@ from paged_sdk.kernels.native.paged_attention import (
     describe_cache,
     describe_heads,
 )
+from paged_sdk.kernels.native.ranks import SharedSum
 from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, Layer, Rope, Weight
 
 __all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
@@ -196,11 +197,18 @@ class NativeDecoder:
     :param workspace: scratch memory of the engine that calls; one call at a time uses it
     :param interleaved: of each rotary embedding that a layer names, whether neighbours are paired, and then stored as
         two halves; empty: of none
+    :param shared: adds up what attention and feed-forward give, of which other processes have parts; None: all of it is
+        here
     :raises ConfigError: shapes do not fit, or only some layers have output norms or are parallel
     """
 
     def __init__(
-        self, workspace: Workspace, layers: Sequence[DecoderLayer], *, interleaved: Sequence[bool] = ()
+        self,
+        workspace: Workspace,
+        layers: Sequence[DecoderLayer],
+        *,
+        interleaved: Sequence[bool] = (),
+        shared: SharedSum | None = None,
     ) -> None:
         self.hidden_size: int = layers[0].hidden_size
         if len({layer.attention_output_norm is None for layer in layers}) > 1:
@@ -208,6 +216,7 @@ class NativeDecoder:
         if len({layer.parallel for layer in layers}) > 1:
             raise ConfigError.of("parallel", "of some layers", "True in all layers, or in none")
         self._workspace = workspace
+        self._shared = shared
         self._layers = tuple(layers)
         num_ropes = 1 + max(layer.rope for layer in layers)
         # A rotary embedding may be as wide as the heads of the layers that use it.
@@ -225,6 +234,8 @@ class NativeDecoder:
         self._args = Decoder(
             ropes=addressof(self._ropes),
             workspace=workspace.handle,
+            sum=None if shared is None else shared.address,
+            group=None if shared is None else shared.handle,
             num_threads=workspace.num_threads,
         )
 

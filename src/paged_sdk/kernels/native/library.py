@@ -21,6 +21,7 @@ from paged_sdk.kernels.native.structures import (
     Linear,
     Quantize,
     QuantizeGroups,
+    Ranks,
     Rows,
     Values,
 )
@@ -100,6 +101,12 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))
     functions.paged_quantize_groups.argtypes = (c_int32, POINTER(QuantizeGroups))
     functions.paged_rows.argtypes = (c_int32, POINTER(Rows))
+    functions.paged_ranks_bytes.argtypes = (c_int32, c_int64)
+    functions.paged_ranks_bytes.restype = c_int64
+    functions.paged_ranks_sum.argtypes = (POINTER(Ranks), c_void_p, c_int64)
+    functions.paged_ranks_sum.restype = None
+    functions.paged_ranks_end.argtypes = (POINTER(Ranks),)
+    functions.paged_ranks_end.restype = None
     functions.paged_collapse_huge_page.argtypes = (c_void_p,)
     functions.paged_collapse_huge_page.restype = c_int32
     functions.paged_sources.argtypes = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import Structure, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 import torch
 
@@ -23,6 +23,7 @@ __all__ = [
     "Linear",
     "Quantize",
     "QuantizeGroups",
+    "Ranks",
     "Rope",
     "Router",
     "Rows",
@@ -234,10 +235,26 @@ class Decoder(Structure):
         ("cu_seqlens_read", c_void_p),
         ("adapters", c_void_p),
         ("adapter_of_row", c_void_p),
+        ("sum", c_void_p),
+        ("group", c_void_p),
         ("num_layers", c_int32),
         ("num_rows", c_int32),
         ("num_threads", c_int32),
         ("num_adapters", c_int32),
+    )
+
+
+class Ranks(Structure):
+    """Mirrors ``paged_ranks``: one process of several that share memory."""
+
+    _fields_ = (
+        ("memory", c_void_p),
+        ("capacity", c_int64),
+        ("turn", c_uint64),
+        ("rank", c_int32),
+        ("size", c_int32),
+        ("failed", c_int32),
+        ("reserved", c_int32),
     )
 
 

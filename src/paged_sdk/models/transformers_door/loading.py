@@ -206,7 +206,7 @@ class _Loading:
     def _linear(self, name: str, module: Any, table: tuple[str, Embedding] | None) -> OwnLinear:
         weight = f"{name}.weight"
         if table is not None and self._tied.get(weight, weight) == table[0]:
-            linear = self._loader.tied_head(name, table[1])
+            linear = self._loader.tied_head(name, table[1], vocab_size=module.weight.shape[0])
             has_bias = module.bias is not None
             bias = self._loader.tensor(self._name_of(f"{name}.bias"), linear.out_features) if has_bias else None
             return OwnLinear(linear, self._step, bias)

@@ -245,6 +245,20 @@ struct paged_update {
   int32_t dtype;  // of both
 };
 
+// Adds up what several processes have, count numbers at data each, in place. It is called by one thread at a time.
+using PagedSum = void (*)(void* group, float* data, int64_t count);
+
+// One process of several that share memory (ranks.cpp).
+struct paged_ranks {
+  void* memory;
+  int64_t capacity;  // numbers that are added up at once
+  uint64_t turn;     // sums so far
+  int32_t rank;
+  int32_t size;
+  int32_t failed;  // whether a rank has ended before a sum was whole
+  int32_t reserved;
+};
+
 // hidden [num_rows, hidden] float32, contiguous, goes through all layers in place; keys and values of the rows' tokens
 // are written to their slots. Of sequence s, the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
 // afterwards: the others are left anywhere.
@@ -258,6 +272,8 @@ struct paged_decoder_args {
   const int32_t* cu_seqlens_read;  // [num_seqs + 1]; null: all rows are read
   const paged_update* const* adapters;  // [num_adapters], each [num_layers, PAGED_PROJECTIONS]
   const int32_t* adapter_of_row;        // [num_rows]; -1: none
+  PagedSum sum;  // of what attention gives, and what feed-forward gives, of which others have parts; null: nobody has
+  void* group;
   int32_t num_layers;
   int32_t num_rows;
   int32_t num_threads;

@@ -17,7 +17,7 @@ inline bool has_output_norms(const paged_decoder_args& args) {
 
 // Whether what attention and feed-forward give is kept apart from the residual stream before it is added.
 inline bool has_branch(const paged_decoder_args& args) {
-  return has_output_norms(args) || args.layers[0].parallel != 0;
+  return has_output_norms(args) || args.layers[0].parallel != 0 || args.sum != nullptr;
 }
 
 // The matrix that a feed-forward network begins with.
@@ -125,8 +125,13 @@ inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, i
                    });
 }
 
-// stream += branch, where attention and feed-forward are in parallel.
-inline auto add_parallel(Job& job, const DecoderScratch& scratch, float* stream, int num_rows, int hidden) {
+// Adds to the branch what other processes have of it.
+inline void add_others(const paged_decoder_args& args, const DecoderScratch& scratch, int num_rows, int hidden) {
+  if (args.sum != nullptr) args.sum(args.group, scratch.branch, static_cast<int64_t>(num_rows) * hidden);
+}
+
+// stream += branch, where attention and feed-forward are in parallel, or other processes have parts of it.
+inline auto add_whole(Job& job, const DecoderScratch& scratch, float* stream, int num_rows, int hidden) {
   return job.phase(num_rows, row_cost(hidden),
                    [branch = scratch.branch, stream, hidden](int64_t first, int64_t last, int) {
                      for (int64_t at = first * hidden; at < last * hidden; at += 16)
@@ -247,7 +252,8 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
   float* const stream = args.hidden;
   const Matrix input{stream, hidden, PAGED_FLOAT32};
   const bool parallel = layer.parallel != 0;
-  const bool apart = layer.attention_output_norm != nullptr || parallel;
+  const bool normed = layer.attention_output_norm != nullptr, summed = args.sum != nullptr;
+  const bool apart = normed || parallel || summed;
   const Output branch = apart ? plain_output(scratch.branch, hidden) : Output{stream, hidden, PAGED_FLOAT32, input};
   const AttentionPlan plan(heads, args.batch, args.num_threads);
   co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(heads), PAGED_FLOAT32},
@@ -256,6 +262,10 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
   co_await prepare_rows(job, layer.output, {scratch.attended, queries, PAGED_FLOAT32}, nullptr, 0.0f, attended);
   co_await multiply_adapted(job, adapted, index, PAGED_OUTPUT, layer.output, attended,
                             UpdateInput{scratch.attended, queries, queries}, branch, scratch.adapters, sums);
+  if (!parallel) {
+    add_others(args, scratch, rows, hidden);
+    if (summed && !normed) co_await add_whole(job, scratch, stream, rows, hidden);
+  }
   co_await add_branch(job, scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps);
 
   MlpEnds ends{layer.mlp_norm, layer.mlp_norm_bias, branch};
@@ -283,7 +293,8 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
     }
     co_await multiply(job, &layer.down, 1, gated, ends.out, sums);
   }
-  if (parallel) co_await add_parallel(job, scratch, stream, rows, hidden);
+  add_others(args, scratch, rows, hidden);
+  if (parallel || (summed && !normed)) co_await add_whole(job, scratch, stream, rows, hidden);
   co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps);
 }
 

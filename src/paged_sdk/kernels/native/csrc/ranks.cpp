@@ -1,0 +1,102 @@
+// Sums over processes of one machine, in memory that they share. Each writes what it has into a place of its own, waits
+// for the others, and adds up all of it in the order of the ranks: so all get the same bits.
+#include <atomic>
+#include <cstring>
+
+#include "abi.h"
+#include "system.h"
+
+#if !defined(_WIN32)
+#include <time.h>
+#endif
+
+namespace paged {
+namespace {
+
+constexpr size_t kLine = 64;
+
+// What the memory begins with, a line for each; it is all zero at first.
+struct alignas(kLine) Line {
+  std::atomic<uint64_t> turn;  // of a rank: the last sum that it has written its part of
+};
+static_assert(sizeof(Line) == kLine && std::atomic<uint64_t>::is_always_lock_free);
+
+// The first line is nobody's: it says whether a rank has ended. Then there is one for each rank, then twice a place for
+// each: a rank that writes for the next sum but one knows that all have read what it overwrites, since all have written
+// for the next one.
+struct Shared {
+  Line* lines;
+  float* places;
+
+  explicit Shared(const paged_ranks& ranks)
+      : lines(static_cast<Line*>(ranks.memory)), places(reinterpret_cast<float*>(lines + 1 + ranks.size)) {}
+  std::atomic<uint64_t>& ended() const { return lines[0].turn; }
+  std::atomic<uint64_t>& turn_of(int rank) const { return lines[1 + rank].turn; }
+  float* place(const paged_ranks& ranks, int rank) const {
+    return places + (static_cast<int64_t>(ranks.turn & 1) * ranks.size + rank) * ranks.capacity;
+  }
+};
+
+void sleep_shortly() {
+#if defined(_WIN32)
+  yield_processor();
+#else
+  const timespec time{0, 50'000};
+  nanosleep(&time, nullptr);
+#endif
+}
+
+// Waits for a rank: awake for what a layer's sums are apart, then where other threads may have the processor, and asleep
+// after as long as no layer takes.
+bool wait_for(const Shared& shared, int rank, uint64_t turn) {
+  constexpr int kAwake = 1000, kYielding = 2000;
+  for (int64_t rounds = 0; shared.turn_of(rank).load(std::memory_order_acquire) < turn; ++rounds) {
+    if (shared.ended().load(std::memory_order_relaxed) != 0) return false;
+    if (rounds < kAwake) {
+      pause_processor();
+    } else if (rounds < kYielding) {
+      yield_processor();
+    } else {
+      sleep_shortly();
+    }
+  }
+  return true;
+}
+
+// One sum of at most as many numbers as a place has.
+bool add_part(paged_ranks& ranks, const Shared& shared, float* data, int64_t count) {
+  ++ranks.turn;
+  std::memcpy(shared.place(ranks, ranks.rank), data, sizeof(float) * count);
+  shared.turn_of(ranks.rank).store(ranks.turn, std::memory_order_release);
+  for (int rank = 0; rank < ranks.size; ++rank)
+    if (rank != ranks.rank && !wait_for(shared, rank, ranks.turn)) return false;
+  std::memcpy(data, shared.place(ranks, 0), sizeof(float) * count);
+  for (int rank = 1; rank < ranks.size; ++rank) {
+    const float* other = shared.place(ranks, rank);
+    for (int64_t i = 0; i < count; ++i) data[i] += other[i];
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace paged
+
+// How many bytes the ranks share, all zero at first.
+PAGED_EXPORT int64_t paged_ranks_bytes(int32_t size, int64_t capacity) {
+  return static_cast<int64_t>(paged::kLine) * (1 + size) + 2 * size * capacity * static_cast<int64_t>(sizeof(float));
+}
+
+// A PagedSum, whose group is a paged_ranks. Once a rank has ended, nothing is added any more.
+PAGED_EXPORT void paged_ranks_sum(void* group, float* data, int64_t count) {
+  auto& ranks = *static_cast<paged_ranks*>(group);
+  const paged::Shared shared(ranks);
+  for (int64_t first = 0; first < count && ranks.failed == 0; first += ranks.capacity) {
+    const int64_t part = count - first < ranks.capacity ? count - first : ranks.capacity;
+    if (!paged::add_part(ranks, shared, data + first, part)) ranks.failed = 1;
+  }
+}
+
+// Tells all ranks that one has ended.
+PAGED_EXPORT void paged_ranks_end(const paged_ranks* ranks) {
+  paged::Shared(*ranks).ended().store(1, std::memory_order_relaxed);
+}
