@@ -134,6 +134,8 @@ def test_the_command_line_counts_before_what_a_file_says_in_other_words(
         ({"paged": {"memory_mb": 4, "context_len": 4}}, "exclude"),
         ("[1]", "a JSON object"),
         ("{", "no JSON"),
+        ('{"isq": "Q4K", "isq": "Q8_0"}', "isq is there twice"),
+        ('{"paged": {"block_size": 8, "block_size": 16}}', "block_size is there twice"),
     ],
 )
 def test_what_a_file_cannot_say_is_named(serve: Any, content: object, said: str) -> None:

@@ -29,6 +29,7 @@ from paged_sdk.cli.run import run
 from paged_sdk.cli.serve import serve
 from paged_sdk.cli.top import top
 from paged_sdk.cli.tune import tune
+from paged_sdk.cli.unique_keys import check_unique, unique
 
 __all__ = ["COMMANDS", "json_schema", "read_arguments"]
 
@@ -213,19 +214,14 @@ def _read(file: Path) -> dict[str, Any]:
         text = file.read_text(encoding="utf-8")
         match file.suffix.lower():
             case ".json":
-                content = json.loads(text, object_pairs_hook=_unique)
+                content = json.loads(text, object_pairs_hook=unique)
             case ".toml":
                 content = tomllib.loads(text)
             case ".yaml" | ".yml":
                 content = _yaml(text)
             case _:
                 raise typer.BadParameter(f"{file}: expected a name that ends in .yaml, .json or .toml")
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-        yaml.YAMLError,
-    ) as error:  # those of JSON, TOML and UTF-8 are ValueErrors
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # JSON's, TOML's and UTF-8's are ValueErrors
         raise typer.BadParameter(f"{file} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise typer.BadParameter(f"{file}: expected names of options, each with its value")
@@ -236,19 +232,8 @@ def _yaml(text: str) -> object:
     """Read YAML; of a key that comes twice it would take the last."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     nodes = root.value if root is not None and isinstance(root.value, list) else []
-    _check_unique([str(node[0].value) for node in nodes if isinstance(node, tuple)])
+    check_unique([str(node[0].value) for node in nodes if isinstance(node, tuple)])
     return yaml.safe_load(text)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    _check_unique([key for key, _ in pairs])
-    return dict(pairs)
-
-
-def _check_unique(keys: list[str]) -> None:
-    twice = next((key for place, key in enumerate(keys) if key in keys[:place]), None)
-    if twice is not None:
-        raise ValueError(f"{twice} is there twice")
 
 
 def _refused(key: str, why: str) -> typer.BadParameter:

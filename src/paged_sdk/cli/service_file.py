@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from paged_sdk import InvalidRequestError, PagedCacheType, Topology
 from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
+from paged_sdk.cli.unique_keys import unique
 from paged_sdk.wire.body import BodyReader, Bounds, read_json
 from paged_sdk.wire.sampling import SamplingDefaults
 
@@ -199,10 +200,12 @@ class ServiceFile:
         :raises ConfigError: a value that cannot be used
         """
         try:
-            said = READER.read(read_json(path.read_bytes()))
+            data = path.read_bytes()
+            said = READER.read(read_json(data))
+            json.loads(data, object_pairs_hook=unique)
         except OSError as error:
             raise _refused(path, error.strerror) from None
-        except InvalidRequestError as error:
+        except (InvalidRequestError, ValueError) as error:
             raise _refused(path, error) from None
         shared: dict[str, Any] = {name: value for name, value in said.items() if name not in ("$schema", "command")}
         sampling = shared.pop("sampling", {})
