@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
-import resource
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -111,6 +112,10 @@ def address_space(root: Path = Path("/")) -> DeviceMemory | None:
 
     Mapped files count, and so does what is reserved and never touched.
     """
+    if sys.platform == "win32":
+        return None
+    import resource  # which Windows has not
+
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -124,11 +129,34 @@ def address_space(root: Path = Path("/")) -> DeviceMemory | None:
 def _machine_memory(root: Path) -> DeviceMemory:
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux: what is free cannot be told apart from caches without another library
+    except OSError:  # not Linux
+        if sys.platform == "win32":
+            return _memory_of_windows()
+        # What is free cannot be told apart from caches without another library.
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return DeviceMemory(total=total, free=total)
     kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return DeviceMemory(total=kilobytes["MemTotal"] << 10, free=kilobytes["MemAvailable"] << 10)
+
+
+if sys.platform == "win32":
+
+    class _MemoryStatus(ctypes.Structure):
+        """Mirrors MEMORYSTATUSEX: its size, the share in use, and total and free bytes of three kinds of memory."""
+
+        _fields_ = (
+            ("size", ctypes.c_uint32),
+            ("load", ctypes.c_uint32),
+            ("total", ctypes.c_uint64),
+            ("free", ctypes.c_uint64),
+            ("others", ctypes.c_uint64 * 5),
+        )
+
+    def _memory_of_windows() -> DeviceMemory:
+        status = _MemoryStatus(size=ctypes.sizeof(_MemoryStatus))
+        if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+            raise ctypes.WinError()
+        return DeviceMemory(total=status.total, free=status.free)
 
 
 def _first_number(*paths: Path) -> int | None:

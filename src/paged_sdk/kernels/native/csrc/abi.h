@@ -5,7 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(_WIN32)
+#define PAGED_EXPORT extern "C" __declspec(dllexport)
+#else
 #define PAGED_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 extern "C" {
 

@@ -1,11 +1,12 @@
 // The exported functions: workspaces, and each kernel in the form that the caller chose by its instruction-set level.
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
 #include <sys/sysctl.h>
 #endif
 
-#include <cstdlib>
 #include <new>
 
 #include "kernels.h"
@@ -22,9 +23,33 @@ struct Level {
 };
 
 #if defined(__x86_64__)
-bool has_avx512_vnni() {
-  return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+// What the processor has and the system saves the registers of. __builtin_cpu_supports reads a table of the compiler's
+// runtime, which is empty in Zig's.
+struct Features {
+  bool avx2 = false, avx_vnni = false, avx512_vnni = false, avx512_bf16 = false;
+};
+
+Features find_features() {
+  Features found;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const auto has = [](unsigned word, int bit) { return (word >> bit & 1) != 0; };
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || !has(ecx, 27)) return found;
+  const bool fma = has(ecx, 12), f16c = has(ecx, 29);
+  unsigned saved = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+  if ((saved & 0x06) != 0x06 || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
+  found.avx2 = has(ebx, 5) && fma && f16c;
+  const bool foundation = has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);  // F, DQ, BW, VL
+  found.avx512_vnni = (saved & 0xe6) == 0xe6 && found.avx2 && foundation && has(ecx, 11);
+  if (eax == 0 || __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return found;
+  found.avx_vnni = found.avx2 && has(eax, 4);
+  found.avx512_bf16 = found.avx512_vnni && has(eax, 5);
+  return found;
+}
+
+const Features& features() {
+  static const Features found = find_features();
+  return found;
 }
 #elif defined(__aarch64__)
 #if defined(__linux__)
@@ -55,15 +80,10 @@ bool has_i8mm() { return false; }
 // Best first.
 constexpr Level kLevels[] = {
 #if defined(__x86_64__)
-    {"avx512_bf16", &kAvx512Bf16Kernels, [] { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }},
-    {"avx512_vnni", &kAvx512Kernels, has_avx512_vnni},
-    {"avx_vnni", &kAvxVnniKernels,
-     [] {
-       return __builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-              __builtin_cpu_supports("f16c");
-     }},
-    {"avx2", &kAvx2Kernels,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }},
+    {"avx512_bf16", &kAvx512Bf16Kernels, [] { return features().avx512_bf16; }},
+    {"avx512_vnni", &kAvx512Kernels, [] { return features().avx512_vnni; }},
+    {"avx_vnni", &kAvxVnniKernels, [] { return features().avx_vnni; }},
+    {"avx2", &kAvx2Kernels, [] { return features().avx2; }},
 #elif defined(__aarch64__)
     {"neon_i8mm", &kNeonI8mmKernels, has_i8mm},
     {"neon_dotprod", &kNeonDotProductKernels, has_dot_product},
@@ -76,9 +96,9 @@ constexpr int kNumLevels = sizeof(kLevels) / sizeof(kLevels[0]);
 
 uint8_t* reserve(paged_workspace& workspace, size_t bytes) {
   if (workspace.data != nullptr && bytes <= workspace.capacity) return workspace.data;
-  std::free(workspace.data);
-  const size_t rounded = (bytes + bytes / 2 + 4096) & ~static_cast<size_t>(4095);  // a page even for no rows
-  workspace.data = static_cast<uint8_t*>(std::aligned_alloc(4096, rounded));
+  free_pages(workspace.data);
+  const size_t rounded = (bytes + bytes / 2 + kSmallPage) & ~(kSmallPage - 1);  // a page even for no rows
+  workspace.data = static_cast<uint8_t*>(allocate_pages(rounded));
   workspace.capacity = workspace.data != nullptr ? rounded : 0;
   return workspace.data;
 }
@@ -96,7 +116,7 @@ PAGED_EXPORT paged_workspace* paged_workspace_new() { return new (std::nothrow) 
 
 PAGED_EXPORT void paged_workspace_delete(paged_workspace* workspace) {
   if (workspace == nullptr) return;
-  std::free(workspace->data);
+  paged::free_pages(workspace->data);
   delete workspace;
 }
 

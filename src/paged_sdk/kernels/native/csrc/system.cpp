@@ -1,8 +1,9 @@
 #include "system.h"
 
-#include <thread>
-
-#if !defined(_WIN32)
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -11,14 +12,41 @@
 
 namespace paged {
 
+namespace {
+
+struct Start {
+  const char* name;
+  void (*body)(void*);
+  void* argument;
+};
+
+}  // namespace
+
 #if defined(_WIN32)
 
-bool start_thread(const char*, void (*body)(void*), void* argument) {
-  std::thread(body, argument).detach();
-  return true;
+namespace {
+
+DWORD WINAPI run(void* given) {
+  const Start start = *static_cast<Start*>(given);
+  delete static_cast<Start*>(given);
+  start.body(start.argument);
+  return 0;
 }
 
-void yield_processor() { std::this_thread::yield(); }
+}  // namespace
+
+bool start_thread(const char* name, void (*body)(void*), void* argument) {
+  auto* start = new Start{name, body, argument};
+  const HANDLE thread = CreateThread(nullptr, 0, run, start, 0, nullptr);
+  if (thread != nullptr) {
+    CloseHandle(thread);
+  } else {
+    delete start;
+  }
+  return thread != nullptr;
+}
+
+void yield_processor() { SwitchToThread(); }
 
 int64_t processor_time() { return 0; }  // the system counts it in steps of 16 milliseconds
 
@@ -27,12 +55,6 @@ void at_fork_in_child(void (*)()) {}  // there is no fork
 #else
 
 namespace {
-
-struct Start {
-  const char* name;
-  void (*body)(void*);
-  void* argument;
-};
 
 void* run(void* given) {
   const Start start = *static_cast<Start*>(given);
