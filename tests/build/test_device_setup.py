@@ -64,11 +64,12 @@ def test_a_thread_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[object] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: chosen.append("cuBLAS"))
     before = torch.get_num_threads()
     prepare_thread(CPU, None)
     assert chosen == []
     prepare_thread(torch.device("cuda", 1), 3)
-    assert chosen == [3, before, torch.device("cuda", 1)]
+    assert chosen == [3, before, torch.device("cuda", 1), "cuBLAS"]
 
 
 def test_a_threads_number_of_threads_is_its_own() -> None:

@@ -29,6 +29,7 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bo
 from paged_sdk.runner.device import address_space, device_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.overlap import OverlapTokens
+from paged_sdk.runner.warm_up import run_for_trial, trial_steps
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.processor import Processor
 
@@ -77,6 +78,7 @@ def prepare_thread(device: torch.device, num_threads: int | None) -> None:
         others.join()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        torch.cuda.current_blas_handle()  # each thread has its own, which takes milliseconds and memory to make
 
 
 @contextmanager
@@ -219,6 +221,8 @@ def make_device_decoding(
     """
     if any(device.type != "cuda" for device in placement.devices):
         return None
+    if config.paged:
+        _compile(model, backend, config, visible=visible)
     overlap = OverlapTokens(config.max_num_seqs, placement.head)
     recordable = backend.decode_backend if placement.is_one_device else None
     slots = None if make_slots is None or recordable is None else make_slots(config.max_num_seqs)
@@ -230,6 +234,22 @@ def make_device_decoding(
     with torch.inference_mode():
         path.warm_up(model)
     return path
+
+
+def _compile(model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, visible: bool) -> None:
+    """Compile the kernels of all steps, by running some; Triton keeps what it has compiled for the next start."""
+    start = time.monotonic()
+    steps = list(
+        trial_steps(
+            block_size=config.block_size,
+            max_num_tokens=config.max_num_batched_tokens,
+            max_num_rows=config.max_num_seqs,
+            max_model_len=min(config.max_model_len, config.num_blocks * config.block_size),
+        )
+    )
+    with LoadingBar("Compiling kernels", visible=visible) as bar, torch.inference_mode():
+        run_for_trial(model, backend, steps, bar.update)
+    _log.info("Kernels compiled and tried in %d steps, in %.1f s.", len(steps), time.monotonic() - start)
 
 
 def _decode_graphs(

@@ -62,7 +62,7 @@ def _by_heads(x: Tensor, num_heads: int) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x_ptr: tl.tensor,
     residual_ptr: tl.tensor,

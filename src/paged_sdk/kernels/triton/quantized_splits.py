@@ -43,7 +43,7 @@ def load_x(pointers: tl.tensor, k: tl.tensor, cols: tl.tensor, masked: tl.conste
     return tl.load(pointers, mask=k < cols, other=0.0) if masked else tl.load(pointers)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size"])
 def _join_kernel(
     sums_ptr: tl.tensor,
     bias_ptr: tl.tensor,

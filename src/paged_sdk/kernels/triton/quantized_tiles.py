@@ -156,7 +156,7 @@ def tile_product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _tile_kernel(
     x_ptr: tl.tensor,
     x_stride: tl.tensor,

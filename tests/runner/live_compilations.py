@@ -1,0 +1,142 @@
+"""Count what is compiled for steps of requests after the steps for trial: `python live_compilations.py GGUF`.
+
+Nothing is compiled and no kernel runs: a stand-in for Triton's compiler notes what it is asked for, for a GPU
+of compute capability 9.0. Around the kernels a model's steps run as they are, on the CPU, over what memory holds.
+
+It runs in a process of its own, because Triton reads at its first import whether it is to interpret kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from attrs import evolve
+
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.kernels.triton import availability
+from paged_sdk.models.loading import load_model
+from paged_sdk.quant.forms.triton_blocks import TritonBlocks
+from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.runner.warm_up import run_for_trial, trial_steps
+from paged_sdk.types.step import StepRow
+from paged_sdk.weights.gguf_source import GgufSource
+
+CPU: Final = torch.device("cpu")
+BLOCK_SIZE: Final = 16
+MAX_TOKENS: Final = 600
+MAX_ROWS: Final = 32
+MAX_MODEL_LEN: Final = 32_768
+MULTIPROCESSORS: Final = 132
+
+
+class EverywhereTritonBlocks(TritonBlocks):
+    """Is chosen on any device."""
+
+    def is_for(self, device: torch.device) -> bool:
+        return True
+
+
+class Compiler:
+    """Stands in for Triton's compiler and for the driver that says what it is to compile for.
+
+    :ivar asked: the kernels that it was asked for, each as often as it was
+    """
+
+    def __init__(self) -> None:
+        backends: Any = importlib.import_module("triton.backends.compiler")
+        self._target = backends.GPUTarget("cuda", 90, 32)
+        self.asked: list[str] = []
+
+    def get_current_target(self) -> object:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def let_launch(self, stack: ExitStack) -> None:
+        """Have kernels that are launched be asked for here, if they were not before."""
+        jit: Any = importlib.import_module("triton.runtime.jit")
+        driver: Any = importlib.import_module("triton.runtime.driver")
+        driver.driver.set_active(self)
+        launch = jit.JITFunction.run
+
+        def launch_nothing(function: Any, *args: Any, **kwargs: Any) -> None:
+            launch(function, *args, **kwargs | {"warmup": True})
+
+        def note(function: Any, key: Any, *args: Any) -> object:
+            self.asked.append(function.__name__)
+            kernels = function.device_caches[0][0]
+            kernels[key] = object()
+            return kernels[key]
+
+        stack.enter_context(patch.object(jit.JITFunction, "run", launch_nothing))
+        stack.enter_context(patch.object(jit.JITFunction, "_do_compile", note))
+
+
+def steps_of_requests() -> list[list[StepRow]]:
+    """Make steps as requests bring them: decodes, chunks of prompts of any length at any place, and both."""
+    random.seed(0)
+
+    def row(index: int, count: int, start: int) -> StepRow:
+        blocks = [0] * -(-(start + count) // BLOCK_SIZE)
+        return StepRow(index, start, [0] * count, blocks, num_prompt_tokens=start + count, num_logits=1)
+
+    def start(count: int) -> int:
+        return random.choice((0, random.randrange(600), random.randrange(MAX_MODEL_LEN - count)))
+
+    edges = [edge + more for edge in (16, 32, 64, 128, 256, 384, 512) for more in (-1, 0, 1)]
+    steps = [[row(0, count, start(count))] for count in (*range(1, 12), *edges, *range(20, MAX_TOKENS, 37))]
+    for _ in range(40):
+        num_decodes, num_chunks = random.randrange(MAX_ROWS - 3), random.randrange(4)
+        rows = [row(index, 1, start(1)) for index in range(num_decodes)]
+        left = MAX_TOKENS - num_decodes
+        for index in range(num_chunks):
+            count = min(left, random.choice((random.randint(2, 20), random.randint(2, 300), random.randint(2, left))))
+            rows.append(row(num_decodes + index, count, start(count)))
+            left -= count
+            if left < 2:
+                break
+        if rows:
+            steps.append(rows)
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    compiler = Compiler()
+    with ExitStack() as stack:
+        compiler.let_launch(stack)
+        for module in ("availability", "paged_attention", "paged_decode", "quantized_linear", "quantized_experts"):
+            kernels = importlib.import_module(f"paged_sdk.kernels.triton.{module}")
+            stack.enter_context(patch.object(kernels, "num_multiprocessors", lambda device: MULTIPROCESSORS))
+        stack.enter_context(patch.object(availability, "why_not", lambda device: None))
+        stack.enter_context(patch.object(torch.Tensor, "is_cuda", True, create=True))
+        stack.enter_context(torch.inference_mode())
+        source = GgufSource(parser.parse_args().model)
+        policy = WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])
+        model = load_model(source.config, source, dtype=torch.bfloat16, device=CPU, policy=policy)
+        pool = PoolSettings(block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU)
+        config = evolve(model.config, sliding_windows=(None, 1024))
+        backend = TritonPagedBackend(config, pool, 4, max_num_seqs=MAX_ROWS, max_model_len=MAX_MODEL_LEN)
+        limits = {"max_num_tokens": MAX_TOKENS, "max_num_rows": MAX_ROWS, "max_model_len": MAX_MODEL_LEN}
+        run_for_trial(model, backend, list(trial_steps(block_size=BLOCK_SIZE, **limits)))
+        before, compiler.asked = compiler.asked, []
+        run_for_trial(model, backend, steps_of_requests())
+    print(json.dumps({"for trial": before, "for requests": compiler.asked}))
+
+
+if __name__ == "__main__":
+    main()
