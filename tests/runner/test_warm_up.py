@@ -109,7 +109,7 @@ def test_steps_for_trial_are_steps_that_an_engine_may_make(limits: tuple[int, in
         counts = [row.num_new_tokens for row in rows]
         assert 1 not in counts[next((i for i, count in enumerate(counts) if count > 1), len(counts)) :]
         for row in rows:
-            assert row.start >= 0
+            assert row.seq_id < 0 <= row.start
             assert row.end <= max_model_len
             assert len(row.kv_ids) == -(-row.end // 4)
     assert max(row.num_new_tokens for rows in steps for row in rows) == min(max_num_tokens, max_model_len)

@@ -78,7 +78,8 @@ def prepare_thread(device: torch.device, num_threads: int | None) -> None:
         others.join()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.current_blas_handle()  # each thread has its own, which takes milliseconds and memory to make
+        make_handle: Callable[[], int] = torch.cuda.current_blas_handle  # it has no annotations
+        make_handle()  # of cuBLAS: each thread has its own, which takes time and memory to make
 
 
 @contextmanager
@@ -237,7 +238,10 @@ def make_device_decoding(
 
 
 def _compile(model: CausalModel, backend: AttentionBackend, config: EngineConfig, *, visible: bool) -> None:
-    """Compile the kernels of all steps, by running some; Triton keeps what it has compiled for the next start."""
+    """Compile the kernels of all steps, by running some; Triton keeps what it has compiled for the next start.
+
+    Where other models leave too little memory for one of them, requests may wait for a kernel.
+    """
     start = time.monotonic()
     steps = list(
         trial_steps(
@@ -247,8 +251,12 @@ def _compile(model: CausalModel, backend: AttentionBackend, config: EngineConfig
             max_model_len=min(config.max_model_len, config.num_blocks * config.block_size),
         )
     )
-    with LoadingBar("Compiling kernels", visible=visible) as bar, torch.inference_mode():
-        run_for_trial(model, backend, steps, bar.update)
+    try:
+        with LoadingBar("Compiling kernels", visible=visible) as bar, torch.inference_mode():
+            run_for_trial(model, backend, steps, bar.update)
+    except torch.OutOfMemoryError as error:
+        _log.warning("Some kernels are not compiled yet: there is no memory for a step for trial (%s).", error)
+        return
     _log.info("Kernels compiled and tried in %d steps, in %.1f s.", len(steps), time.monotonic() - start)
 
 

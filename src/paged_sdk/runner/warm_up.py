@@ -26,12 +26,13 @@ def trial_steps(
     """Yield steps that launch every kernel, in every variant, that steps of an engine may: chunks of prompts of rising
     length, at the beginning of a text and at the end of a long one, alone, several and beside decodes; decodes alone.
 
-    All rows write to the first block, which holds nothing yet.
+    All rows write to the first block, which holds nothing yet. Their sequences have ids below 0, as no request's
+    has: what a backend keeps by id stays out of their way.
     """
 
     def row(index: int, count: int, end: int) -> StepRow:
         blocks = [0] * -(-end // block_size)
-        return StepRow(index, end - count, [0] * count, blocks, num_prompt_tokens=end, num_logits=1)
+        return StepRow(-1 - index, end - count, [0] * count, blocks, num_prompt_tokens=end, num_logits=1)
 
     longest = min(max_num_tokens, max_model_len)
     counts = [*(count for count in _COUNTS if count < longest), longest]
