@@ -196,7 +196,7 @@ async def test_cancellation_reaches_the_replica() -> None:
         stream = model.stream_chat_request(hello())
         await anext(stream)
         assert sum(each.running for each in model.replica_stats()) == 1
-        assert sum(model._routed._router.load(replica) for replica in range(2)) == 64
+        assert sum(model._routed._router.load(replica) for replica in range(2)) == 32
         del stream
         gc.collect()
         await until(lambda: not model.stats().running)

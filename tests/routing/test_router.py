@@ -66,10 +66,9 @@ def test_a_shared_prefix_moves_to_another_replica_when_its_holder_is_busier_than
     router = Router([100] * 2, block_size=SIZE, tokens_per_text=10)
     system = list(range(40))
     replicas = [routed(router, [*system, 50 + n, 60, 61, 62]).replica for n in range(8)]
-    # 44 + 10 for the first; each further one adds 4 + 10 there, until the 40 shared tokens are cheaper to compute anew.
-    assert replicas[0] == 0
-    assert 1 in replicas
-    assert abs(router.load(0) - router.load(1)) <= 44 + 10
+    # 44 + 10 for the first; each further one adds 4 + 10 there, until that is more than twice the 40 shared tokens.
+    assert replicas[:4] == [0, 0, 0, 1]
+    assert abs(router.load(0) - router.load(1)) <= 4 + 10
 
 
 def test_salts_match_only_their_own() -> None:
@@ -88,7 +87,7 @@ def test_requests_at_once_spread_evenly() -> None:
     for _ in range(40):
         routed(router, [rng.randrange(99) for _ in range(30)])
     loads = [router.load(replica) for replica in range(4)]
-    assert max(loads) - min(loads) <= 30 + 64
+    assert max(loads) - min(loads) <= 30 + 32
 
 
 def test_of_many_replicas_the_busy_ones_are_avoided() -> None:
@@ -96,7 +95,7 @@ def test_of_many_replicas_the_busy_ones_are_avoided() -> None:
     for _ in range(4000):
         routed(router, [rng.randrange(99) for _ in range(4)])
     loads = [router.load(replica) for replica in range(1000)]
-    assert max(loads) <= 2 * 4 * (64 + 4)  # random choice alone gives three times the mean
+    assert max(loads) <= 2 * 4 * (32 + 4)  # random choice alone gives three times the mean
 
 
 def test_a_closed_replica_gets_nothing_and_is_forgotten() -> None:

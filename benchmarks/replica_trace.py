@@ -1,0 +1,129 @@
+"""Make the chats of many tenants by rules, and say what steps cost, for simulated replicas."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+from random import Random
+from typing import Final
+
+from attrs import define, field, frozen
+
+__all__ = ["QWEN", "Chat", "ChatRules", "Costs", "chats"]
+
+VOCABULARY: Final = range(150_000)
+
+
+@frozen
+class Costs:
+    """Says how long a step takes.
+
+    :ivar texts_ms: a step of so many texts, by their number
+    :ivar token_ms: a prompt's token beside them, without attention
+    :ivar pair_ms: attention of a prompt's token to one token before it
+    :ivar key_ms: the same of a text's token
+    """
+
+    texts_ms: tuple[tuple[int, float], ...]
+    token_ms: float
+    pair_ms: float
+    key_ms: float
+
+    def texts_seconds(self, num_texts: float) -> float:
+        """Return how long a step of so many texts takes; between measured numbers on a straight line."""
+        points = self.texts_ms
+        place = min(max(bisect_left(points, (num_texts, 0.0)), 1), len(points) - 1)
+        (few, fast), (many, slow) = points[place - 1], points[place]
+        return (fast + (num_texts - few) * (slow - fast) / (many - few)) / 1e3
+
+    def step_seconds(self, num_texts: int, num_keys: int, num_tokens: int, num_pairs: float) -> float:
+        """Return how long a step takes.
+
+        :param num_keys: tokens before those of the texts, all together
+        :param num_tokens: of prompts
+        :param num_pairs: of these with tokens before them
+        """
+        texts = self.texts_seconds(num_texts) if num_texts else 0.0
+        return texts + (num_keys * self.key_ms + num_tokens * self.token_ms + num_pairs * self.pair_ms) / 1e3
+
+
+QWEN: Final = Costs(((0, 25.0), (1, 29.7), (4, 41.2), (16, 103.9)), token_ms=3.285, pair_ms=3.985e-4, key_ms=1.6e-3)
+"""Qwen2.5-Coder-1.5B, Q4_K_M, on two virtual cores of Zen 4, from docs/benchmarks.md: 33.7, 97 and 154 tokens a second
+with 1, 4 and 16 streams; prompts of 1,000 and 4,000 tokens at 287 and 245 tokens a second; 27.6 tokens a second after
+4,000 tokens."""
+
+
+@frozen(kw_only=True)
+class ChatRules:
+    """Says what chats are like.
+
+    :ivar tenants: how many there are; the k-th has 1/k of the first one's chats
+    :ivar chats_per_second: how many begin, at random times
+    :ivar system_tokens: the shortest and the longest system prompt of a tenant
+    :ivar turns: how many turns a chat has on average; each may be the last with the same probability
+    :ivar turn_tokens: the median of what a user says; a tenth says 3.6 times as much
+    :ivar answer_tokens: the median of answers; a tenth is 3.6 times as long
+    :ivar pause: seconds between an answer and the next turn on average
+    """
+
+    tenants: int
+    chats_per_second: float
+    system_tokens: tuple[int, int] = (200, 1200)
+    turns: float = 4.0
+    turn_tokens: float = 40.0
+    answer_tokens: float = 60.0
+    pause: float = 20.0
+
+
+@define(eq=False)
+class Chat:
+    """Is one conversation.
+
+    :ivar tokens: what has been said, the system prompt included
+    :ivar turns_left: how many turns are to come
+    """
+
+    rules: ChatRules
+    random: Random
+    tokens: array[int]
+    turns_left: int
+    begins_at: float
+    num_lost: int = field(default=0)
+
+    def say(self) -> int:
+        """Add what the user says; return how long the answer will be."""
+        self.turns_left -= 1
+        self.tokens.extend(_tokens(self.random, _length(self.random, self.rules.turn_tokens, 400)))
+        return _length(self.random, self.rules.answer_tokens, 600)
+
+    def pause(self) -> float:
+        """Return after how many seconds the user goes on."""
+        return self.random.expovariate(1 / self.rules.pause)
+
+
+def chats(rules: ChatRules, seconds: float, *, seed: int) -> Iterator[Chat]:
+    """Return the chats that begin within some seconds, in order."""
+    rng = Random(seed)
+    systems: list[list[int] | None] = [None] * rules.tenants
+    weights = list(accumulate(1 / place for place in range(1, rules.tenants + 1)))
+    now = 0.0
+    while (now := now + rng.expovariate(rules.chats_per_second)) < seconds:
+        tenant = bisect_left(weights, rng.random() * weights[-1])
+        system = systems[tenant]
+        if system is None:
+            own = Random(seed * 1_000_003 + tenant)
+            system = systems[tenant] = _tokens(own, own.randint(*rules.system_tokens))
+        turns = 1
+        while turns < 30 and rng.random() > 1 / rules.turns:
+            turns += 1
+        yield Chat(rules, Random(rng.getrandbits(32)), array("I", system), turns, now)
+
+
+def _tokens(rng: Random, count: int) -> list[int]:
+    return rng.choices(VOCABULARY, k=count)
+
+
+def _length(rng: Random, median: float, most: int) -> int:
+    return max(1, min(most, round(median * rng.lognormvariate(0.0, 1.0))))
