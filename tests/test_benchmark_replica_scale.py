@@ -36,10 +36,10 @@ def test_chats_keep_to_the_rules() -> None:
 
 
 def test_four_replicas_hit_as_one_big_cache_does() -> None:
-    big = simulate(1, 0.5, 300, tenants=16, num_blocks=8192, speed=4.0, max_num_seqs=128)
+    big = simulate(1, 0.5, 240, tenants=16, num_blocks=8192, speed=4.0, max_num_seqs=128)
     turn = count()
     routed, in_turn = (
-        simulate(4, 0.5, 300, tenants=16, policy=policy) for policy in (None, lambda replicas: next(turn) % replicas)
+        simulate(4, 0.5, 240, tenants=16, policy=policy) for policy in (None, lambda replicas: next(turn) % replicas)
     )
     assert routed.hit_rate >= 0.95 * big.hit_rate
     assert in_turn.hit_rate < 0.9 * big.hit_rate
