@@ -56,11 +56,11 @@ class Route:
 class Router:
     """Chooses a replica for each request, so that the request is served soonest.
 
-    A replica's price is counted in prompt tokens: those that it has to compute for requests that wait there, twice those
-    of this prompt that it does not hold, and something for each text that it is generating. The lowest is taken; of
-    equal ones, the replica that holds the least, so that tenants spread over the caches. A conversation stays where it
-    is, because that replica holds the most of it, until another is less busy by more than twice what it would have to
-    compute anew.
+    A replica's price is counted in prompt tokens: those that it has to compute for requests that wait there, twice
+    those of this prompt that it does not hold, and something for each text that it is generating. The lowest is taken;
+    of equal ones, the replica that holds the least, so that tenants spread over the caches. A conversation stays where
+    it is, because that replica holds the most of it, until another is less busy by more than twice what it would have
+    to compute anew.
 
     Prefixes are known by the names that the engines themselves have for blocks, chains of hashes over tokens, images,
     adapters and cache salts (:func:`paged_sdk.kv.block_hash.block_hashes`). A name stands for all that led to it, so
