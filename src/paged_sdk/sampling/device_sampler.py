@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from attrs import define, frozen
@@ -16,6 +16,8 @@ from paged_sdk.sampling.processor import DeviceProcessor, Processor
 from paged_sdk.sampling.row import SampleRow
 
 __all__ = ["DeviceBatch", "DeviceSampler", "Drawn"]
+
+_COPIES_OF_LOGITS: Final = 3
 
 
 @frozen(eq=False)
@@ -65,8 +67,11 @@ class DeviceSampler:
 
     @staticmethod
     def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
-        """Return how many bytes of a device a sampler keeps."""
-        return sum(processor.device_bytes(max_num_seqs, vocab_size) for processor in processors)
+        """Return how many bytes of a device a sampler keeps, and what a step takes beside its logits: rows of them for
+        the host and for the device apart, and for logprobs the rows that ask for them, before and after the softmax.
+        """
+        kept = sum(processor.device_bytes(max_num_seqs, vocab_size) for processor in processors)
+        return kept + _COPIES_OF_LOGITS * max_num_seqs * vocab_size * torch.float32.itemsize
 
     def serves(self, row: SampleRow) -> bool:
         """Say whether a row can be sampled here. It can if it has one sample, its step verifies no drafts (the host
