@@ -51,7 +51,7 @@ test-long: $(READY)
 	$(BIN)/python -m pytest -q -m long
 
 test-browser: $(READY)
-	$(BIN)/python -m pip install --quiet playwright axe-playwright-python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright==1.65.2 axe-playwright-python==0.1.8
 	$(BIN)/python -m pytest -q -m browser tests/server/test_chat_page_in_a_browser.py
 
 test-aarch64: $(READY)

@@ -250,6 +250,36 @@ async def test_what_is_no_model_is_refused(value: Any) -> None:
         ReplicaSet(value)
 
 
+async def test_a_builder_that_fails_leaves_no_model_open() -> None:
+    class Failing:
+        async def build(self) -> Model:
+            raise RuntimeError("no such checkpoint")
+
+    models = [fake_model("Hello!"), fake_model("Hello!")]
+    with pytest.raises(RuntimeError, match="no such checkpoint"):
+        await ReplicaSet([models[0], Failing(), models[1]])
+    for model in models:
+        with pytest.raises(ModelClosedError):
+            model.check()
+
+
+async def test_a_replica_that_cannot_be_closed_keeps_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = [fake_model("Hello!") for _ in range(3)]
+    model = await ReplicaSet(fakes)
+
+    async def failing(*, drain: bool = False) -> None:
+        raise RuntimeError("it holds on")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fakes[0], "aclose", failing)
+        with pytest.raises(RuntimeError, match="it holds on"):
+            await model.aclose()
+    for fake in fakes[1:]:
+        with pytest.raises(ModelClosedError):
+            fake.check()
+    await fakes[0].aclose()
+
+
 async def test_models_that_differ_are_refused_and_closed() -> None:
     fakes = [fake_model("a"), fake_model("a", max_model_len=100)]
     with pytest.raises(ConfigError, match="max_model_len"):

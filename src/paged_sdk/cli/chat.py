@@ -27,7 +27,7 @@ class Chat:
     """Keeps the turns of a conversation, whose KV the prefix cache keeps.
 
     :param system: the system message, if any
-    :param images: what the first turn shows
+    :param images: what the first turn shows, and again the first one after starting over
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Chat:
         self._model = model
         self._terminal = terminal
         self._manner = manner
-        self._images = images
+        self._first_images = self._images = images
         self._opening = opening(system)
         self._messages = self._opening
 
@@ -94,10 +94,14 @@ class Chat:
             case "/help":
                 self._terminal.reply(HELP)
             case "/reset":
-                self._messages = self._opening
+                self._start_over()
             case "/system":
-                self._opening = self._messages = opening(rest.strip() or None)
+                self._opening = opening(rest.strip() or None)
+                self._start_over()
             case _ if command.startswith("/"):
                 self._terminal.reply(f"There is no command {command}; /help lists those there are.")
             case _:
                 self.say(line)
+
+    def _start_over(self) -> None:
+        self._messages, self._images = self._opening, self._first_images

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from functools import partial
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
@@ -67,9 +67,7 @@ class ReplicatedModel(Model):
 
     async def aclose(self, *, drain: bool = False) -> None:
         self._routed.close(drain=drain)
-        async with anyio.create_task_group() as tasks:
-            for replica in self._replicas:
-                tasks.start_soon(partial(replica.aclose, drain=drain))
+        await _close_all(self._replicas, drain=drain)
 
 
 class ReplicaSet:
@@ -129,17 +127,33 @@ class ReplicaSet:
                 allowed="one await or async with for each ReplicaSet",
             )
         self._has_begun = True
-        models: list[Model] = []
+        open_models = {place: source for place, source in enumerate(self._sources) if isinstance(source, Model)}
         try:
-            for source in self._sources:
-                model = source if isinstance(source, Model) else await source.build()
-                models.append(model)  # one after the other, so that an error finds those that are open
-            return ReplicatedModel(models)
+            for place, source in enumerate(self._sources):
+                if not isinstance(source, Model):  # one after the other, so that an error finds those that are open
+                    open_models[place] = await source.build()
+            return ReplicatedModel([open_models[place] for place in range(len(self._sources))])
         except BaseException:
-            with anyio.CancelScope(shield=True):
-                for model in models:
-                    await model.aclose()
+            with anyio.CancelScope(shield=True), suppress(Exception):
+                await _close_all(open_models.values())
             raise
+
+
+async def _close_all(models: Iterable[Model], *, drain: bool = False) -> None:
+    """Close models at once: each of them, whatever closing another raises, which is raised in the end."""
+    errors: list[Exception] = []
+
+    async def close(model: Model) -> None:
+        try:
+            await model.aclose(drain=drain)
+        except Exception as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for model in models:
+            tasks.start_soon(close, model)
+    if errors:
+        raise errors[0]
 
 
 def _num_blocks(insides: ModelInsides) -> int:
