@@ -109,9 +109,9 @@ async def test_salts_are_tenants_too() -> None:
 
 
 async def test_requests_at_once_are_shared_out() -> None:
-    fakes = [fake_model(LONG, delay=0.001) for _ in range(4)]
+    fakes = [fake_model(LONG, delay=0.005) for _ in range(4)]  # none ends before the last has come
     async with ReplicaSet(fakes) as model:
-        await model.send_chat_requests([hello(f"{n}", sampling=SamplingParams(max_len=9)) for n in range(16)])
+        await model.send_chat_requests([hello(f"{n}", sampling=SamplingParams(max_len=100)) for n in range(16)])
         assert counts(fakes) == [4, 4, 4, 4]
 
 
