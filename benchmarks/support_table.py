@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -153,44 +153,41 @@ def share(outcomes: Iterable[Outcome]) -> tuple[int, int]:
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return what docs/architectures.md holds of the outcomes."""
-    native = supported_families()
     runs, of = share(outcomes)
     lines = [
         f"With transformers {transformers.__version__}: {len(outcomes)} classes generate text. {of} are for text",
         "alone, use transformers' attention interface and keep nothing of a text but keys and values:",
         f"{runs} of these run through it ({100 * runs / of:.0f} %).",
         "",
-        "| `model_type` | class | runs |",
-        "|---|---|---|",
+        *_rows(outcomes, class_of),
     ]
-    for outcome in outcomes:
-        verdict = outcome.verdict
-        how = "through transformers' class" if verdict is Verdict.RUNS else f"{verdict.value}: {outcome.reason}"
-        if outcome.model_type in native:
-            how = "own decoder"
-        lines.append(f"| `{outcome.model_type}` | {class_of(outcome.model_type).__name__} | {how} |")
     return "\n".join(lines)
 
 
 def image_table(outcomes: Sequence[Outcome]) -> str:
     """Return what docs/architectures.md holds of the outcomes of classes that take images."""
-    native = supported_families()
     count = Counter(outcome.verdict for outcome in outcomes)
     lines = [
         f"With transformers {transformers.__version__}: {len(outcomes)} classes take images and generate text.",
         f"{count[Verdict.RUNS]} run, {count[Verdict.REFUSED]} are refused, and {count[Verdict.UNTRIED]} could not be "
         "tried with tiny models.",
         "",
-        "| `model_type` | class | runs |",
-        "|---|---|---|",
+        *_rows(outcomes, image_class_of),
     ]
+    return "\n".join(lines)
+
+
+def _rows(outcomes: Sequence[Outcome], class_of: Callable[[str], Any]) -> list[str]:
+    """Return the table of outcomes, one class in a row."""
+    native = supported_families()
+    rows = ["| `model_type` | class | runs |", "|---|---|---|"]
     for outcome in outcomes:
         verdict = outcome.verdict
         how = "through transformers' class" if verdict is Verdict.RUNS else f"{verdict.value}: {outcome.reason}"
         if outcome.model_type in native:
             how = "own decoder"
-        lines.append(f"| `{outcome.model_type}` | {image_class_of(outcome.model_type).__name__} | {how} |")
-    return "\n".join(lines)
+        rows.append(f"| `{outcome.model_type}` | {class_of(outcome.model_type).__name__} | {how} |")
+    return rows
 
 
 def _write(begin: str, text: str) -> None:
