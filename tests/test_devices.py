@@ -428,7 +428,7 @@ def test_a_backend_of_its_own_on_each_device(
     short = evolve(GREEDY, max_len=4)
     builder = builder_of(checkpoint).with_max_num_seqs(4).with_max_num_batched_tokens(32)
     one = texts(builder, short)
-    monkeypatch.setattr("paged_sdk.build.loaded_model.choose_storage", storage)
+    monkeypatch.setattr("paged_sdk.build.kv_storage.choose_storage", storage)
     topology = Topology.empty().with_range(range(1, 2), LayerTopology(device="cpu:0"))
     assert texts(builder.with_topology(topology), short) == one
 

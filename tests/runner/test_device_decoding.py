@@ -132,7 +132,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Re
             path.warm_up(model)
         return path
 
-    monkeypatch.setattr("paged_sdk.build.loaded_model.choose_storage", storage)
+    monkeypatch.setattr("paged_sdk.build.kv_storage.choose_storage", storage)
     monkeypatch.setattr("paged_sdk.build.assembly.make_device_decoding", path)
     return recorder
 

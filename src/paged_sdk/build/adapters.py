@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paged_sdk.adapters.bank import AdapterBank
-from paged_sdk.build.loaded_model import LoadedModel, hub_token
+from paged_sdk.build.loaded_model import LoadedModel
+from paged_sdk.build.location import hub_token
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.errors import AdapterError, ModelLoadError
 from paged_sdk.models.causal_model import CausalModel

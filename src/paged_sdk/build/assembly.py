@@ -22,22 +22,17 @@ from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.build.followers import Followers
 from paged_sdk.build.free_memory import return_free_memory
+from paged_sdk.build.fusing import fuse, unfused
 from paged_sdk.build.kv_memory import make_kv_manager, size_pools
-from paged_sdk.build.loaded_model import (
-    LoadedModel,
-    check_isq,
-    encoder_file,
-    fuse,
-    load_weights,
-    make_storage,
-    model_path,
-    unfused,
-)
+from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.loaded_model import LoadedModel, load_weights
+from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.ranks import check_parts, check_ranks, refuse_isq, thread_shares
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
+from paged_sdk.build.weight_form import check_isq
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment

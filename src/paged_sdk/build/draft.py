@@ -8,8 +8,11 @@ import torch
 from attrs import evolve
 
 from paged_sdk.build.device_setup import memory_must_do
+from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_memory import make_kv_manager
-from paged_sdk.build.loaded_model import LoadedModel, fuse, load_weights, make_storage, model_path
+from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.loaded_model import LoadedModel, load_weights
+from paged_sdk.build.location import model_path
 from paged_sdk.build.vocabulary import check_same_tokens
 from paged_sdk.config.build import BuildSettings, DraftSource, ModelSource
 from paged_sdk.config.engine import EngineConfig

@@ -16,7 +16,9 @@ from paged_sdk.build.adapters import make_bank
 from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.followers import GROUP_LOST, READY, Assignment
 from paged_sdk.build.free_memory import return_free_memory
-from paged_sdk.build.loaded_model import fuse, load_weights, make_storage
+from paged_sdk.build.fusing import fuse
+from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.loaded_model import load_weights
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.errors import EngineDeadError

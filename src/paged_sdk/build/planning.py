@@ -8,9 +8,11 @@ from typing import Final
 import torch
 
 from paged_sdk.build.kv_memory import block_layout, size_pools
-from paged_sdk.build.loaded_model import encoder_file, model_path, place, weight_policy
+from paged_sdk.build.loaded_model import place
+from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
 from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
+from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.isq import IsqFamily, IsqType

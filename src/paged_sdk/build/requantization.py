@@ -10,8 +10,11 @@ from attrs import evolve
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.build.device_setup import alone_on, memory_must_do, weights_must_fit
 from paged_sdk.build.free_memory import return_free_memory
-from paged_sdk.build.loaded_model import LoadedModel, fuse, make_storage, weight_policy
+from paged_sdk.build.fusing import fuse
+from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.loaded_model import LoadedModel
 from paged_sdk.build.progress import LoadingBar
+from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment
 from paged_sdk.config.isq import IsqType

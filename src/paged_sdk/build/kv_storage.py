@@ -1,0 +1,58 @@
+"""Chooses what keeps a model's keys and values."""
+
+from __future__ import annotations
+
+import torch
+
+from paged_sdk.attention.backend import AttentionSetup, KvStorage
+from paged_sdk.attention.choice import CANDIDATES, choose_storage
+from paged_sdk.attention.divided import divided_storage
+from paged_sdk.build.loaded_model import LoadedModel
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.placement import working_on
+from paged_sdk.logs import get_logger
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.key_offsets import key_offsets
+
+__all__ = ["make_storage"]
+
+_log = get_logger(__name__)
+
+
+def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
+    """Choose what keeps a model's KV, each layer's on its own device."""
+    placement = loaded.placement
+    setup = AttentionSetup(
+        model=loaded.model.config,
+        engine=config,
+        dtype=loaded.dtype,
+        device=placement.embedding,
+        workspace=workspace,
+        both_ways=loaded.model.config.bidirectional or (loaded.vision is not None and loaded.vision.both_ways),
+        products=_products(loaded.settings, loaded.dtype, is_quantized=loaded.is_quantized),
+        key_offsets=(
+            key_offsets(loaded.model, loaded.max_model_len)
+            if config.cache_type is PagedCacheType.F8E4M3 and isinstance(loaded.model, DecoderModel)
+            else ()
+        ),
+    )
+    candidates = (*loaded.backends, *CANDIDATES)
+    if placement.is_one_device:
+        return choose_storage(setup, candidates)
+    storages: dict[torch.device, KvStorage] = {}
+    for device in dict.fromkeys(placement.layers):
+        _log.info("Layers on %s:", device)
+        with working_on(device):
+            storages[device] = choose_storage(setup.of_layers(placement.layers_on(device), device), candidates)
+    return divided_storage(placement, storages)
+
+
+def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Products:
+    """Choose what attention multiplies: what the model's matrices do."""
+    if settings.batch_invariance or dtype is not torch.bfloat16:
+        return Products.FLOAT32
+    return Products.INT8 if is_quantized else Products.BFLOAT16

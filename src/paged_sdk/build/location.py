@@ -1,0 +1,65 @@
+"""Finds where a model's files lie, on this machine or on the hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paged_sdk.build.encoder_file import EncoderFile, find_encoder_file
+from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.env import read_variable
+from paged_sdk.errors import CheckpointError, ConfigError
+from paged_sdk.files import read_text
+from paged_sdk.weights.hub import resolve_model
+
+__all__ = ["encoder_file", "hub_token", "model_path"]
+
+
+def model_path(source: ModelSource, settings: BuildSettings) -> Path:
+    """Return where a model lies, which may have to be downloaded first."""
+    return resolve_model(
+        source.location,
+        filenames=source.filenames,
+        revision=settings.revision,
+        token=hub_token(settings.token_source),
+        gguf=source.gguf,
+    )
+
+
+def encoder_file(source: ModelSource, settings: BuildSettings, model: Path) -> EncoderFile | None:
+    """Return where a GGUF model's image encoder lies, if it has one, which may have to be downloaded first.
+
+    :param model: the decoder's file
+    """
+    return find_encoder_file(
+        source,
+        model,
+        revision=settings.revision,
+        token=hub_token(settings.token_source),
+        wants_images=settings.images is not None,
+    )
+
+
+def hub_token(source: str) -> str | bool | None:
+    """Return the hub token of a token source, as huggingface_hub takes it: None is its cached token, False is none.
+
+    :raises ConfigError: the environment variable is not set, or the file cannot be read
+    """
+    kind, _, rest = source.partition(":")
+    match kind:
+        case "cache":
+            return None
+        case "none":
+            return False
+        case "literal":
+            return rest
+        case "env":
+            token = read_variable(rest)
+            if token is None:
+                raise ConfigError.of("with_token_source", source, f"the environment variable {rest} to be set")
+            return token
+        case _:
+            try:
+                return read_text(Path(os.path.expanduser(rest))).strip()
+            except CheckpointError as error:
+                raise ConfigError.of("with_token_source", source, f"a readable file ({error})") from error
