@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
-from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Logprobs
+from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Logprobs, ToolCallDelta
 from paged_sdk.wire.call import event
 from paged_sdk.wire.problem import Problem, responses_problem
 from paged_sdk.wire.responses_body import ReasoningText, Status
@@ -165,18 +166,12 @@ class ItemWriter:
             if delta.reasoning_content:
                 events += self._open("reasoning")
                 events.append(self._add("response.reasoning_text.delta", delta.reasoning_content))
+            # What is new of the call that is open belongs before a text that comes with it: the text came after it.
+            events += self._arguments(call for call in delta.tool_call_deltas if call.id is None)
             if delta.content:
                 events += self._open("message")
                 events.append(self._add("response.output_text.delta", delta.content, logprobs=self._take_logprobs()))
-            for call in delta.tool_call_deltas:
-                if self._has_one_call and call.index > 0:
-                    continue
-                if call.id is not None:
-                    events += self._close()
-                    events += self._open("function_call", _call(call.id, call.name or "", "", "in_progress"))
-                    self._call_index = call.index
-                if call.arguments:
-                    events.append(self._add("response.function_call_arguments.delta", call.arguments))
+            events += self._arguments(call for call in delta.tool_call_deltas if call.id is not None)
         return "".join(events)
 
     def end(self, answer: ChatCompletionResponse) -> str:
@@ -194,6 +189,20 @@ class ItemWriter:
         body = {**_begun(self._begun, self._said), "output": self._items, "status": "failed"}
         error = {"code": code, "message": named.message}
         return self._event("response.failed", response={**body, "error": error})
+
+    def _arguments(self, calls: Iterable[ToolCallDelta]) -> list[str]:
+        """Return the events of what is new of calls; one that has an identifier begins."""
+        events = []
+        for call in calls:
+            if self._has_one_call and call.index > 0:
+                continue
+            if call.id is not None:
+                events += self._close()
+                events += self._open("function_call", _call(call.id, call.name or "", "", "in_progress"))
+                self._call_index = call.index
+            if call.arguments:
+                events.append(self._add("response.function_call_arguments.delta", call.arguments))
+        return events
 
     @property
     def _begun(self) -> ChatCompletionResponse:
