@@ -1,11 +1,12 @@
 """What the kernels call of Triton, which ships no types."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, ParamSpec, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from . import language as language
 
 _P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 __version__: str
 
@@ -23,5 +24,6 @@ def jit(fn: Callable[_P, Any]) -> JITFunction[_P]: ...
 def jit(
     *, do_not_specialize: Iterable[int | str] | None = None, noinline: bool | None = None
 ) -> Callable[[Callable[_P, Any]], JITFunction[_P]]: ...
+def constexpr_function(f: Callable[_P, _T]) -> Callable[_P, _T]: ...
 def cdiv(x: int, y: int) -> int: ...
 def next_power_of_2(n: int) -> int: ...

@@ -99,12 +99,23 @@ def test_what_torchs_backend_gives(
         torch.testing.assert_close(got, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("windows", [(None, 9), (9,)])
+@pytest.mark.parametrize(
+    ("windows", "cache_type"),
+    [
+        ((None, 9), PagedCacheType.AUTO),
+        ((9,), PagedCacheType.AUTO),
+        pytest.param((None, 9), PagedCacheType.F8E4M3, marks=pytest.mark.long),
+    ],
+)
 def test_chunks_by_another_backend(
-    windows: tuple[int | None, ...], triton_device: torch.device, monkeypatch: pytest.MonkeyPatch
+    windows: tuple[int | None, ...],
+    cache_type: PagedCacheType,
+    triton_device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Chunks go to what was chosen for them, decodes beside them stay."""
     monkeypatch.setattr("paged_sdk.kernels.prefill_choice._TILE", 1)
+    monkeypatch.setattr("paged_sdk.kernels.prefill_choice._WORTH_DECODING", 1)
     config = shape(windows=windows)
     texts = [Text(config, length, seed=length, dtype=torch.float32) for length in LENGTHS]
     calls: list[int] = []
@@ -113,11 +124,13 @@ def test_chunks_by_another_backend(
         calls.append(len(query))
         return plain_varlen(query, *arguments, **options)
 
-    chosen = choose_prefills(config, PoolSettings(block_size=8, dtype=torch.float32, device=triton_device))
+    chosen = choose_prefills(
+        config, PoolSettings(block_size=8, dtype=torch.float32, device=triton_device, cache_type=cache_type)
+    )
     prefills = {window: evolve(choice, flash=flash) for window, choice in chosen.items()}
     kind = partial(TritonPagedBackend, prefills=prefills)
-    backend = pool(kind, config, triton_device, dtype=torch.float32)
-    torchs = pool(PagedBackend, config, CPU, dtype=torch.float32)
+    backend = pool(kind, config, triton_device, dtype=torch.float32, cache_type=cache_type)
+    torchs = pool(PagedBackend, config, CPU, dtype=torch.float32, cache_type=cache_type)
     steps = [dict(sorted(step.items(), key=lambda item: item[1] > 1)) for step in STEPS]
     expected = attended(torchs, texts, CPU, steps)
     for got, wanted in zip(attended(backend, texts, triton_device, steps), expected, strict=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
 import pytest
 import torch
 from attrs import evolve
@@ -18,6 +19,7 @@ from paged_sdk.kernels import flash_prefill as module
 from paged_sdk.kernels import prefill_choice
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows
 from paged_sdk.kernels.flash_prefill import PrefillRows, VarlenAttention, flash_prefill, torch_flash, why_not
+from paged_sdk.kernels.kv_cache import gather_decoded
 from paged_sdk.kernels.paged_attention import paged_attention_reference
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, compare_prefills, faster_for_prefill
 from plain_varlen import plain_varlen
@@ -185,7 +187,6 @@ def test_nothing_waits_for_the_device(window: int | None) -> None:
         ("softcap", {"softcap": 30.0}),
         ("alibi", {"alibi": True}),
         ("sinks", {"sinks": True}),
-        ("f8e4m3", {"quantized": True}),
         ("without it", {}),
     ],
 )
@@ -342,6 +343,54 @@ def test_each_step_goes_to_whom_it_suits(
     assert out is None or output is out
     check(output, case.expected(scale=SCALE))
     assert (paged.num_calls, flash.num_calls) == ((0, 1) if by_flash else (1, 0))
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("offset", [None, 2.0])
+@pytest.mark.parametrize("rows", [[(40, 40), (9, 150)], [(30, 30), (20, 20)]], ids=["chunks", "whole"])
+def test_pages_of_fp8_are_decoded_once(
+    rows: list[tuple[int, int]], offset: float | None, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By flash and by Triton's kernels; what is seen are the stored keys, those of a whole prompt too."""
+    monkeypatch.setattr(prefill_choice, "_TILE", 1)
+    case = PagedCase(rows, (4, 2, 16), quantized=True, offset=offset, window=window)
+    shape = evolve(shape_of(case), quantized=True)
+    other = torch.full((len(case.query), 2, 16), torch.nan)
+    seen: list[bool] = []
+
+    def paged(query: Tensor, cache: LayerCache, *arguments: Any) -> Tensor:
+        seen.append(cache.quantized)
+        return paged_attention_reference(query, cache, *arguments)
+
+    for worth, decoded in ((20, True), (1000, False)):
+        monkeypatch.setattr(prefill_choice, "_WORTH_DECODING", worth)
+        for flash in (None, plain_varlen):
+            prefill = PagedPrefill(shape=shape, paged=paged, flash=flash, reason="")
+            assert prefill.suits(rows_of(case)) == decoded
+            check(prefill(case.query, other, other, case.cache, rows_of(case)), case.expected(scale=SCALE))
+    assert seen == [False, True, True]  # but once, flash was called
+
+
+@pytest.mark.parametrize("offset", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_kernel_gathers_what_torch_gathers(
+    dtype: torch.dtype, offset: float | None, triton_device: torch.device
+) -> None:
+    pytest.importorskip("triton")
+    from paged_sdk.kernels.triton import decoded_pages
+
+    case = PagedCase([(1, 150), (3, 20)], (4, 2, 24), quantized=True, offset=offset)
+    spans = rows_of(case).key_spans(None)
+    wanted = gather_decoded(case.cache, spans.slots, spans.positions, dtype)
+    moved: Any = (None if each is None else each.to(triton_device) for each in attrs.astuple(case.cache, recurse=False))
+    slots, positions = (each.to(triton_device) for each in (spans.slots, spans.positions))
+    gathered = decoded_pages.gather_decoded(LayerCache(*moved), slots, positions, dtype)
+    for got, expected in zip(gathered, wanted, strict=True):
+        # The interpreter cuts bfloat16 off instead of rounding it; a device may fuse the scale with the offset.
+        tolerance = 2.0**-7 if dtype == torch.bfloat16 else 2e-6
+        torch.testing.assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance)
+    none = decoded_pages.gather_decoded(case.cache, spans.slots[:0], spans.positions[:0], dtype)
+    assert [each.shape for each in none] == [(0, 2, 24)] * 2
 
 
 def test_triton_serves_the_rest() -> None:

@@ -397,7 +397,7 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> CountedFlash:
     counted = CountedFlash()
 
     def fastest(shape: PrefillShape) -> PagedPrefill:
-        refusal = why_not(torch.bfloat16, shape.head_dim, CUDA, softcap=shape.softcap, quantized=shape.quantized)
+        refusal = why_not(torch.bfloat16, shape.head_dim, CUDA, softcap=shape.softcap)
         assert refusal is not None
         serves = "this build of torch" in refusal
         return PagedPrefill(

@@ -195,6 +195,7 @@ def test_one_split_is_many(num_splits: int, triton_device: torch.device) -> None
     one = run("splits", case, triton_device, launch={"num_splits": 1}, sinks=case.sinks)
     many = run("splits", case, triton_device, launch={"num_splits": num_splits}, sinks=case.sinks)
     check(many, one.double())
+    assert torch.equal(many[-1], one[-1])  # a row of one split, finished by the same program
 
 
 @EVERY_KERNEL

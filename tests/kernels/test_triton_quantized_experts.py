@@ -75,14 +75,14 @@ class Experts:
         gate, up, down = self.matrices
         return quantized_experts(x, gate, up, down, weights, ids, num_experts=NUM_EXPERTS)
 
-    def run_by_tiles(self, inputs: MoeInputs, block_m: int = 16) -> Tensor:
+    def run_by_tiles(self, inputs: MoeInputs, block_m: int = 16, *, deep: bool = False) -> Tensor:
         from paged_sdk.kernels.triton.quantized_expert_tiles import experts_by_tiles
-        from paged_sdk.kernels.triton.quantized_tiles import TilePlan
+        from paged_sdk.kernels.triton.tile_choices import TileChoice
 
-        plan = TilePlan(block_m=block_m, block_n=64, block_w=32, num_splits=1, num_warps=4, num_stages=2)
+        choice = TileChoice(block_m=block_m, block_n=64, block_w=32, num_warps=4, num_stages=2, deep=deep)
         gate, up, down = self.matrices
         x, weights, ids = (each.to(self.device) for each in (inputs.hidden, inputs.topk_weights, inputs.topk_ids))
-        return experts_by_tiles(x, gate, up, down, weights, ids, plan, num_experts=NUM_EXPERTS)
+        return experts_by_tiles(x, gate, up, down, weights, ids, choice, num_experts=NUM_EXPERTS)
 
 
 @every_dtype
@@ -155,12 +155,12 @@ def test_tiles_of_rows_that_do_not_fill_a_chunk(triton_device: torch.device, inn
     assert_near(experts.run_by_tiles(inputs), naive_moe(inputs))
 
 
-@pytest.mark.parametrize("block_m", [16, 32])
-def test_several_tiles_of_an_expert_and_none_of_another(triton_device: torch.device, block_m: int) -> None:
+@pytest.mark.parametrize(("block_m", "deep"), [(16, False), (32, True)])
+def test_several_tiles_of_an_expert_and_none_of_another(triton_device: torch.device, block_m: int, deep: bool) -> None:
     experts = Experts(Q8_0, Q8_0, Q8_0, inner=32, hidden=64, device=triton_device)
     inputs = experts.inputs(50)
     inputs.topk_ids[:, 0], inputs.topk_ids[:, 1] = 2, torch.arange(50) % 2
-    assert_near(experts.run_by_tiles(inputs, block_m), naive_moe(inputs))
+    assert_near(experts.run_by_tiles(inputs, block_m, deep=deep), naive_moe(inputs))
 
 
 def test_products_are_not_rounded_before_the_sum(triton_device: torch.device) -> None:

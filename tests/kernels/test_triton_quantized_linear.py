@@ -52,7 +52,9 @@ def linear(
     if kind == "few rows":
         block_c = 64 // matrix.format.words
         return linear_few_rows(x, matrix, bias, FewRowsPlan(2, block_c, num_splits, num_warps=1))
-    plan = TilePlan(block_m=16, block_n=16, block_w=32, num_splits=num_splits, num_warps=4, num_stages=2)
+    plan = TilePlan(
+        block_m=16, block_n=16, block_w=32, num_splits=num_splits, num_warps=4, num_stages=2, deep=kind == "deep tiles"
+    )
     return linear_by_tiles(x, matrix, bias, plan)
 
 
@@ -118,6 +120,16 @@ def test_every_format(
     x = random_rows(num_rows, 512, dtype)
     result = linear(kind, x.to(triton_device), repack(matrix).to(triton_device))
     assert_close(result, x.double() @ matrix.decoded().double().T, dtype)
+
+
+@pytest.mark.parametrize(("name", "cols"), [("Q8_0", 320), ("Q5_1", 512), ("Q6_K", 512)])
+def test_all_fields_as_one_product(triton_device: torch.device, name: str, cols: int) -> None:
+    matrix = random_matrix(tensor_type_of(name), 3, cols, generator())
+    x, bias = random_rows(6, cols, torch.bfloat16), torch.arange(3.0).bfloat16()
+    result = linear(
+        "deep tiles", x.to(triton_device), repack(matrix).to(triton_device), bias.to(triton_device), num_splits=2
+    )
+    assert_close(result, x.double() @ matrix.decoded().double().T + bias, torch.bfloat16)
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 4])
@@ -213,6 +225,9 @@ def test_plans_fill_a_device() -> None:
     """On 132 multiprocessors: enough warps, and splits only where outputs make too few programs."""
     from paged_sdk.kernels.triton.quantized_few_rows import plan_few_rows
     from paged_sdk.kernels.triton.quantized_tiles import plan_tiles
+    from paged_sdk.kernels.triton.tile_choices import TILE_CHOICES, MatrixUnits, tile_choice
+
+    choices = TILE_CHOICES[MatrixUnits.SHARED_MEMORY]
 
     def shaped(rows: int, cols: int) -> TritonBlockMatrix:
         words = torch.empty(rows, cols // 8, dtype=torch.int32, device="meta")
@@ -224,10 +239,10 @@ def test_plans_fill_a_device() -> None:
             few = plan_few_rows(shaped(rows, cols), num_rows, 132)
             assert rows // few.block_n * few.num_warps * few.num_splits >= 132 * 10
             assert few.num_splits == 1
-        tiles = plan_tiles(shaped(rows, cols), 16, torch.bfloat16, 132)
+        tiles = plan_tiles(shaped(rows, cols), 16, tile_choice(choices, 16), 132)
         assert rows // tiles.block_n * tiles.num_splits >= 132
     assert plan_few_rows(shaped(64, 14_336), 1, 132).num_splits > 1
-    assert plan_tiles(shaped(14_336, 4096), 256, torch.bfloat16, 132).num_splits == 1
+    assert plan_tiles(shaped(14_336, 4096), 256, tile_choice(choices, 256), 132).num_splits == 1
 
 
 def test_the_op_is_its_reference_without_a_device() -> None:

@@ -1,8 +1,7 @@
 """Compile the Triton kernels for a GPU that need not be there: `python triton_compilation.py 90 [--few]`.
 
-Launchers are called with tensors that have a shape but no memory, on a device that is reported to be there; what they
-launch is compiled, by the ptxas that comes with Triton, and not run. The script prints a JSON object for each kernel
-compiled.
+What every launcher launches is compiled and not run (:mod:`benchmarks.gpu.compiling`). The script prints a JSON object
+for each kernel compiled.
 
 It runs in a process of its own, because Triton reads at its first import whether it is to interpret kernels.
 """
@@ -10,25 +9,17 @@ It runs in a process of its own, because Triton reads at its first import whethe
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from itertools import product
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import patch
 
 import torch
-import triton
 from attrs import evolve
+from benchmarks.gpu.compiling import DEVICE, no_device
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.draw_settings import DrawSettings
@@ -38,6 +29,7 @@ from paged_sdk.kernels.repack import repack
 from paged_sdk.kernels.triton import (
     activation,
     blocks,
+    decoded_pages,
     fused_moe,
     kv_cache,
     lora,
@@ -54,8 +46,6 @@ from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMat
 
 Case = tuple[str, Callable[[], object]]
 
-DEVICE: Final = torch.device("cuda", 0)
-NUM_MULTIPROCESSORS: Final = 108
 BF16: Final = torch.bfloat16
 
 
@@ -82,7 +72,12 @@ def more_cases() -> Iterator[Case]:
     for dtype in (torch.float16, torch.float32):
         yield from attention_cases(f"llama, {dtype}", (32, 8, 128), dtype)
         yield from small_cases(dtype)
-    yield from attention_cases("llama, fp8", (32, 8, 128), BF16, quantized=True)
+    for heads in ((32, 8, 128), (32, 8, 64), (8, 4, 256), (32, 32, 96)):
+        yield from attention_cases(f"fp8, {heads}", heads, BF16, quantized=True)
+    yield from attention_cases("fp8, float16", (32, 8, 128), torch.float16, quantized=True)
+    yield from attention_cases("fp8, float32", (32, 8, 128), torch.float32, quantized=True)
+    sinks = empty(64, dtype=torch.float32)
+    yield from attention_cases("fp8, sinks", (64, 8, 64), BF16, quantized=True, window=1024, softcap=50.0, sinks=sinks)
     for num_heads, num_kv_heads, head_dim in ((28, 4, 128), (14, 2, 64)):
         offsets = empty(32, num_kv_heads, head_dim, dtype=torch.float32)
         heads = (num_heads, num_kv_heads, head_dim)
@@ -149,6 +144,10 @@ def small_cases(dtype: torch.dtype) -> Iterator[Case]:
             yield "rotate and cache, fp8 with offsets", partial(rotate, offsets, slots, slots)
         written_to = cache.key, cache.value, slots, cache.k_scale, cache.v_scale
         yield f"cache, fp8 {quantized}", partial(kv_cache.reshape_and_cache, key, value, *written_to)
+        if quantized:
+            gather = partial(decoded_pages.gather_decoded, slots=slots, positions=slots, dtype=dtype)
+            yield "pages of fp8, decoded", partial(gather, cache)
+            yield "pages of fp8 with offsets, decoded", partial(gather, offsets)
     pairs = empty(4, 2, dtype=torch.int64)
     yield "copy blocks", partial(kv_cache.copy_blocks, [cache.key], [cache.value], pairs)
     table, starts = empty(16, 2, lora.FIELDS, dtype=torch.int64), empty(3, dtype=torch.int32)
@@ -242,51 +241,17 @@ def routes(num_experts: int, num_selected: int, dtype: torch.dtype) -> tuple[Ten
     return routing.route(empty(64, num_experts, dtype=dtype), num_selected, renormalize=True)
 
 
-class FakeDriver:
-    """Implements as much of Triton's driver as compiling needs."""
-
-    def __init__(self, capability: int) -> None:
-        compiler: Any = importlib.import_module("triton.backends.compiler")
-        self._target = compiler.GPUTarget("cuda", capability, 32)
-
-    def get_current_target(self) -> object:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 def compile_cases(capability: int, *, few: bool) -> None:
     """Print what each kernel takes, as soon as it is compiled."""
-    jit: Any = importlib.import_module("triton.runtime.jit")
-    driver: Any = importlib.import_module("triton.runtime.driver")
-    driver.driver.set_active(FakeDriver(capability))
-    launch = jit.JITFunction.run
-    compiled: dict[str, tuple[str, Any]] = {}
-
-    def compile_only(self: Any, *args: Any, **kwargs: Any) -> None:
-        kernel = launch(self, *args, **kwargs | {"warmup": True})
-        compiled.setdefault(kernel.hash, (f"{self.__module__}.{self.__name__}", kernel))
-
-    properties = SimpleNamespace(multi_processor_count=NUM_MULTIPROCESSORS)
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(jit.JITFunction, "run", compile_only))
-        stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10)))
-        stack.enter_context(patch.object(torch.cuda, "get_device_properties", lambda _: properties))
-        stack.enter_context(patch.object(FakeTensor, "data_ptr", lambda _: 0))  # as aligned as what torch allocates
-        stack.enter_context(FakeTensorMode())
+    with no_device(capability) as compiled:
         for case, call in few_cases() if few else (*few_cases(), *more_cases()):
-            known = len(compiled)
-            call()
-            for name, kernel in list(compiled.values())[known:]:
-                usage = resource_usage(kernel.asm["cubin"]) | {
-                    "shared": kernel.metadata.shared,
-                    "waits_before_storing": waits_before_storing(kernel.asm["ptx"]),
+            for kernel in compiled(call):
+                usage = kernel.resource_usage() | {
+                    "shared": kernel.shared,
+                    "waits_before_storing": waits_before_storing(kernel.ptx),
+                    "traps": bool(re.search(r"\btrap;", kernel.ptx)),
                 }
-                print(json.dumps({"kernel": name, "case": case, **usage}), flush=True)
+                print(json.dumps({"kernel": kernel.name, "case": case, **usage}), flush=True)
 
 
 def waits_before_storing(ptx: str) -> bool:
@@ -297,22 +262,6 @@ def waits_before_storing(ptx: str) -> bool:
     store = min(places["st.global"], default=0)
     load = max((place for place in places["ld.global"] if place < store), default=0)
     return any(load < place < store for place in places["bar.sync"])
-
-
-def resource_usage(cubin: bytes) -> dict[str, int]:
-    """Return the registers of a thread, and the bytes of memory that spilled registers take.
-
-    :raises RuntimeError: the tool does not say
-    """
-    (package,) = triton.__path__
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(Path(package, "backends", "nvidia", "bin", "cuobjdump")), "-res-usage", file.name]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    if (found := re.search(r"REG:(\d+) STACK:(\d+)", said)) is None:
-        raise RuntimeError(f"cuobjdump said: {said}")
-    return {"registers": int(found[1]), "stack": int(found[2])}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 pytest.importorskip("triton")
 
 from paged_sdk.kernels.triton.quantized_linear import quantized_linear
+from paged_sdk.kernels.triton.tile_choices import MAX_FEW_ROWS
 from paged_sdk.quant.triton_block import TritonBlockLinear
 
 COLS = 256
@@ -100,9 +101,9 @@ def test_few_rows_of_gate_and_up_are_one_launch(triton_device: torch.device, mon
         return quantized_linear(x, *arguments)
 
     monkeypatch.setattr("paged_sdk.quant.triton_block.quantized_linear", count)
-    for num_rows in (1, 4, 5):
+    for num_rows in (1, MAX_FEW_ROWS, MAX_FEW_ROWS + 1):
         layer.forward_gated(torch.zeros(num_rows, COLS, device=triton_device), "silu", None)
-    assert products == [5]
+    assert products == [MAX_FEW_ROWS + 1]
 
 
 def test_a_repacked_matrix_is_shared(triton_device: torch.device) -> None:

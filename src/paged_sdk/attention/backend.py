@@ -95,7 +95,7 @@ class NativePages:
 
 
 class DecodeBackend(Protocol):
-    """Makes decode steps whose indices are computed on the device."""
+    """Makes steps whose indices are computed on the device."""
 
     @property
     def empty_seat(self) -> int:
@@ -118,6 +118,27 @@ class DecodeBackend(Protocol):
         :param seats: ``[num_rows]`` int64
         :param positions: ``[num_rows]`` int64; below 0: the row is padding
         :param max_context_len: an upper bound that all positions are below
+        """
+        ...
+
+    def mixed(
+        self,
+        seats: Tensor,
+        context_lens: Tensor,
+        cu_seqlens: Tensor,
+        row_of_token: Tensor,
+        positions: Tensor,
+        *,
+        max_context_len: int,
+    ) -> AttentionStep:
+        """Make a step of rows of any number of tokens, none included.
+
+        :param seats: ``[num_rows]`` int64
+        :param context_lens: ``[num_rows]`` int32; 0: all tokens of the row are padding
+        :param cu_seqlens: ``[num_rows + 1]`` int32: the first token of each row, and the number of all tokens
+        :param row_of_token: ``[num_tokens]`` int64
+        :param positions: ``[num_tokens]`` int64; below 0: the token is padding
+        :param max_context_len: an upper bound of the context lengths
         """
         ...
 

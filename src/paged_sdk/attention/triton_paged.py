@@ -197,6 +197,36 @@ class TritonPagedBackend(PagedBackend):
             ),
         )
 
+    def mixed(
+        self,
+        seats: Tensor,
+        context_lens: Tensor,
+        cu_seqlens: Tensor,
+        row_of_token: Tensor,
+        positions: Tensor,
+        *,
+        max_context_len: int,
+    ) -> TritonPagedStep:
+        """Make a step of rows whose lengths and indices are on the device: a CUDA graph can record it. Triton's kernels
+        serve all rows. Nothing is written for tokens of padding, and their results are 0.
+
+        See :meth:`DecodeBackend.mixed`.
+        """
+        tables = self._tables.tensor[:, : -(-max_context_len // self._block_size)].index_select(0, seats)
+        slots = self._slots_of(tables[row_of_token, positions.clamp(min=0) // self._block_size], positions)
+        return TritonPagedStep(
+            self,
+            slot_mapping=slots.where(positions >= 0, -1),
+            positions=positions,
+            rows=PagedRows(
+                block_tables=tables,
+                context_lens=context_lens,
+                cu_seqlens_q=cu_seqlens,
+                max_seqlen_q=len(positions),
+                max_context_len=max_context_len,
+            ),
+        )
+
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy whole blocks of all layers in one launch, and their scales in another."""
         (pairs,) = to_device(self._device, np.array([(source, target) for source, target, _ in copies]))
@@ -266,9 +296,9 @@ class TritonPagedStep(AttentionStep):
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         cache, rows, scores = self._layers[layer], self._rows, self._scores[layer].with_sinks(sinks)
         prefills, choice = self.prefills, self._choices.get(scores.window)
-        # FlashAttention has neither sinks nor ALiBi.
+        # The choice has neither sinks nor ALiBi.
         needs_own = scores.sinks is not None or scores.alibi_slopes is not None
-        if needs_own or prefills is None or choice is None or not choice.suits_flash(prefills.rows):
+        if needs_own or prefills is None or choice is None or not choice.suits(prefills.rows):
             return paged_attention(query, cache, rows, scores)
         first = prefills.first
         output = query.new_empty(query.shape)
@@ -280,6 +310,6 @@ class TritonPagedStep(AttentionStep):
                 max_seqlen_q=1,
                 max_context_len=rows.max_context_len,
             )
-            output[:first] = paged_attention(query[:first], cache, decodes, scores)
+            paged_attention(query[:first], cache, decodes, scores, out=output[:first])
         choice(query[first:], key[first:], value[first:], cache, prefills.rows, out=output[first:])
         return output

@@ -2,7 +2,8 @@
 
 It reads keys that lie side by side. In a step whose rows all begin their sequences, these are the step's own; otherwise
 they are gathered from their pages first. That costs a read and a write of each key, against the work of every query
-token of its row.
+token of its row. Those of an f8e4m3 cache are gathered in any step, and decoded on the way: what a token sees of a
+sequence must not depend on where a chunk has begun.
 
 Other ways that torch has do not serve here. FlashAttention over block tables (torch 2.12 and later) takes blocks of 256
 tokens, or multiples of that, only, and by kernels that are meant for decoding. cuDNN's attention aligns the causal mask
@@ -15,10 +16,11 @@ from typing import Any, Final, Protocol
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows
+from paged_sdk.kernels.kv_cache import gather_decoded
 
 __all__ = ["KeySpans", "PrefillRows", "VarlenAttention", "flash_prefill", "torch_flash", "why_not"]
 
@@ -67,14 +69,12 @@ def why_not(
     device: torch.device,
     *,
     softcap: float | None = None,
-    quantized: bool = False,
     alibi: bool = False,
     sinks: bool = False,
 ) -> str | None:
     """Say why torch's FlashAttention cannot serve a layer; return None if it can. It does serve sliding windows.
 
     :param dtype: of queries
-    :param quantized: the cache is f8e4m3
     """
     if device.type != "cuda":
         return f"it runs on CUDA devices, not on {device.type!r}"
@@ -85,8 +85,6 @@ def why_not(
     for asked, what in ((softcap is not None, "softcap"), (alibi, "alibi"), (sinks, "sinks")):
         if asked:
             return f"it has no {what}"
-    if quantized:
-        return "it reads no f8e4m3 cache"
     if not torch.backends.cuda.is_flash_attention_available():
         return "this build of torch comes without it"
     if torch.cuda.get_device_capability(device) < _OLDEST:
@@ -129,11 +127,13 @@ class KeySpans:
 
     :ivar cu_seqlens: ``[num_rows + 1]`` int32: row r has the keys ``cu_seqlens[r]:cu_seqlens[r + 1]``
     :ivar slots: ``[num_keys]`` int64: where each lies in the cache; entries beyond the rows' keys repeat the last key
+    :ivar positions: like ``slots``: of their tokens within their sequences
     :ivar max_seqlen: at least the most keys of a row
     """
 
     cu_seqlens: Tensor
     slots: Tensor
+    positions: Tensor
     max_seqlen: int
 
 
@@ -158,6 +158,7 @@ class PrefillRows:
         self.total_context_len = total_context_len
         self.begin_sequences = begin_sequences
         self._spans: dict[int | None, KeySpans] = {}
+        self._gathered: dict[int | None, PagedRows] = {}
 
     def num_keys(self, window: int | None) -> int:
         """Return an upper bound of how many keys the rows see together."""
@@ -170,6 +171,15 @@ class PrefillRows:
         if window not in self._spans:
             self._spans[window] = self._find_keys(window)
         return self._spans[window]
+
+    def over_gathered(self, window: int | None) -> PagedRows:
+        """Return the same rows over keys that lie as :meth:`key_spans` says, each in a block of its own."""
+        if window not in self._gathered:
+            rows, ends = self.rows, self.key_spans(window).cu_seqlens[1:]
+            position = torch.arange(self.max_context_len, dtype=torch.int32, device=ends.device)
+            tables = (ends - rows.context_lens)[:, None] + position
+            self._gathered[window] = evolve(rows, block_tables=tables)
+        return self._gathered[window]
 
     def _find_keys(self, window: int | None) -> KeySpans:
         rows, longest = self.rows, self.max_context_len
@@ -186,6 +196,7 @@ class PrefillRows:
         return KeySpans(
             cu_seqlens=F.pad(ends, (1, 0)).int(),
             slots=slots * (ends[-1] > 0),  # without any key, slot 0, as tables need not name a block then
+            positions=position.clamp(min=0),
             max_seqlen=longest,
         )
 
@@ -206,7 +217,7 @@ def flash_prefill(
 
     :param query: ``[num_tokens, num_heads, head_dim]`` float16 or bfloat16, elements of heads adjacent
     :param key: ``[num_tokens, num_kv_heads, head_dim]``, of the rows' own tokens; ``value`` likewise
-    :param cache: of the query's dtype
+    :param cache: of the query's dtype or f8e4m3
     :param scale: multiplies the scores
     :param window: keys that a query sees, its own included; None: all
     :param out: like ``query``, written and returned; None: a new tensor
@@ -215,11 +226,14 @@ def flash_prefill(
     """
     cu_seqlens_q, max_seqlen_q = rows.rows.cu_seqlens_q, rows.rows.max_seqlen_q
     cu_seqlens_k, max_seqlen_k = cu_seqlens_q, max_seqlen_q
-    if not rows.begin_sequences:
+    if cache.quantized or not rows.begin_sequences:
         spans = rows.key_spans(window)
         cu_seqlens_k, max_seqlen_k = spans.cu_seqlens, spans.max_seqlen
-        # Indexing copies 16 bytes at a time on CUDA, where index_select copies an element.
-        key, value = (pages.flatten(0, 1)[spans.slots] for pages in (cache.key, cache.value))
+        if cache.quantized:
+            key, value = gather_decoded(cache, spans.slots, spans.positions, query.dtype)
+        else:
+            # Indexing copies 16 bytes at a time on CUDA, where index_select copies an element.
+            key, value = (pages.flatten(0, 1)[spans.slots] for pages in (cache.key, cache.value))
     return attend(
         query,
         key,

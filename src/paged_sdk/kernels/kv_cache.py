@@ -19,7 +19,7 @@ from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
 from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
 from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
-from paged_sdk.kernels.key_offsets import subtract_key_offsets
+from paged_sdk.kernels.key_offsets import add_key_offsets, subtract_key_offsets
 
 __all__ = [
     "copy_block",
@@ -215,6 +215,23 @@ def gather_slots(cache: Tensor, slots: Tensor, scales: Tensor | None, dtype: tor
         codes = cache.view(torch.int8).flatten(0, 1).index_select(0, index).view(torch.float8_e4m3fn)
         vectors = dequantize_f8e4m3(codes, scales.flatten(0, 1).index_select(0, index), dtype)
     return vectors.view(*slots.shape, *vectors.shape[1:])
+
+
+def gather_decoded(cache: LayerCache, slots: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Read the keys and values of some slots of an f8e4m3 cache. Nothing is checked, and nothing waits for the device.
+
+    :param slots: ``[num_keys]`` int64
+    :param positions: ``[num_keys]`` int64, of the slots' tokens within their sequences: keys may have offsets
+    :returns: two ``[num_keys, num_kv_heads, head_dim]`` of the dtype, contiguous
+    """
+    if why_not_triton(cache.key) is None and cache.key.shape[3] % 2 == 0:
+        from paged_sdk.kernels.triton import decoded_pages
+
+        return decoded_pages.gather_decoded(cache, slots, positions, dtype)
+    key = gather_slots(cache.key, slots, cache.k_scale, torch.float32)
+    if cache.key_offsets is not None:
+        key = add_key_offsets(key, cache.key_offsets, positions)
+    return key.to(dtype), gather_slots(cache.value, slots, cache.v_scale, dtype)
 
 
 def copy_block(caches: Iterable[Tensor], source: int, target: int) -> None:

@@ -136,6 +136,8 @@ def why_not_triton(query: Tensor) -> str | None:
     """Say why Triton's kernels cannot serve a query; return None if they can."""
     if query.shape[2] > _LARGEST_TRITON_HEAD:
         return f"Triton kernels take head sizes up to {_LARGEST_TRITON_HEAD}, not {query.shape[2]}"
+    if query.shape[2] % 2:
+        return f"Triton kernels take even head sizes, not {query.shape[2]}: they read f8e4m3 in pairs"
     return fallback.why_not_triton(query)
 
 

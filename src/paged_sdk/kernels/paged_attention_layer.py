@@ -131,7 +131,7 @@ class PagedAttention(nn.Module):
         followed = torch.is_grad_enabled() and any(each.requires_grad for each in (tokens, keys, values))
         if input_metadata.is_prefill and not followed and (prefill := self._prefill(tokens, key_cache, softcap)):
             prefill_rows = input_metadata.prefill_rows(len(tokens), key_cache.shape[1])
-            if prefill.suits_flash(prefill_rows):
+            if prefill.suits(prefill_rows):
                 tokens, keys, values = map(_readable, (tokens, keys, values))
                 cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
                 with device_of(tokens):

@@ -42,7 +42,7 @@ class HostCopies:
         self._event: Any = None
         device = tensors[0].device
         if device.type != "cuda":
-            self._copies = [tensor.cpu() for tensor in tensors]
+            self._copies = [tensor.to("cpu", copy=True) for tensor in tensors]
             return
         self._copies = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]
         for copy, tensor in zip(self._copies, tensors, strict=True):

@@ -14,8 +14,8 @@ from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.repack import repack
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.kernels.triton.quantized_few_rows import MAX_FEW_ROWS
 from paged_sdk.kernels.triton.quantized_linear import quantized_linear, quantized_swiglu
+from paged_sdk.kernels.triton.tile_choices import MAX_FEW_ROWS
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix, concatenate
 from paged_sdk.quant.linear import Linear
 

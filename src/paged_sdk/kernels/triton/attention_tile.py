@@ -17,11 +17,15 @@ import triton.language as tl
 from attrs import frozen
 
 from paged_sdk.kernels.key_offsets import KEY_SPAN
+from paged_sdk.kernels.triton.attention_codes import Decoder, load_query_pairs, split_codes
 
-__all__ = ["Tile", "attend", "load_query", "normalize", "wide_matrix_units"]
+__all__ = ["Tile", "attend", "joined", "load_query", "no_sums", "normalize", "wide_matrix_units"]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+INTEGER: tl.constexpr = tl.constexpr(int(Decoder.INTEGER))
+SMALLEST_SCALE: tl.constexpr = tl.constexpr(2.0**-100)
+LARGEST_SCALE: tl.constexpr = tl.constexpr(2.0**100)
 
 
 @frozen
@@ -56,32 +60,46 @@ def load_query(
     valid: tl.tensor,
     head_dim: tl.constexpr,
     padded_size: tl.constexpr,
+    decoder: tl.constexpr,
     upcast: tl.constexpr,
-) -> tl.tensor:
-    """Load the rows ``[block_m, padded_size]`` of a tile of queries; rows that are not valid, and padding, are zero."""
-    dim = tl.arange(0, padded_size)
-    pointers = query + token[:, None] * token_stride + head[:, None] * head_stride + dim[None, :]
-    rows = tl.load(pointers, mask=valid[:, None] & (dim < head_dim)[None, :], other=0.0)
-    if upcast:
-        rows = rows.to(tl.float32)
-    return rows
+) -> tuple[tl.tuple, tl.tensor]:
+    """Load a tile of queries; rows that are not valid, and padding, are zero.
+
+    :param decoder: None: keys are not quantized
+    :returns: the rows ``[block_m, padded_size]``, or for a quantized cache their even and their odd elements; and what
+        each row has been divided by, ``[block_m]`` float32
+    """
+    row = query + token * token_stride + head * head_stride
+    if decoder is None:
+        dim = tl.arange(0, padded_size)
+        elements = tl.load(row[:, None] + dim[None, :], mask=valid[:, None] & (dim < head_dim)[None, :], other=0.0)
+        if upcast:
+            elements = elements.to(tl.float32)
+        return (elements,), tl.full(row.shape, 1.0, tl.float32)
+    else:  # noqa: RET505 - not compiled for what has returned
+        pair = tl.arange(0, padded_size // 2)
+        mask = valid[:, None] & (pair < head_dim // 2)[None, :]
+        even, odd, factor = load_query_pairs(row[:, None] + 2 * pair[None, :], mask, decoder)
+        return (even, odd), factor
 
 
 @triton.jit
-def _decode(stored: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    if stored.dtype == tl.int8:
-        # f8e4m3 without the hardware's help: see kernels.fp8.dequantize_f8e4m3.
-        halves = ((stored.to(tl.int16) << 7) & ~0x4000).to(tl.float16, bitcast=True) * 256.0
-        return halves.to(dtype)
-    return stored.to(dtype)
+def no_sums(block_m: tl.constexpr, padded_size: tl.constexpr, decoder: tl.constexpr) -> tl.tuple:
+    """Return zeros to begin with, for as many tiles as :func:`load_query` returns."""
+    if decoder is None:
+        return (tl.zeros((block_m, padded_size), tl.float32),)
+    else:  # noqa: RET505 - not compiled for what has returned
+        half = tl.zeros((block_m, padded_size // 2), tl.float32)
+        return (half, half)
 
 
 @triton.jit
 def attend(
-    accumulator: tl.tensor,
+    sums: tl.tuple,
     peak: tl.tensor,
     total: tl.tensor,
-    query: tl.tensor,
+    rows: tl.tuple,
+    factor: tl.tensor,
     query_position: tl.tensor,
     slope: tl.tensor,
     key_cache: tl.tensor,
@@ -91,10 +109,10 @@ def attend(
     key_offsets: tl.tensor,
     offset_stride: tl.tensor,
     block_table: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    scale_block_stride: tl.tensor,
-    scale_slot_stride: tl.tensor,
+    block_stride: tl.constexpr,
+    slot_stride: tl.constexpr,
+    scale_block_stride: tl.constexpr,
+    scale_slot_stride: tl.constexpr,
     begin: tl.tensor,
     end: tl.tensor,
     first_key: tl.tensor,
@@ -104,13 +122,16 @@ def attend(
     head_dim: tl.constexpr,
     block_size: tl.constexpr,
     block_n: tl.constexpr,
+    decoder: tl.constexpr,
     masked: tl.constexpr,
 ) -> tl.tensor:
     """Fold the keys ``begin .. end - 1`` into the running softmax of a tile of queries, ``block_n`` keys at a time.
 
-    :param accumulator: ``[block_m, padded head size]`` float32: sum of the values, weighted by ``exp2(score - peak)``
-    :param peak: ``[block_m]`` float32: the greatest score so far, -inf before the first visible key
+    :param sums: float32, the values so far, weighted by ``exp2(score - peak)``: a tile for each of ``rows``
+    :param peak: ``[block_m]`` float32: -inf before the first visible key; then about the greatest score so far: of a
+        quantized cache, the greatest sum of a score and the logarithm of its value's scale
     :param total: ``[block_m]`` float32: sum of the weights
+    :param rows: see :func:`load_query`; ``factor`` too
     :param query_position: ``[block_m]`` int32
     :param slope: ``[block_m]`` float32 or None: ALiBi
     :param key_cache: at the KV head's elements; ``value_cache``, ``k_scale``, ``v_scale``, ``key_offsets`` likewise
@@ -118,83 +139,108 @@ def attend(
     :param begin: a multiple of ``block_n``
     :param first_key: no key, scale or table entry below is read, nor one from ``end`` on: there may be NaN, or no block
     :param masked: False: every query sees every key of ``begin .. end - 1``, a whole number of tiles
-    :returns: accumulator, peak, total
+    :returns: sums, peak, total
     """
-    dim = tl.arange(0, accumulator.shape[1])
+    quantized: tl.constexpr = decoder is not None
+    stored_dim: tl.constexpr = head_dim // 2 if quantized else head_dim
+    dim = tl.arange(0, rows[0].shape[1])
     position = begin + tl.arange(0, block_n)
     # Looked up per key, since a tile may straddle blocks, and a tile ahead: with the look-up and the loads that depend
     # on it in one turn, Triton 3.6 keeps one buffer of keys and waits for it; so it keeps num_stages of them in flight.
-    block = tl.load(block_table + position // block_size, mask=(position >= first_key) & (position < end), other=0)
+    present = position < end if window is None else (position >= first_key) & (position < end)
+    block = tl.load(block_table + position.to(tl.uint32) // block_size, mask=present, other=0)
     for first in range(begin, end, block_n):
         present = tl.full((block_n,), True, tl.int1)
         if masked:
-            present = (position >= first_key) & (position < end)
+            present = position < end if window is None else (position >= first_key) & (position < end)
         mask = present[:, None]
-        if accumulator.shape[1] != head_dim:
-            mask = mask & (dim < head_dim)[None, :]
-        slot = position % block_size
-        wide = block.to(tl.int64)  # blocks past 2**31 elements
+        if rows[0].shape[1] != stored_dim:
+            mask = mask & (dim < stored_dim)[None, :]
+        slot = position.to(tl.uint32) % block_size  # one instruction, where a signed number takes four
+        wide = block.to(tl.uint32).to(tl.int64)  # blocks past 2**31 elements
         element = (wide * block_stride + slot * slot_stride)[:, None] + dim[None, :]
 
-        if k_scale is not None:  # before the product that hides their loading
-            scale_element = wide * scale_block_stride + slot * scale_slot_stride
-            key_scales = tl.load(k_scale + scale_element, mask=present, other=0.0)
-            value_scales = tl.load(v_scale + scale_element, mask=present, other=0.0)
+        if quantized:  # before the product that hides their loading
+            scale_element = (wide * scale_block_stride + slot * scale_slot_stride)[:, None]
+            of_keys = tl.arange(0, 2)[None, :] == 0
+            scales = tl.where(of_keys, k_scale + scale_element, v_scale + scale_element)
+            key_scales, value_scales = tl.split(tl.load(scales, mask=present[:, None], other=0.0))
+            if decoder == INTEGER:
+                key_scales *= 256.0
+                value_scales *= 256.0
 
-        stored_keys = tl.load(key_cache + element, mask=mask, other=0.0)
-        if key_offsets is not None:
-            # Added to the keys: a product of each query with the offset would take as long, and more registers.
-            offset = tl.load(key_offsets + first // SPAN * offset_stride + dim, mask=dim < head_dim, other=0.0)
-            keys = (_decode(stored_keys, tl.float32) * key_scales[:, None] + offset[None, :]).to(query.dtype)
-        else:
-            keys = _decode(stored_keys, query.dtype)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-        if k_scale is not None and key_offsets is None:
-            # The product is scaled rather than the keys: codes are exact in any dtype, and block_m rows are fewer
-            # multiplications than head_dim.
+        stored = tl.load(key_cache + element, mask=mask, other=0)
+        if quantized:
+            even, odd = split_codes(stored, decoder)
+            scores = tl.dot(rows[0], tl.trans(even), input_precision="ieee")
+            scores = tl.dot(rows[1], tl.trans(odd), scores, input_precision="ieee")
+            # The product is scaled rather than the keys: codes are exact, and scores are fewer than elements of keys.
             scores *= key_scales[None, :]
-        unit = scale * LOG2_E
+            if key_offsets is not None:
+                offset = key_offsets + first // SPAN * offset_stride + 2 * dim
+                even_offset = tl.load(offset, mask=dim < stored_dim, other=0.0)
+                odd_offset = tl.load(offset + 1, mask=dim < stored_dim, other=0.0)
+                products = rows[0].to(tl.float32) * even_offset[None, :]
+                products += rows[1].to(tl.float32) * odd_offset[None, :]
+                scores += tl.sum(products, 1)[:, None]
+        else:
+            scores = tl.dot(rows[0], tl.trans(stored.to(rows[0].dtype)), input_precision="ieee")
+        unit = factor * (scale * LOG2_E)
         if softcap is not None:
             # tanh(x) = 1 - 2 / (exp(2 x) + 1), right at both infinities.
-            exponential = tl.exp2(scores * (unit * 2.0 / softcap))
+            exponential = tl.exp2(scores * (unit * (2.0 / softcap))[:, None])
             scores = (softcap * LOG2_E) * (1.0 - 2.0 / (exponential + 1.0))
-            unit = 1.0
+            unit = tl.full(unit.shape, 1.0, tl.float32)
         if slope is not None:
             distance = position[None, :] - query_position[:, None]
-            scores = scores * unit + (slope * LOG2_E)[:, None] * distance.to(tl.float32)
-            unit = 1.0
+            scores = scores * unit[:, None] + (slope * LOG2_E)[:, None] * distance.to(tl.float32)
+            unit = tl.full(unit.shape, 1.0, tl.float32)
         if masked:
             visible = position[None, :] <= query_position[:, None]
             if window is not None:
                 visible = visible & (position[None, :] > query_position[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
 
-        # The unit is positive, so it may be applied after the maximum: one multiplication per row, and below it
-        # becomes part of a fused multiply-add.
-        new_peak = tl.maximum(peak, tl.max(scores, 1) * unit)
+        if quantized:
+            # Weights times scales of values are at most 1 so, and those too small for float16 do not matter beside it.
+            # Bounds leave the weights within float32's range, whatever the scales are.
+            bounded = tl.minimum(tl.maximum(value_scales, SMALLEST_SCALE), LARGEST_SCALE)
+            # The bits of a number grow nearly as its logarithm does: within 0.09 of it.
+            logarithm = bounded.to(tl.int32, bitcast=True).to(tl.float32) * 2.0**-23 - 127.0
+            greatest = tl.max(scores * unit[:, None] + logarithm[None, :], 1)
+        else:
+            # The unit is positive, so it may be applied after the maximum: one multiplication per row, and below it
+            # becomes part of a fused multiply-add.
+            greatest = tl.max(scores, 1) * unit
+        new_peak = tl.maximum(peak, greatest)
         anchor = new_peak
         if masked:
             anchor = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # nothing seen yet: not -inf - -inf
-        weights = tl.exp2(scores * unit - anchor[:, None])
+        weights = tl.exp2(scores * unit[:, None] - anchor[:, None])
         decay = tl.exp2(peak - anchor)
         peak = new_peak
-        total = total * decay + tl.sum(weights, 1)
-        accumulator = accumulator * decay[:, None]
+        total = total * decay[:, None] + weights if len(total.shape) == 2 else total * decay + tl.sum(weights, 1)
 
-        stored = tl.load(value_cache + element, mask=mask, other=0.0)
-        if v_scale is not None:
-            weights *= value_scales[None, :]
-        if v_scale is not None and query.dtype == tl.float16:
-            # A weight times a small scale may be below float16's range. bfloat16 has the range, and its rounding of
-            # 2**-9 is nothing beside the 2**-4 of f8e4m3.
-            accumulator = tl.dot(weights.to(tl.bfloat16), _decode(stored, tl.bfloat16), accumulator)
+        stored = tl.load(value_cache + element, mask=mask, other=0)
+        if quantized:
+            weights = (weights * value_scales[None, :]).to(rows[0].dtype)
+            even, odd = split_codes(stored, decoder)
+            even_sums = tl.dot(weights, even, sums[0] * decay[:, None], input_precision="ieee")
+            sums = (even_sums, tl.dot(weights, odd, sums[1] * decay[:, None], input_precision="ieee"))
         else:
-            values = _decode(stored, query.dtype)
-            accumulator = tl.dot(weights.to(query.dtype), values, accumulator, input_precision="ieee")
+            values = stored.to(rows[0].dtype)
+            weights = weights.to(rows[0].dtype)
+            sums = (tl.dot(weights, values, sums[0] * decay[:, None], input_precision="ieee"),)
 
         position += block_n
-        block = tl.load(block_table + position // block_size, mask=position < end, other=0)
-    return accumulator, peak, total
+        block = tl.load(block_table + position.to(tl.uint32) // block_size, mask=position < end, other=0)
+    return sums, peak, total
+
+
+@triton.jit
+def joined(sums: tl.tuple) -> tl.tensor:
+    """Return the sums of all elements of a head ``[block_m, padded head size]``."""
+    return sums[0] if len(sums) == 1 else tl.interleave(sums[0], sums[1])
 
 
 @triton.jit

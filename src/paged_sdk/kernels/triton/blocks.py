@@ -21,10 +21,11 @@ __all__ = [
     "group_minimum",
     "group_scale",
     "load_high",
-    "load_scales",
+    "load_scale_words",
     "load_tile",
     "load_words",
     "loop_arguments",
+    "scale_parts",
 ]
 
 # The float32 number 1. An argument of the kernels, because ptxas makes one instruction of ``(word & mask) | one`` only
@@ -140,7 +141,7 @@ def load_high(
 
 
 @triton.jit
-def load_scales(
+def load_scale_words(
     scales_ptr: tl.tensor,
     minima_ptr: tl.tensor,
     supers_ptr: tl.tensor,
@@ -150,21 +151,30 @@ def load_scales(
     mask: tl.tensor,
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
-) -> tl.tensor:
-    """Load what the scales of some chunks are made of: scales, minima, supers, supers of the minima."""
+) -> tl.tuple:
+    """Load what the scales of some chunks are made of: scales, minima, supers; scales stand for what there is not."""
     scales = load_words(scales_ptr + row * chunks + chunk, mask)
     minima = scales
+    supers = scales
+    if has_supers:
+        supers = load_words(supers_ptr + row * (chunks // 4) + chunk // 4, mask)
+    elif has_minima:
+        minima = load_words(minima_ptr + row * chunks + chunk, mask)
+    return scales, minima, supers
+
+
+@triton.jit
+def scale_parts(words: tl.tuple, has_minima: tl.constexpr, has_supers: tl.constexpr) -> tl.tuple:
+    """Return scales, minima, supers and supers of the minima; ``words`` come from :func:`load_scale_words`."""
+    scales, minima, supers = words
     super_scale = 1.0
     super_minimum = 1.0
     if has_supers:
-        supers = load_words(supers_ptr + row * (chunks // 4) + chunk // 4, mask)
         if has_minima:
             super_scale = _half(supers)
             super_minimum = _half(supers >> 16)
         else:
             super_scale = supers.to(tl.float32)
-    elif has_minima:
-        minima = load_words(minima_ptr + row * chunks + chunk, mask)
     return scales, minima, super_scale, super_minimum
 
 
@@ -172,7 +182,7 @@ def load_scales(
 def group_scale(
     parts: tl.tensor, index: tl.constexpr, unit: tl.constexpr, has_minima: tl.constexpr, has_supers: tl.constexpr
 ) -> tl.tensor:
-    """Compute ``unit`` times the scale of each chunk's group ``index``; ``parts`` come from :func:`load_scales`."""
+    """Compute ``unit`` times the scale of each chunk's group ``index``; ``parts`` come from :func:`scale_parts`."""
     if has_supers:
         unsigned, signed = (parts[0] >> (8 * index)) & 255, (parts[0] << (24 - 8 * index)) >> 24
         number = unsigned if has_minima else signed
@@ -185,7 +195,7 @@ def group_scale(
 @triton.jit
 def group_minimum(parts: tl.tensor, index: tl.constexpr, has_supers: tl.constexpr) -> tl.tensor:
     if has_supers:
-        number = (parts[1] >> (16 + 8 * index)) & 255
+        number = (parts[0] >> (16 + 8 * index)) & 255
         minimum = parts[3] * number.to(tl.float32)
     else:
         minimum = _half(parts[1] >> (16 * index))
@@ -209,7 +219,7 @@ def load_tile(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """Load words of ``block_c`` chunks of some rows, their high bits and parts of scales; ``row`` is ``[n, 1]``."""
+    """Load words of ``block_c`` chunks of some rows, their high bits and words of scales; ``row`` is ``[n, 1]``."""
     words: tl.constexpr = 16 if bits == 8 else 8
     word = tl.arange(0, block_c * words)[None, :]
     chunk = start + tl.arange(0, block_c)[None, :]
@@ -218,7 +228,9 @@ def load_tile(
     offsets = row * (chunks * words) + start * words + word
     quants = load_words(quants_ptr + offsets, word_mask)
     high = load_high(high_ptr, offsets, word_mask, quants, bits)
-    scales = load_scales(scales_ptr, minima_ptr, supers_ptr, row, chunk, chunks, chunk_mask, has_minima, has_supers)
+    scales = load_scale_words(
+        scales_ptr, minima_ptr, supers_ptr, row, chunk, chunks, chunk_mask, has_minima, has_supers
+    )
     return quants, high, scales
 
 
@@ -235,24 +247,26 @@ def decode_tile(
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> tl.tensor:
-    """Decode two fields in group ``index`` of each chunk, ``[n, words]`` each; ``tile`` comes from :func:`load_tile`.
+    """Decode two fields in group ``index`` of each chunk, ``[n, block_c, words of a chunk]`` each, exactly.
 
     Scales are multiplied with the weights in three dimensions: broadcast over a chunk's words first, they would pass
-    through shared memory at that size. Weights are rounded before they pass through it to the matrix instruction.
+    through shared memory at that size.
+
+    :param tile: what :func:`load_tile` returns
     """
     words: tl.constexpr = 16 if bits == 8 else 8
     levels: tl.constexpr = 1 << bits
     even_lead: tl.constexpr = 1 if bits == 8 else 16
     even, odd = decode_pair(tile[0], tile[1], one, pair, bits)
     block_n: tl.constexpr = even.shape[0]
-    scale = group_scale(tile[2], index, levels, has_minima, has_supers)[:, :, None]
+    parts = scale_parts(tile[2], has_minima, has_supers)
+    scale = group_scale(parts, index, levels, has_minima, has_supers)[:, :, None]
     base = scale * (1 + offset / levels)
     if has_minima:
-        base += group_minimum(tile[2], index, has_supers)[:, :, None]
+        base += group_minimum(parts, index, has_supers)[:, :, None]
     even = tl.reshape(even, [block_n, block_c, words]) * (scale * even_lead) - (base + scale * (even_lead - 1))
     odd = tl.reshape(odd, [block_n, block_c, words]) * scale - base
-    even = tl.reshape(even.to(dtype), [block_n, block_c * words])
-    return even, tl.reshape(odd.to(dtype), [block_n, block_c * words])
+    return even.to(dtype), odd.to(dtype)
 
 
 @triton.jit
@@ -311,5 +325,5 @@ def _dequantize_kernel(
             even, odd = decode_tile(tile, one, g, p, block_c, dtype, bits, offset, has_minima, has_supers)
             even_k = k + 2 * p * words
             odd_k = even_k + words
-            tl.store(out + even_k, even, mask=live & (even_k < cols))
-            tl.store(out + odd_k, odd, mask=live & (odd_k < cols))
+            tl.store(out + even_k, tl.reshape(even, [block_n, block_c * words]), mask=live & (even_k < cols))
+            tl.store(out + odd_k, tl.reshape(odd, [block_n, block_c * words]), mask=live & (odd_k < cols))

@@ -22,7 +22,9 @@ _DECODE_ROWS: Final = 64
 _FEWEST_ROWS: Final = 16
 
 
-def paged_attention(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions) -> Tensor:
+def paged_attention(
+    query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOptions, *, out: Tensor | None = None
+) -> Tensor:
     """Do what :func:`~paged_sdk.kernels.paged_attention.paged_attention` does, by Triton kernels.
 
     The decode kernel takes a batch of rows that each fit one of its tiles (decoding, drafts), or whose tiles alone
@@ -32,6 +34,8 @@ def paged_attention(query: Tensor, cache: LayerCache, rows: PagedRows, scores: S
 
     Nothing waits for the device; launches are sized by the host integers only. Query tokens past the last row's, and no
     others, are left unwritten.
+
+    :param out: ``[num_tokens, num_heads, head_dim]``, written and returned; None: a new tensor
     """
     max_seqlen_q, max_context_len = rows.max_seqlen_q, rows.longest(cache.block_size)
     if scores.scale <= 0:  # the kernels scale what they have taken the maximum of
@@ -46,9 +50,9 @@ def paged_attention(query: Tensor, cache: LayerCache, rows: PagedRows, scores: S
     tiles_of_row = triton.cdiv(max_seqlen_q * group, _DECODE_ROWS)
     idle = num_rows * batch.num_kv_heads * tiles_of_row < num_multiprocessors(query.device)
     if max_seqlen_q == 1 or tiles_of_row == 1 or idle:
-        return paged_decode_attention(batch, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len)
+        return paged_decode_attention(batch, max_seqlen_q=max_seqlen_q, max_context_len=max_context_len, out=out)
     few = max(1, _FEWEST_ROWS // group) if num_rows > 1 else 0
-    output = paged_prefill_attention(batch, min_seqlen_q=few + 1)
+    output = paged_prefill_attention(batch, min_seqlen_q=few + 1, out=out)
     if few:
         paged_decode_attention(batch, max_seqlen_q=few, max_context_len=max_context_len, out=output)
     return output

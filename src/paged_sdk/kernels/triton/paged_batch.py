@@ -10,15 +10,21 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
+from paged_sdk.kernels.triton.attention_codes import Decoder, as_pairs
 
 __all__ = ["PagedBatch"]
 
 _FP8_IN_HARDWARE: Final = (8, 9)
+# Matrix instructions multiply so many elements at once.
+_LEAST_ELEMENTS: Final = 16
 
 
 @functools.cache
-def _decodes_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_IN_HARDWARE
+def _decoder(device: torch.device, dtype: torch.dtype) -> Decoder:
+    """Choose how codes become what queries of this dtype are multiplied with."""
+    if device.type != "cuda" or dtype == torch.float32:
+        return Decoder.PLAIN
+    return Decoder.HARDWARE if torch.cuda.get_device_capability(device) >= _FP8_IN_HARDWARE else Decoder.INTEGER
 
 
 @frozen(eq=False)
@@ -50,14 +56,15 @@ class PagedBatch:
 
     @property
     def padded_size(self) -> int:
-        """Return the elements of a head in a tile: a power of two, at least the 16 that a matrix instruction takes."""
-        return max(16, 1 << (self.query.shape[2] - 1).bit_length())  # triton.next_power_of_2 takes 1.4 us
+        """Return the elements of a head in a tile: a power of two, enough for a matrix instruction, where even and odd
+        elements of a quantized cache are apart.
+        """
+        parts = 2 if self.cache.quantized else 1
+        elements = self.query.shape[2] // parts
+        return parts * max(_LEAST_ELEMENTS, 1 << (elements - 1).bit_length())  # triton.next_power_of_2 takes 1.4 us
 
     def arguments(self, output: Tensor) -> dict[str, Any]:
-        """Return the arguments of a kernel that attends and writes its results to ``output``.
-
-        Triton refuses f8e4m3 where the hardware has no conversion from it: the bytes are then passed as integers.
-        """
+        """Return the arguments of a kernel that attends and writes its results to ``output``."""
         query, cache, rows, scores = self.query, self.cache, self.rows, self.scores
         key_cache, value_cache = cache.key, cache.value
         k_scale, v_scale, key_offsets = cache.k_scale, cache.v_scale, cache.key_offsets
@@ -74,8 +81,8 @@ class PagedBatch:
         if k_scale is not None and v_scale is not None:
             assert k_scale.stride() == v_scale.stride(), (k_scale.stride(), v_scale.stride())
             scale_strides = k_scale.stride()
-            if not _decodes_fp8(key_cache.device):
-                key_cache, value_cache = key_cache.view(torch.int8), value_cache.view(torch.int8)
+            assert query.shape[2] % 2 == 0, query.shape
+            key_cache, value_cache = as_pairs(key_cache), as_pairs(value_cache)
         return {
             "output": output,
             "output_token_stride": output.stride(0),
@@ -108,5 +115,6 @@ class PagedBatch:
             "head_dim": query.shape[2],
             "padded_size": self.padded_size,
             "block_size": cache.block_size,
+            "decoder": int(_decoder(query.device, query.dtype)) if cache.quantized else None,
             "upcast": not query.is_cuda,
         }

@@ -16,7 +16,7 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalize
+from paged_sdk.kernels.triton.attention_tile import Tile, attend, joined, load_query, no_sums, normalize
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
@@ -190,12 +190,12 @@ def _attend_split(
     offset_stride: tl.tensor,
     block_tables: tl.tensor,
     table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    head_stride: tl.tensor,
-    scale_block_stride: tl.tensor,
-    scale_slot_stride: tl.tensor,
-    scale_head_stride: tl.tensor,
+    block_stride: tl.constexpr,
+    slot_stride: tl.constexpr,
+    head_stride: tl.constexpr,
+    scale_block_stride: tl.constexpr,
+    scale_slot_stride: tl.constexpr,
+    scale_head_stride: tl.constexpr,
     context_lens: tl.tensor,
     cu_seqlens_q: tl.tensor,
     max_seqlen_q: tl.tensor,
@@ -216,6 +216,7 @@ def _attend_split(
     block_size: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
+    decoder: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
     """Attend with one tile of queries over one split; neighboring programs take KV heads, which lie side by side."""
@@ -224,16 +225,16 @@ def _attend_split(
     split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
 
+    # Three loads side by side: most splits of a launch for long contexts are empty, and wait for nothing else.
     first_token = tl.load(cu_seqlens_q + row)
     num_tokens = tl.load(cu_seqlens_q + row + 1) - first_token
-    if (first_row >= num_tokens * group) | (num_tokens > max_seqlen_q):
-        return
     context_len = tl.load(context_lens + row)
     first_key, first_tile = _keys_of_row(context_len, num_tokens, window, block_n)
     length = _split_length(context_len - first_tile, parts, shortest, longest, block_n)
     begin = first_tile + split * length
     # Where nothing is split, zeros are written for a row without keys all the same.
-    if (split > 0) & (begin >= context_len):
+    empty = (split > 0) & (begin >= context_len)
+    if empty | (first_row >= num_tokens * group) | (num_tokens > max_seqlen_q):
         return
 
     tile_row = first_row + tl.arange(0, block_m)
@@ -247,7 +248,7 @@ def _attend_split(
     if alibi_slopes is not None:
         slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)
 
-    rows = load_query(
+    rows, factor = load_query(
         query,
         query_token_stride,
         query_head_stride,
@@ -256,13 +257,15 @@ def _attend_split(
         valid,
         head_dim,
         padded_size,
+        decoder,
         upcast,
     )
-    accumulator, peak, total = attend(
-        tl.zeros((block_m, padded_size), tl.float32),
+    sums, peak, total = attend(
+        no_sums(block_m, padded_size, decoder),
         tl.full((block_m,), float("-inf"), tl.float32),
-        tl.zeros((block_m,), tl.float32),
+        tl.zeros((block_m, block_n), tl.float32),  # added up at the end: warps share a row
         rows,
+        factor,
         query_position,
         slope,
         key_cache + kv_head.to(tl.int64) * head_stride,
@@ -285,17 +288,23 @@ def _attend_split(
         head_dim,
         block_size,
         block_n,
+        decoder,
         True,  # what masks cost hides behind the reading of keys
     )
 
+    total = tl.sum(total, 1)
     dim = tl.arange(0, padded_size)
     mask = valid[:, None] & (dim < head_dim)[None, :]
-    if partial is None:
-        result = normalize(accumulator, peak, total, sinks, head, valid)
+    alone = split == 0
+    if partial is not None:
+        alone = alone & (begin + length >= context_len)
+    # A row of one split is finished, also beside rows of several.
+    if alone:
+        result = normalize(joined(sums), peak, total, sinks, head, valid)
         place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
         tl.store(output + place[:, None] + dim[None, :], result, mask=mask)
-    else:
-        result = normalize(accumulator, peak, total, None, head, valid)
+    elif partial is not None:
+        result = normalize(joined(sums), peak, total, None, head, valid)
         place = ((row * max_seqlen_q + token) * num_heads + head) * num_splits + split
         tl.store(partial + place[:, None] * head_dim + dim[None, :], result, mask=mask)
         lse = peak + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf where no key was seen
@@ -324,18 +333,21 @@ def _join_splits(
     block_n: tl.constexpr,
     block_splits: tl.constexpr,
 ) -> None:
-    """Join the splits of one token and head, weighted by ``exp2`` of their log-sums; sinks are counted once."""
+    """Join the splits of one token and head, weighted by ``exp2`` of their log-sums; sinks are counted once.
+
+    Rows of one split are finished already.
+    """
     head = tl.program_id(0)
     token = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     first_token = tl.load(cu_seqlens_q + row)
     num_tokens = tl.load(cu_seqlens_q + row + 1) - first_token
-    if (token >= num_tokens) | (num_tokens > max_seqlen_q):
-        return
     context_len = tl.load(context_lens + row)
     _, first_tile = _keys_of_row(context_len, num_tokens, window, block_n)
     num_keys = context_len - first_tile
     used = tl.cdiv(num_keys, _split_length(num_keys, parts, shortest, longest, block_n))
+    if (used <= 1) | (token >= num_tokens) | (num_tokens > max_seqlen_q):
+        return
 
     dim = tl.arange(0, padded_size)
     place = ((row * max_seqlen_q + token) * num_heads + head) * num_splits

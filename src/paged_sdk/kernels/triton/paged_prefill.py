@@ -12,24 +12,44 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import Tile, attend, load_query, normalize, wide_matrix_units
+from paged_sdk.kernels.triton.attention_tile import (
+    Tile,
+    attend,
+    joined,
+    load_query,
+    no_sums,
+    normalize,
+    wide_matrix_units,
+)
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
 __all__ = ["default_tile", "paged_prefill_attention"]
 
 
-def default_tile(head_dim: int, dtype: torch.dtype, device: torch.device, *, quantized: bool) -> Tile:
+def default_tile(
+    head_dim: int, dtype: torch.dtype, device: torch.device, *, quantized: bool, key_offsets: bool = False
+) -> Tile:
     """Return the largest tiles that leave the compiler enough registers.
 
     Hopper's matrix instructions, 64 rows for each four warps, read keys and values from shared memory. Before Hopper
     they go through registers; compute capability 8.6, 8.9 and 12 have 99 KB of shared memory besides.
 
-    :param quantized: the cache is f8e4m3, which is decoded in registers: 128 keys of 64 elements spill 1.5 KB of them
+    :param quantized: the cache is f8e4m3. Four warps with 64 keys take fewer instructions than eight then: scales of
+        fewer keys than half the threads would be loaded by each warp again, and before Hopper each warp decodes all
+        keys.
+    :param key_offsets: the cache has key offsets, whose products with the queries take registers
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
-    if wide_matrix_units(device):
-        if head_dim <= 64 and not quantized:
+    wide = wide_matrix_units(device)
+    if quantized:
+        if head_dim > 128:
+            return Tile(block_m=64, block_n=32, num_warps=8, num_stages=2)
+        if key_offsets and (head_dim > 64 or not wide):
+            return Tile(block_m=128, block_n=32, num_warps=8, num_stages=3)
+        return Tile(block_m=64, block_n=64, num_warps=4, num_stages=3 if wide else 2)
+    if wide:
+        if head_dim <= 64:
             return Tile(block_m=128, block_n=128, num_warps=8, num_stages=3)
         if head_dim <= 128:
             return Tile(block_m=128, block_n=64, num_warps=8, num_stages=3)
@@ -60,7 +80,14 @@ def paged_prefill_attention(
     if num_rows == 0 or query.numel() == 0:
         return output
 
-    tile = tile or default_tile(head_dim, query.dtype, query.device, quantized=batch.cache.quantized)
+    cache = batch.cache
+    tile = tile or default_tile(
+        head_dim,
+        query.dtype,
+        query.device,
+        quantized=cache.quantized,
+        key_offsets=cache.key_offsets is not None,
+    )
     # How many tiles each row has is known on the device only; this is the most that all can have together.
     num_tiles = num_tokens * batch.group // tile.block_m + num_rows
     _attend_tile[(num_tiles, batch.num_kv_heads)](
@@ -109,12 +136,12 @@ def _attend_tile(
     offset_stride: tl.tensor,
     block_tables: tl.tensor,
     table_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    head_stride: tl.tensor,
-    scale_block_stride: tl.tensor,
-    scale_slot_stride: tl.tensor,
-    scale_head_stride: tl.tensor,
+    block_stride: tl.constexpr,
+    slot_stride: tl.constexpr,
+    head_stride: tl.constexpr,
+    scale_block_stride: tl.constexpr,
+    scale_slot_stride: tl.constexpr,
+    scale_head_stride: tl.constexpr,
     context_lens: tl.tensor,
     cu_seqlens_q: tl.tensor,
     num_rows: tl.tensor,
@@ -130,6 +157,7 @@ def _attend_tile(
     block_size: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
+    decoder: tl.constexpr,
     upcast: tl.constexpr,
 ) -> None:
     """Attend with one tile of queries of one KV head; neighboring programs share its keys in the L2 cache."""
@@ -157,7 +185,7 @@ def _attend_tile(
     if alibi_slopes is not None:
         slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)
 
-    rows = load_query(
+    rows, factor = load_query(
         query,
         query_token_stride,
         query_head_stride,
@@ -166,6 +194,7 @@ def _attend_tile(
         valid,
         head_dim,
         padded_size,
+        decoder,
         upcast,
     )
     # Of the keys begin .. end - 1, queries see some of the first, all from ``whole`` on, some from ``diagonal`` on.
@@ -175,16 +204,17 @@ def _attend_tile(
     diagonal = tl.maximum((tl.maximum(first_position, -1) + 1) // block_n * block_n, whole)
     bounds = (begin, whole, diagonal, end)
 
-    accumulator = tl.zeros((block_m, padded_size), tl.float32)
+    sums = no_sums(block_m, padded_size, decoder)
     peak = tl.full((block_m,), float("-inf"), tl.float32)
     total = tl.zeros((block_m,), tl.float32)
     for part in tl.static_range(3):
         if part != 0 or window is not None:
-            accumulator, peak, total = attend(
-                accumulator,
+            sums, peak, total = attend(
+                sums,
                 peak,
                 total,
                 rows,
+                factor,
                 query_position,
                 slope,
                 key_cache + kv_head.to(tl.int64) * head_stride,
@@ -207,11 +237,12 @@ def _attend_tile(
                 head_dim,
                 block_size,
                 block_n,
+                decoder,
                 part != 1,
             )
 
     dim = tl.arange(0, padded_size)
-    result = normalize(accumulator, peak, total, sinks, head, valid)
+    result = normalize(joined(sums), peak, total, sinks, head, valid)
     place = (first_token + token).to(tl.int64) * output_token_stride + head * output_head_stride
     mask = valid[:, None] & (dim < head_dim)[None, :]
     tl.store(output + place[:, None] + dim[None, :], result, mask=mask)

@@ -10,7 +10,8 @@ from torch import Tensor
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.blocks import ONE, loop_arguments
 from paged_sdk.kernels.triton.expert_tiles import sort_by_expert
-from paged_sdk.kernels.triton.quantized_tiles import TilePlan, tile_product
+from paged_sdk.kernels.triton.quantized_tiles import tile_product
+from paged_sdk.kernels.triton.tile_choices import TileChoice
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["experts_by_tiles"]
@@ -23,20 +24,20 @@ def experts_by_tiles(
     down: TritonBlockMatrix,
     topk_weights: Tensor,
     topk_ids: Tensor,
-    plan: TilePlan,
+    choice: TileChoice,
     *,
     num_experts: int,
 ) -> Tensor:
     """See :func:`~paged_sdk.kernels.triton.quantized_experts.quantized_experts`.
 
-    All tensors are contiguous, and there is at least one token. The plan's splits are not used.
+    All tensors are contiguous, and there is at least one token.
     """
     (num_tokens, num_selected), inner = topk_ids.shape, gate.rows // num_experts
     hidden, upcast = x.shape[1], not x.is_cuda
-    pairs, tiles = sort_by_expert(topk_ids, num_experts, plan.block_m)
+    pairs, tiles = sort_by_expert(topk_ids, num_experts, choice.block_m)
     num_tiles = tiles.shape[1]
     activated = x.new_empty(num_tokens * num_selected, inner)
-    _gate_up_of_tiles[(num_tiles * triton.cdiv(inner, plan.block_n),)](
+    _gate_up_of_tiles[(num_tiles * triton.cdiv(inner, choice.block_n),)](
         x,
         *gate.parts,
         *up.parts,
@@ -50,17 +51,18 @@ def experts_by_tiles(
         ONE,
         num_experts=num_experts,
         num_selected=num_selected,
-        block_m=plan.block_m,
-        block_n=plan.block_n,
+        block_m=choice.block_m,
+        block_n=choice.block_n,
+        deep=choice.deep,
         upcast=upcast,
-        **loop_arguments(gate, plan.block_w // gate.format.words),
-        **loop_arguments(up, plan.block_w // up.format.words, prefix="up_"),
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
+        **loop_arguments(gate, choice.block_w // gate.format.words),
+        **loop_arguments(up, choice.block_w // up.format.words, prefix="up_"),
+        num_warps=choice.num_warps,
+        num_stages=choice.num_stages,
     )
     # Rounded to halves, products that nearly cancel each other would leave their rounding errors.
     weighted = x.new_empty(num_tokens, num_selected, hidden, dtype=torch.float32)
-    _down_of_tiles[(num_tiles * triton.cdiv(hidden, plan.block_n),)](
+    _down_of_tiles[(num_tiles * triton.cdiv(hidden, choice.block_n),)](
         activated,
         *down.parts,
         topk_weights,
@@ -73,12 +75,13 @@ def experts_by_tiles(
         down.chunks,
         ONE,
         num_experts=num_experts,
-        block_m=plan.block_m,
-        block_n=plan.block_n,
+        block_m=choice.block_m,
+        block_n=choice.block_n,
+        deep=choice.deep,
         upcast=upcast,
-        **loop_arguments(down, plan.block_w // down.format.words),
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
+        **loop_arguments(down, choice.block_w // down.format.words),
+        num_warps=choice.num_warps,
+        num_stages=choice.num_stages,
     )
     return weighted.sum(1).to(x.dtype)
 
@@ -120,6 +123,7 @@ def _gate_up_of_tiles(
     masked: tl.constexpr,
     up_block_c: tl.constexpr,
     up_masked: tl.constexpr,
+    deep: tl.constexpr,
     upcast: tl.constexpr,
     bits: tl.constexpr,
     offset: tl.constexpr,
@@ -133,7 +137,6 @@ def _gate_up_of_tiles(
     up_has_supers: tl.constexpr,
 ) -> None:
     """Compute ``silu(gate @ x) * (up @ x)`` for the pairs of a tile, in sorted order."""
-    dtype: tl.constexpr = tl.float32 if upcast else x_ptr.dtype.element_ty
     blocks = tl.cdiv(rows, block_n)
     tile = tl.program_id(0) // blocks
     expert = tl.load(tiles_ptr + tile)
@@ -161,7 +164,8 @@ def _gate_up_of_tiles(
         block_n,
         block_c,
         masked,
-        dtype,
+        deep,
+        upcast,
         bits,
         offset,
         group,
@@ -185,7 +189,8 @@ def _gate_up_of_tiles(
         block_n,
         up_block_c,
         up_masked,
-        dtype,
+        deep,
+        upcast,
         up_bits,
         up_offset,
         up_group,
@@ -219,6 +224,7 @@ def _down_of_tiles(
     block_n: tl.constexpr,
     block_c: tl.constexpr,
     masked: tl.constexpr,
+    deep: tl.constexpr,
     upcast: tl.constexpr,
     bits: tl.constexpr,
     offset: tl.constexpr,
@@ -251,7 +257,8 @@ def _down_of_tiles(
         block_n,
         block_c,
         masked,
-        tl.float32 if upcast else x_ptr.dtype.element_ty,
+        deep,
+        upcast,
         bits,
         offset,
         group,

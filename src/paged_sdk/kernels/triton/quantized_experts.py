@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.quantized_expert_pairs import down_of_tokens, gate_up_of_pairs
 from paged_sdk.kernels.triton.quantized_expert_tiles import experts_by_tiles
-from paged_sdk.kernels.triton.quantized_tiles import plan_tiles
+from paged_sdk.kernels.triton.tile_choices import EXPERT_TILE_CHOICES, matrix_units, tile_choice
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["quantized_experts"]
@@ -51,5 +50,5 @@ def quantized_experts(
         return down_of_tokens(activated, down, topk_ids, num_experts=num_experts)
     pairs_of_expert = num_tokens * num_selected / num_experts
     # Tiles hold 1.5 times as many rows as an expert has on average: a second one would decode weights again.
-    plan = plan_tiles(gate, int(pairs_of_expert * 1.5), x.dtype, num_multiprocessors(x.device))
-    return experts_by_tiles(x, gate, up, down, topk_weights, topk_ids, plan, num_experts=num_experts)
+    choice = tile_choice(EXPERT_TILE_CHOICES[matrix_units(x.device, x.dtype)], int(pairs_of_expert * 1.5))
+    return experts_by_tiles(x, gate, up, down, topk_weights, topk_ids, choice, num_experts=num_experts)

@@ -19,10 +19,7 @@ from paged_sdk.kernels.triton.quantized_row_sums import row_sums
 from paged_sdk.kernels.triton.quantized_splits import join, room_for_sums, split_evenly, with_adjacent_columns
 from paged_sdk.kernels.triton_blocks import TritonBlockFormat, TritonBlockMatrix
 
-__all__ = ["MAX_FEW_ROWS", "FewRowsPlan", "linear_few_rows", "plan_few_rows", "plan_rows", "swiglu_few_rows"]
-
-MAX_FEW_ROWS: Final = 4
-"""Threads add up products with at most so many rows of activations; more take more instructions than decoding."""
+__all__ = ["FewRowsPlan", "linear_few_rows", "plan_few_rows", "plan_rows", "swiglu_few_rows"]
 
 _WARPS_PER_MULTIPROCESSOR: Final = 10  # each with some KB on their way
 

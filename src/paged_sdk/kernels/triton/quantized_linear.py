@@ -1,6 +1,6 @@
 """Multiplies with repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), according to the rows of activations.
 
-- Up to 4 rows (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up as fast as memory delivers weights.
+- One row (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up as fast as memory delivers weights.
 - More rows (:mod:`~paged_sdk.kernels.triton.quantized_tiles`): tiles of weights are decoded to the activations' dtype
   and multiplied by matrix instructions.
 - So many rows that the arithmetic sets the pace: the matrix is decoded to memory once, and the product is torch's own.
@@ -11,8 +11,6 @@ adds up their sums, in order: results do not change from run to run.
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,14 +18,18 @@ from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.triton.activation import gated_activation_of
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.blocks import dequantize
-from paged_sdk.kernels.triton.quantized_few_rows import MAX_FEW_ROWS, linear_few_rows, plan_few_rows, swiglu_few_rows
+from paged_sdk.kernels.triton.quantized_few_rows import linear_few_rows, plan_few_rows, swiglu_few_rows
 from paged_sdk.kernels.triton.quantized_tiles import linear_by_tiles, plan_tiles
+from paged_sdk.kernels.triton.tile_choices import (
+    DECODE_ALL_ROWS,
+    MAX_FEW_ROWS,
+    TILE_CHOICES,
+    matrix_units,
+    tile_choice,
+)
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["quantized_linear", "quantized_swiglu"]
-
-DECODE_ALL_ROWS: Final = 512
-"""From so many rows of activations on, the matrix is decoded to memory first: 2 bytes a weight are written and read."""
 
 
 def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
@@ -39,7 +41,8 @@ def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None =
     if num_rows <= MAX_FEW_ROWS:
         return linear_few_rows(x, matrix, bias, plan_few_rows(matrix, num_rows, multiprocessors))
     if num_rows < DECODE_ALL_ROWS:
-        return linear_by_tiles(x, matrix, bias, plan_tiles(matrix, num_rows, x.dtype, multiprocessors))
+        choice = tile_choice(TILE_CHOICES[matrix_units(x.device, x.dtype)], num_rows)
+        return linear_by_tiles(x, matrix, bias, plan_tiles(matrix, num_rows, choice, multiprocessors))
     return F.linear(x, dequantize(matrix, x.dtype), bias)
 
 

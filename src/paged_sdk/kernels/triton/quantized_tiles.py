@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.triton.block_pairs import decode_fields
 from paged_sdk.kernels.triton.blocks import ONE, decode_tile, load_tile, loop_arguments
 from paged_sdk.kernels.triton.quantized_splits import join, load_x, room_for_sums, split_evenly, with_adjacent_columns
+from paged_sdk.kernels.triton.tile_choices import TileChoice
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["TilePlan", "linear_by_tiles", "plan_tiles", "tile_product"]
@@ -21,10 +22,11 @@ class TilePlan:
 
     :ivar block_m: rows of activations to a program, at least 16
     :ivar block_n: rows of the matrix to a program
-    :ivar block_w: words of each that are decoded at once, at least 16: each field's product is that deep
+    :ivar block_w: words of each that are decoded at once, at least 16
     :ivar num_splits: programs that share a row
     :ivar num_warps: warps of a program
     :ivar num_stages: tiles on their way at once
+    :ivar deep: whether all fields of the words are one product, as wgmma wants them, or one each
     """
 
     block_m: int
@@ -33,26 +35,21 @@ class TilePlan:
     num_splits: int
     num_warps: int
     num_stages: int
+    deep: bool = False
 
 
-def plan_tiles(matrix: TritonBlockMatrix, num_rows: int, dtype: torch.dtype, multiprocessors: int) -> TilePlan:
-    """Choose tiles as large as the activations fill, and splits where there are too few tiles."""
-    # Products of float32 take more registers and more shared memory.
-    block_m = min(32 if dtype == torch.float32 else 128, max(16, triton.next_power_of_2(num_rows)))
-    block_n, block_w = (64, 32) if block_m < 128 else (128, 16)
-    programs = triton.cdiv(num_rows, block_m) * triton.cdiv(matrix.rows, block_n)
-    steps = triton.cdiv(matrix.quants.shape[1], block_w)
-    # While memory sets the pace, programs that share a multiprocessor have more loads in flight; later they would only
-    # make more sums to join.
-    shared = 4 if block_m < 64 else 1
+def plan_tiles(matrix: TritonBlockMatrix, num_rows: int, choice: TileChoice, multiprocessors: int) -> TilePlan:
+    """Cut a product into tiles, and rows of the matrix into splits where there are too few tiles."""
+    programs = triton.cdiv(num_rows, choice.block_m) * triton.cdiv(matrix.rows, choice.block_n)
+    steps = triton.cdiv(matrix.quants.shape[1], choice.block_w)
     return TilePlan(
-        block_m=block_m,
-        block_n=block_n,
-        block_w=block_w,
-        num_splits=min(triton.cdiv(shared * multiprocessors, programs), triton.cdiv(steps, 4)),
-        num_warps=4 if block_m < 128 else 8,
-        # More stages would not fit the 99 KiB of shared memory of smaller GPUs.
-        num_stages=3 if block_m < 64 and dtype != torch.float32 else 2,
+        block_m=choice.block_m,
+        block_n=choice.block_n,
+        block_w=choice.block_w,
+        num_splits=max(1, min(choice.programs * multiprocessors // programs, triton.cdiv(steps, 4))),
+        num_warps=choice.num_warps,
+        num_stages=choice.num_stages,
+        deep=choice.deep,
     )
 
 
@@ -77,6 +74,7 @@ def linear_by_tiles(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None, p
         ONE,
         block_m=plan.block_m,
         block_n=plan.block_n,
+        deep=plan.deep,
         upcast=not x.is_cuda,
         **loop_arguments(matrix, block_c),
         num_warps=plan.num_warps,
@@ -103,7 +101,8 @@ def tile_product(
     block_n: tl.constexpr,
     block_c: tl.constexpr,
     masked: tl.constexpr,
-    dtype: tl.constexpr,
+    deep: tl.constexpr,
+    upcast: tl.constexpr,
     bits: tl.constexpr,
     offset: tl.constexpr,
     group: tl.constexpr,
@@ -113,17 +112,24 @@ def tile_product(
     """Multiply rows of a matrix with rows of activations over a range of chunks, float32 ``[block_n, block_m]``.
 
     The order in which a dot adds up does not matter, so each field of all words is one dot, with the activations that
-    belong to it.
+    belong to it: what a thread has decoded then lies where ``mma.sync`` wants it. ``wgmma`` takes weights from shared
+    memory, and several at once without waits in between: for it, all fields are one dot.
 
     :param x_row: where each row of activations begins, ``[1, block_m]``
     :param row: rows of the matrix, int64 ``[block_n, 1]``
-    :param dtype: dtype of the dots' inputs
+    :param deep: whether all fields are one dot
+    :param upcast: whether dots are to be of float32 numbers, rounded to the activations' dtype
     """
+    dtype: tl.constexpr = x_row.dtype.element_ty
     words: tl.constexpr = 16 if bits == 8 else 8
-    groups: tl.constexpr = 64 // group
-    pairs: tl.constexpr = 32 // words // groups
+    pairs: tl.constexpr = 32 // words
+    pairs_of_group: tl.constexpr = pairs * group // 64
+    # In pairs, halves are decoded for the compiled kernel alone.
+    in_pairs: tl.constexpr = not upcast and dtype != tl.float32
+    product: tl.constexpr = tl.float32 if upcast else dtype
     word = tl.arange(0, block_c * words)
-    acc = tl.zeros([block_n, block_m], tl.float32)
+    column = tl.arange(0, block_c * 64)[:, None]
+    acc = tl.zeros([block_m, block_n] if deep else [block_n, block_m], tl.float32)
     for start in range(first_chunk, last_chunk, block_c):
         tile = load_tile(
             quants_ptr,
@@ -141,19 +147,40 @@ def tile_product(
             has_minima,
             has_supers,
         )
-        k = ((start + word // words) * 64 + word % words)[:, None]
         # Activations past a split's end are multiplied by weights of zero, and those past the row's end do not exist.
         limit = tl.minimum(last_chunk * 64, cols)
-        for g in tl.static_range(groups):
-            for p in tl.static_range(g * pairs, (g + 1) * pairs):
-                even, odd = decode_tile(tile, one, g, p, block_c, dtype, bits, offset, has_minima, has_supers)
-                even_k = k + 2 * p * words
-                odd_k = even_k + words
-                x_even = load_x(x_row + even_k, even_k, limit, masked)
-                x_odd = load_x(x_row + odd_k, odd_k, limit, masked)
-                acc = tl.dot(even, x_even.to(dtype), acc, input_precision="ieee")
-                acc = tl.dot(odd, x_odd.to(dtype), acc, input_precision="ieee")
-    return acc
+        if in_pairs:
+            fields = decode_fields(tile, block_c, dtype, bits, offset, group, has_minima, has_supers)
+        else:
+            fields = ()
+            for p in tl.static_range(pairs):
+                fields += decode_tile(
+                    tile, one, p // pairs_of_group, p, block_c, dtype, bits, offset, has_minima, has_supers
+                )
+        if deep:
+            k = start * 64 + column
+            x = load_x(x_row + k, k, limit, masked).to(product)
+            weights = tl.reshape(_side_by_side(fields), [block_n, block_c * 64]).to(product)
+            acc = tl.dot(tl.trans(x), tl.trans(weights), acc, input_precision="ieee")
+        else:
+            k = ((start + word // words) * 64 + word % words)[:, None]
+            for f in tl.static_range(2 * pairs):
+                x = load_x(x_row + k + f * words, k + f * words, limit, masked).to(product)
+                weights = tl.reshape(fields[f], [block_n, block_c * words]).to(product)
+                acc = tl.dot(weights, x, acc, input_precision="ieee")
+    return tl.trans(acc) if deep else acc
+
+
+@triton.jit
+def _side_by_side(fields: tl.tuple) -> tl.tensor:
+    """Bring the fields of words ``[n, chunks, words]`` in the order of their weights, ``[n, chunks, .., words]``."""
+    low = tl.join(tl.join(fields[0], fields[1]), tl.join(fields[2], fields[3]))
+    if len(fields) == 4:
+        ordered = tl.permute(low, (0, 1, 4, 3, 2))
+    else:
+        high = tl.join(tl.join(fields[4], fields[5]), tl.join(fields[6], fields[7]))
+        ordered = tl.permute(tl.join(low, high), (0, 1, 5, 4, 3, 2))
+    return ordered
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -177,6 +204,7 @@ def _tile_kernel(
     block_n: tl.constexpr,
     block_c: tl.constexpr,
     masked: tl.constexpr,
+    deep: tl.constexpr,
     upcast: tl.constexpr,
     bits: tl.constexpr,
     offset: tl.constexpr,
@@ -207,7 +235,8 @@ def _tile_kernel(
         block_n,
         block_c,
         masked,
-        tl.float32 if upcast else x_ptr.dtype.element_ty,
+        deep,
+        upcast,
         bits,
         offset,
         group,
