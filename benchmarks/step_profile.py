@@ -40,6 +40,7 @@ from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.runner import model_runner
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.mixed_graphs import MixedGraphs
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.sampling.device_sampler import DeviceSampler
@@ -66,6 +67,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     yield ModelRunner, "submit", "runner, the rest"
     yield SampledStep, "result", WAITING
     yield DecodeGraphs, "forward", "recorded step: input and launch"
+    yield MixedGraphs, "forward", "recorded step with prompts: input and launch"
     yield DeviceSampler, "sample", "sampler: launches"
     yield model_runner, "make_input_batch", "input batch"
     for model in {DecoderModel, engine.model_class}:

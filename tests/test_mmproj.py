@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from paged_sdk import (
 from paged_sdk.cli.app import app
 from paged_sdk.weights.gguf_source import GgufSource
 from paged_sdk.weights.mmproj import Mmproj
+from paged_sdk.weights.safetensors_source import SafetensorsSource
 from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture, tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -189,6 +191,20 @@ def test_written_files_are_the_converters(name: str, made: Callable[[str], Made]
     if not name.startswith("llava"):  # whose older converter exchanges names, which is undone
         shapes = [{each.name: tuple(each.shape) for each in read_tensors(path)} for path in (written, files.mmproj)]
         assert shapes[0] == shapes[1]
+
+
+def test_each_tensor_is_read_once(made: Callable[[str], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: Counter[str] = Counter()
+    read = SafetensorsSource.tensor
+
+    def counted(self: SafetensorsSource, name: str, *settings: Any) -> torch.Tensor:
+        reads[name] += 1
+        return read(self, name, *settings)
+
+    monkeypatch.setattr(SafetensorsSource, "tensor", counted)
+    paged_sdk.write_mmproj(made("qwen2_vl").checkpoint, tmp_path / "mmproj.gguf", type="F32")
+    assert len(reads) > 20
+    assert set(reads.values()) == {1}
 
 
 @pytest.mark.parametrize("type", ["F16", "BF16", "Q8_0"])

@@ -23,6 +23,7 @@ from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows, flash_prefill, why_not
 from paged_sdk.kernels.kv_cache import reshape_and_cache
+from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
@@ -37,7 +38,11 @@ HEAD_DIM: Final = 128
 BLOCK_SIZE: Final = 32
 SCALE: Final = HEAD_DIM**-0.5
 # sequences, tokens of context each
-DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024))
+DECODES: Final = ((64, 4096), (1, 65_536), (16, 1024), (256, 1024), (32, 8192))
+# the same with the last sequence longer than the others, in a step that is recorded for still longer ones
+ONE_LONG: Final = (256, 1024)
+LONG: Final = 9216
+RECORDED: Final = 32_768
 # tokens of a chunk, its context: whole prompts, and a chunk at the end of a long one
 PREFILLS: Final = ((2048, 2048), (16_384, 16_384), (2048, 16_384))
 
@@ -61,6 +66,7 @@ class Batch:
     """Holds rows over a paged cache whose blocks lie in random order.
 
     :ivar rows: ``num_rows`` rows of ``num_tokens`` query tokens each, over ``length`` keys
+    :ivar more_keys: keys that the last row has besides
     """
 
     query: Tensor
@@ -69,12 +75,13 @@ class Batch:
     num_rows: int
     num_tokens: int
     length: int
+    more_keys: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Return the bytes of keys, values and scales that attention has to read."""
         per_token = sum(tensor[0, 0].nbytes for tensor in self.cache.tensors)
-        return self.num_rows * self.length * per_token
+        return (self.num_rows * self.length + self.more_keys) * per_token
 
     @property
     def num_operations(self) -> int:
@@ -88,9 +95,23 @@ class Batch:
         return self.query, self.cache, self.rows, ScoreOptions(scale=SCALE)
 
 
-def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device, *, quantized: bool = False) -> Batch:
-    blocks_of_row = -(-length // BLOCK_SIZE)
-    num_blocks = num_rows * blocks_of_row
+def make_batch(
+    num_rows: int,
+    num_tokens: int,
+    length: int,
+    device: torch.device,
+    *,
+    quantized: bool = False,
+    more_keys: int = 0,
+    max_context_len: int | None = None,
+) -> Batch:
+    """Make a batch of random vectors.
+
+    :param max_context_len: what the kernels are launched for; None: the longest row
+    """
+    blocks_of_row, more_blocks = -(-length // BLOCK_SIZE), -(-more_keys // BLOCK_SIZE)
+    num_blocks = num_rows * blocks_of_row + more_blocks
+    max_context_len = max_context_len or length + more_keys
     shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     caches = [torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2)]
     scales: tuple[Tensor, ...] = ()
@@ -100,17 +121,21 @@ def make_batch(num_rows: int, num_tokens: int, length: int, device: torch.device
         scales = tuple(torch.empty(shape[:-1], device=device) for _ in range(2))
         reshape_and_cache(key, value, caches[0], caches[1], torch.arange(len(key), device=device), *scales)
     query = torch.randn(num_rows * num_tokens, NUM_HEADS, HEAD_DIM, dtype=torch.bfloat16, device=device)
-    tables = torch.randperm(num_blocks, device=device).int().view(num_rows, blocks_of_row)
+    blocks = torch.randperm(num_blocks, device=device).int()
+    tables = torch.zeros(num_rows, -(-max_context_len // BLOCK_SIZE), dtype=torch.int32, device=device)
+    tables[:, :blocks_of_row] = blocks[more_blocks:].view(num_rows, blocks_of_row)
+    tables[-1, blocks_of_row : blocks_of_row + more_blocks] = blocks[:more_blocks]
     lengths = torch.full((num_rows,), length, dtype=torch.int32, device=device)
+    lengths[-1] += more_keys
     ends = torch.arange(num_rows + 1, dtype=torch.int32, device=device) * num_tokens
     rows = PagedRows(
         block_tables=tables,
         context_lens=lengths,
         cu_seqlens_q=ends,
         max_seqlen_q=num_tokens,
-        max_context_len=length,
+        max_context_len=max_context_len,
     )
-    return Batch(query, LayerCache(*caches, *scales), rows, num_rows, num_tokens, length)
+    return Batch(query, LayerCache(*caches, *scales), rows, num_rows, num_tokens, length, more_keys)
 
 
 def prefill_references(batch: Batch, device: torch.device) -> dict[str, float]:
@@ -125,16 +150,37 @@ def flash_over_pages(batch: Batch, device: torch.device) -> Callable[[], Tensor]
     """Return a call of torch's FlashAttention as an engine makes it: in a chunk of a prompt, it includes gathering the
     keys.
     """
-    rows = PrefillRows(
+    shape = (len(batch.query), NUM_KV_HEADS, HEAD_DIM)
+    key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
+    return partial(flash_prefill, batch.query, key, value, batch.cache, prefill_rows(batch), scale=SCALE)
+
+
+def pages_decoded_first(batch: Batch, device: torch.device) -> Callable[[], Tensor]:
+    """Return a call of Triton's kernels as an engine makes it over an f8e4m3 cache in a long chunk of a prompt."""
+    shape = PrefillShape(
+        num_heads=NUM_HEADS,
+        num_kv_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        block_size=BLOCK_SIZE,
+        dtype=torch.bfloat16,
+        device=device,
+        scale=SCALE,
+        quantized=True,
+    )
+    prefill = PagedPrefill(shape=shape, paged=paged_attention, flash=None, reason="it is measured")
+    nothing = batch.query.new_empty(0)  # keys are those of the cache
+    return partial(prefill, batch.query, nothing, nothing, batch.cache, prefill_rows(batch))
+
+
+def prefill_rows(batch: Batch) -> PrefillRows:
+    """Describe a batch's rows as an engine does."""
+    return PrefillRows(
         batch.rows,
         block_size=BLOCK_SIZE,
         num_tokens=len(batch.query),
         total_context_len=batch.num_rows * batch.length,
         begin_sequences=batch.num_tokens == batch.length,
     )
-    shape = (len(batch.query), NUM_KV_HEADS, HEAD_DIM)
-    key, value = (torch.randn(shape, dtype=torch.bfloat16, device=device) for _ in range(2))
-    return partial(flash_prefill, batch.query, key, value, batch.cache, rows, scale=SCALE)
 
 
 def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
@@ -159,17 +205,30 @@ def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
 def run(device: torch.device) -> Iterator[Row]:
     """Time the kernels as an engine calls them, beside the limits of the same run."""
     copy = copy_bandwidth(device)
+    in_bf16: dict[str, float] = {}
     for quantized in (False, True):
-        for num_rows, length in DECODES:
-            batch = make_batch(num_rows, 1, length, device, quantized=quantized)
+        make = partial(make_batch, quantized=quantized)
+        cache = "f8e4m3" if quantized else "bf16"
+        cases = [(f"{num_rows} x {length}", partial(make, num_rows, 1, length, device)) for num_rows, length in DECODES]
+        num_rows, length = ONE_LONG
+        one_long = partial(make, num_rows, 1, length, device, more_keys=LONG - length, max_context_len=RECORDED)
+        for case, made in (*cases, (f"{num_rows} x {length}, one of {LONG}", one_long)):
+            batch = made()
             us = microseconds(partial(paged_attention, *batch.inputs))
-            cache = "f8e4m3" if quantized else "bf16"
-            yield decode_row(batch, f"{num_rows} x {length}, {cache}", us, copy)
+            row = decode_row(batch, f"{case}, {cache}", us, copy)
+            if quantized:
+                row["reference"]["of_bf16_us"] = round(us / in_bf16[case], 3)
+            in_bf16.setdefault(case, us)
+            yield row
     for num_tokens, length in PREFILLS:
         batch = make_batch(1, num_tokens, length, device)
         us = microseconds(partial(paged_attention, *batch.inputs))
         case = f"1 x {length}, bf16" if num_tokens == length else f"1 x {num_tokens} of {length}, bf16"
         yield prefill_row(batch, case, us, prefill_references(batch, device))
+        batch = make_batch(1, num_tokens, length, device, quantized=True)
+        us = microseconds(pages_decoded_first(batch, device))
+        as_they_are = microseconds(partial(paged_attention, *batch.inputs))
+        yield prefill_row(batch, case.replace("bf16", "f8e4m3"), us, {"pages as they are": as_they_are})
 
 
 def sweep(device: torch.device) -> Iterator[Row]:

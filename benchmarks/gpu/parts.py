@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,15 +64,20 @@ def _tests(device: torch.device, dry: bool) -> Iterator[Row]:
             yield from done.result()
 
 
-def _test(path: Path) -> list[Row]:
-    """Run one file, with pytest's own plugins."""
+def _test(path: Path, *before: str, **environment: str) -> list[Row]:
+    """Run one file, with pytest's own plugins; its long forms are for other times.
+
+    :param before: a command that runs another
+    """
     kernel = f"tests, {path.relative_to(ROOT / 'tests')}"
     with tempfile.TemporaryDirectory() as directory:
         settings, report = Path(directory, "pytest.ini"), Path(directory, "report.xml")
         settings.write_text("[pytest]\n")  # the project's asks for plugins that need not be there
-        command = [sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(ROOT)]
-        options = ["-p", "no:cacheprovider", f"--junitxml={report}", str(path)]
-        ended = subprocess.run([*command, *options], cwd=ROOT, check=False, capture_output=True, text=True)
+        command = [*before, sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(ROOT)]
+        options = ["-p", "no:cacheprovider", "-m", "not long and not timing", f"--junitxml={report}", str(path)]
+        ended = subprocess.run(
+            [*command, *options], cwd=ROOT, check=False, capture_output=True, text=True, env=os.environ | environment
+        )
         if not report.exists():
             return [{"kernel": kernel, "case": "did not run", "error": (ended.stderr or ended.stdout)[-1000:]}]
         cases = list(ElementTree.parse(report).getroot().iter("testcase"))
@@ -79,13 +86,29 @@ def _test(path: Path) -> list[Row]:
     }
     skipped = sum(case.find("skipped") is not None for case in cases)
     summary = f"{len(cases) - len(failed) - skipped} passed, {len(failed)} failed, {skipped} skipped"
-    return [
+    found: list[Row] = [
         {"kernel": kernel, "case": summary, "us": sum(float(case.get("time", 0)) for case in cases) * 1e6},
         *(
             {"kernel": kernel, "case": f"{case.get('name')} failed", "error": problem.get("message", "")[:500]}
             for case, problem in failed.items()
         ),
     ]
+    if ended.returncode and not failed:
+        found.append({"kernel": kernel, "case": f"ended with {ended.returncode}", "error": ended.stdout[-1000:]})
+    return found
+
+
+def _memcheck(device: torch.device, dry: bool) -> Iterator[Row]:
+    """Run the kernels' tests under compute-sanitizer, one file after the other: no access is outside of a tensor."""
+    tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if tool is None:
+        yield {"kernel": "memcheck", "case": "compute-sanitizer is not installed: nothing was checked"}
+        return
+    before = [tool, "--tool", "memcheck", "--target-processes", "all", "--error-exitcode", "86"]
+    for path in sorted((ROOT / "tests" / "kernels").glob("test_triton_*.py")):
+        if any(mark in path.read_text() for mark in _TESTED_ON_GPUS):
+            # Without torch's cache each tensor is an allocation of its own, past whose end nothing is valid.
+            yield from _test(path, *before, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
 
 
 def _kernel(name: str, device: torch.device, dry: bool) -> Iterator[Row]:
@@ -105,12 +128,19 @@ def _transformers(shape: str, device: torch.device, dry: bool) -> Iterator[Row]:
     return run_transformers(shape, device, dry=dry)
 
 
+def _mixed(shape: str, device: torch.device, dry: bool) -> Iterator[Row]:
+    from benchmarks.gpu.mixed_steps import run
+
+    return run(shape, device, dry=dry)
+
+
 #: The most wanted first: what is last may find no time left.
 PARTS: Final[Mapping[str, Part]] = MappingProxyType(
     {
         "limits": Part(seconds=30, rows=_limits, needs_gpu=True),
         "tests": Part(seconds=100, rows=_tests, needs_gpu=True),
         "llama": Part(seconds=75, rows=partial(_own, "llama")),
+        "mixed_steps": Part(seconds=60, rows=partial(_mixed, "llama")),
         "paged_attention": Part(seconds=45, rows=partial(_kernel, "paged_attention"), needs_gpu=True),
         "llama_q4_k": Part(seconds=60, rows=partial(_own, "llama", quantized=True)),
         "qwen3_moe": Part(seconds=75, rows=partial(_own, "qwen3_moe")),
@@ -119,6 +149,7 @@ PARTS: Final[Mapping[str, Part]] = MappingProxyType(
         "small_ops": Part(seconds=30, rows=partial(_kernel, "small_ops"), needs_gpu=True),
         "transformers_llama": Part(seconds=60, rows=partial(_transformers, "llama")),
         "transformers_qwen3_moe": Part(seconds=60, rows=partial(_transformers, "qwen3_moe")),
+        "memcheck": Part(seconds=540, rows=_memcheck, needs_gpu=True),
     }
 )
 

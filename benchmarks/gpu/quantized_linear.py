@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -16,19 +17,23 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+from attrs import evolve
 from torch import Tensor
 
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.kernels.quantized_linear import quantized_linear, quantized_swiglu
+from paged_sdk.kernels.triton.availability import launch_errors, num_multiprocessors
 from paged_sdk.kernels.triton.quantized_few_rows import FewRowsPlan, linear_few_rows
-from paged_sdk.kernels.triton.quantized_tiles import TilePlan, linear_by_tiles
+from paged_sdk.kernels.triton.quantized_tiles import TilePlan, linear_by_tiles, plan_tiles
+from paged_sdk.kernels.triton.tile_choices import TILE_CHOICES, MatrixUnits, TileChoice, matrix_units
 from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMatrix
 
-__all__ = ["run", "sweep"]
+__all__ = ["best_choices", "candidates", "run", "sweep"]
 
 # Rows and columns of the matrix.
 SHAPES: Final = ((4096, 4096), (14_336, 4096), (4096, 14_336), (1536, 8960))
+SWEPT_TYPES: Final = ("Q4_K", "Q6_K")
 NUM_ROWS: Final = (1, 2, 4, 8, 16, 64, 256, 1024)
 STREAMED_BYTES: Final = 256 << 20
 MAX_COPIES: Final = 24
@@ -108,11 +113,11 @@ def _gate_and_up(x: Tensor, matrices: Sequence[TritonBlockMatrix]) -> None:
         quantized_swiglu(x, gate, up)
 
 
-def _few_rows(x: Tensor, plan: FewRowsPlan, matrix: TritonBlockMatrix) -> Tensor:
+def _few_rows(plan: FewRowsPlan, x: Tensor, matrix: TritonBlockMatrix) -> Tensor:
     return linear_few_rows(x, matrix, None, plan)
 
 
-def _tiles(x: Tensor, plan: TilePlan, matrix: TritonBlockMatrix) -> Tensor:
+def _tiles(plan: TilePlan, x: Tensor, matrix: TritonBlockMatrix) -> Tensor:
     return linear_by_tiles(x, matrix, None, plan)
 
 
@@ -140,31 +145,77 @@ def run(device: torch.device) -> Iterator[Row]:
                 yield describe("quantized_swiglu, per matrix", matrices[0], 1, us, {"copy_gbps": copied})
 
 
+def candidates(units: MatrixUnits) -> Iterator[TileChoice]:
+    """Yield ways to cut the products of some rows of activations, those of the table first."""
+    own = TILE_CHOICES[units]
+    yield from own
+    for choice in own:
+        wide = choice.block_m > 32
+        for block_n, block_w, num_warps, num_stages in product((64, 128), (16, 32), (4, 8) if wide else (2, 4), (2, 3)):
+            other = evolve(choice, block_n=block_n, block_w=block_w, num_warps=num_warps, num_stages=num_stages)
+            if other not in own:
+                yield other
+
+
 def sweep(device: torch.device) -> Iterator[Row]:
-    """Time the ways to cut the products of decoding, to choose the plans by."""
-    for name, (height, width) in product(("Q4_K", "Q6_K", "Q8_0"), SHAPES):
+    """Time the ways to cut products: few rows of activations added up by threads, and tiles of all sizes.
+
+    :returns: microseconds, or an error, for each matrix, number of rows of activations, and choice
+    """
+    multiprocessors = num_multiprocessors(device)
+    for name, (height, width) in product(SWEPT_TYPES, SHAPES):
         matrices = copies_of(random_matrix(tensor_type_of(name), height, width, device))
         words = matrices[0].format.words
-        for num_rows, block_n, num_warps in product((1, 4), (1, 2, 4, 8), (1, 2, 4)):
-            x = torch.randn(num_rows, width, dtype=torch.bfloat16, device=device)
+        for num_rows, block_n, num_warps in product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4)):
             few = FewRowsPlan(block_n=block_n, block_c=num_warps * 128 // words, num_splits=1, num_warps=num_warps)
-            us = time_each(partial(_few_rows, x, few), matrices)
-            yield describe("few rows", matrices[0], num_rows, us, {"plan": str(few)})
-        for num_rows, block_n, block_w, num_splits, num_stages in product(
-            (8, 16), (64, 128), (16, 32), (1, 2, 4, 8), (2, 3, 4)
-        ):
-            x = torch.randn(num_rows, width, dtype=torch.bfloat16, device=device)
-            tiles = TilePlan(16, block_n, block_w, num_splits, num_warps=4, num_stages=num_stages)
-            us = time_each(partial(_tiles, x, tiles), matrices)
-            yield describe("tiles", matrices[0], num_rows, us, {"plan": str(tiles)})
+            yield _swept(str(few), num_rows, partial(_few_rows, few), matrices)
+        for choice in candidates(matrix_units(device, torch.bfloat16)):
+            for num_rows in (1, 2, 4, 16) if choice.block_m == 16 else (choice.block_m,):
+                plan = plan_tiles(matrices[0], num_rows, choice, multiprocessors)
+                yield _swept(str(choice), num_rows, partial(_tiles, plan), matrices)
+
+
+def _swept(
+    choice: str,
+    num_rows: int,
+    call: Callable[[Tensor, TritonBlockMatrix], Tensor],
+    matrices: Sequence[TritonBlockMatrix],
+) -> Row:
+    matrix = matrices[0]
+    case = f"{block_format(matrix.tensor_type).name} {matrix.rows} x {matrix.cols}"
+    row = {"kernel": "sweep", "case": case, "rows": num_rows, "choice": choice}
+    x = torch.randn(num_rows, matrix.cols, dtype=torch.bfloat16, device=matrix.quants.device)
+    try:
+        return row | {"us": time_each(partial(call, x), matrices)}
+    except launch_errors() as error:
+        return row | {"error": str(error)[:200]}
+
+
+def best_choices(rows: Sequence[Row]) -> dict[int, str]:
+    """Return for each number of rows the choice that takes the least time, as a geometric mean over all matrices.
+
+    What could not run with one of them is no choice.
+    """
+    times: dict[int, dict[str, list[float]]] = {}
+    for row in rows:
+        found = times.setdefault(row["rows"], {}).setdefault(row["choice"], [])
+        found.append(math.log(row["us"]) if "us" in row else math.inf)
+    return {num_rows: min(found, key=lambda choice: sum(found[choice])) for num_rows, found in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Quantized linear layers on a CUDA device")
     parser.add_argument("--sweep", action="store_true", help="time ways to cut the products instead")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device")
+    rows: list[Row] = []
     for row in (sweep if arguments.sweep else run)(torch.device("cuda")):
         print(json.dumps(row), flush=True)
+        rows.append(row)
+    if arguments.sweep:
+        for num_rows, choice in best_choices(rows).items():
+            print(f"{num_rows} rows: {choice}")
 
 
 if __name__ == "__main__":

@@ -239,10 +239,17 @@ def _unstacked(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ..
 
 @contextmanager
 def open_random_engine(
-    shape: Shape, device: torch.device, *, max_model_len: int, max_num_seqs: int, quantized: bool = False
+    shape: Shape,
+    device: torch.device,
+    *,
+    max_model_len: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int | None = None,
+    quantized: bool = False,
 ) -> Iterator[OpenEngine]:
     """Open an engine with a random model, put together as an application's is, for as long as the context lasts.
 
+    :param max_num_batched_tokens: of a step; None: as many as by default
     :param quantized: whether to keep matrices in Q4_K
     """
     with tempfile.TemporaryDirectory() as name:
@@ -258,6 +265,8 @@ def open_random_engine(
             .with_max_model_len(max_model_len)
             .with_max_num_seqs(max_num_seqs)
         )
+        if max_num_batched_tokens is not None:
+            builder = builder.with_max_num_batched_tokens(max_num_batched_tokens)
         with patch.object(loaded_model, "open_checkpoint", lambda _: checkpoint):
             engine = open_engine(builder)
         yield engine

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["Row", "copy_bandwidth", "launched_microseconds", "matmul_tflops", "microseconds"]
+__all__ = ["Row", "copy_bandwidth", "count_launches", "launched_microseconds", "matmul_tflops", "microseconds"]
 
 Row: TypeAlias = dict[str, Any]
 """Holds a figure: ``kernel``, ``case``, the measurements by unit, and under ``reference`` those to compare with."""
 
 _ROUNDS: Final = 25
 _WARM_UP: Final = 3
+
+#: By how the names of the runtime's and the driver's calls begin.
+_CALLS: Final = MappingProxyType(
+    {
+        "cudaGraphLaunch": "graphs",
+        "cuGraphLaunch": "graphs",
+        "cudaLaunchKernel": "kernels",
+        "cuLaunchKernel": "kernels",
+        "cudaMemcpyAsync": "copies",
+        "cuMemcpy": "copies",
+    }
+)
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -42,6 +58,23 @@ def launched_microseconds(call: Callable[[], object]) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1000)
     return statistics.median(times)
+
+
+@contextmanager
+def count_launches(counts: Counter[str]) -> Iterator[None]:
+    """Count what all threads ask of a CUDA device within the block: launches of kernels and of graphs, and copies.
+    Without such a device nothing is counted.
+    """
+    if not torch.cuda.is_available():
+        yield
+        return
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        yield
+        torch.cuda.synchronize()
+    for event in found.events() or ():
+        kind = next((kind for name, kind in _CALLS.items() if event.name.startswith(name)), None)
+        if kind is not None:
+            counts[kind] += 1
 
 
 def copy_bandwidth(device: torch.device) -> float:

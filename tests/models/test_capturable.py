@@ -28,10 +28,14 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
+from paged_sdk.parallel.group import Group
 from paged_sdk.quant.embedding import TritonBlockEmbedding
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.quant.triton_block import TritonBlockLinear
 from paged_sdk.quant.triton_block_experts import TritonBlockExperts
+from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.mixed_graphs import MixedGraphs
+from paged_sdk.runner.step_results import StepResults
 from paged_sdk.weights.gguf_source import GgufSource
 from spans import span
 from tiny import FAMILIES, build_model, make_gguf
@@ -83,14 +87,18 @@ def meta_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_steps(model: DecoderModel) -> None:
-    """Check prompts, with indices made beforehand, and decodes of as many tokens, which make theirs in the step."""
+    """Check prompts, with indices made beforehand, decodes of as many tokens and rows of any lengths, which make theirs
+    in the step.
+    """
     settings = PoolSettings(block_size=16, dtype=model.dtype, device=META)
     pool = TritonPagedBackend(model.config, settings, 64, max_num_seqs=max(NUM_TOKENS))
+    lengths = torch.empty(4, dtype=torch.int32, device=META)
     for num_tokens in NUM_TOKENS:
         tokens = torch.empty(num_tokens, dtype=torch.int64, device=META)
         prompt = pool.prepare([span(0, num_tokens, range(64))])
         with device_only():
-            for step in (prompt, pool.decode(tokens, tokens, 64)):
+            mixed = pool.mixed(lengths[:3].long(), lengths[:3], lengths, tokens, tokens, max_context_len=64)
+            for step in (prompt, pool.decode(tokens, tokens, 64), mixed):
                 logits = model.logits(model.forward(tokens, tokens, StepContext(attention=step)))
                 assert logits.shape == (num_tokens, model.config.vocab_size)
 
@@ -102,6 +110,39 @@ def test_dense_models(family: str) -> None:
     reference = build_model(family)
     source = DictSource(reference.state_dict())
     check_steps(load_model(reference.config.to_dict(), source, dtype=torch.bfloat16, device=META))
+
+
+class _OtherDevices:
+    """Stands for connections between devices: nothing waits for them on the host, and something comes."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def _pass(self, *_: object) -> _OtherDevices:
+        self.num_calls += 1
+        return self
+
+    allreduce = _allgather_base = _pass
+
+    def wait(self) -> None:
+        """Let what is launched later wait."""
+
+
+@WITHOUT_GPU
+@pytest.mark.usefixtures("meta_for_cuda")
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_ranks(family: str) -> None:
+    """Sums, embeddings and logits of ranks on devices of their own are operations of the device alone."""
+    reference = build_model(family)
+    source = DictSource(reference.state_dict())
+    for rank in range(2):
+        group, others = Group(rank, 2), _OtherDevices()
+        group._devices = others
+        model = load_model(reference.config.to_dict(), source, dtype=torch.bfloat16, device=META, group=group)
+        with group.in_lockstep():
+            check_steps(model)
+        sums = 1 + 2 * model.config.num_layers  # of embeddings, attention and MLPs
+        assert others.num_calls == 3 * len(NUM_TOKENS) * (sums + 1)
 
 
 @WITHOUT_GPU
@@ -117,6 +158,32 @@ def test_models_in_blocks(family: str, tmp_path: Path) -> None:
     assert len(mixtures) == (model.config.num_layers if model.config.moe else 0)
     assert all(isinstance(mixture.experts, TritonBlockExperts) for mixture in mixtures)
     check_steps(model)
+
+
+@WITHOUT_GPU
+@pytest.mark.usefixtures("meta_for_cuda")
+def test_recorded_steps_with_their_logits_and_tokens() -> None:
+    """All that is recorded of them."""
+    reference = build_model("llama")
+    model = load_model(
+        reference.config.to_dict(), DictSource(reference.state_dict()), dtype=torch.bfloat16, device=META
+    )
+    settings = PoolSettings(block_size=16, dtype=model.dtype, device=META)
+    pool = TritonPagedBackend(model.config, settings, 64, max_num_seqs=8)
+    results = StepResults(torch.empty(8, dtype=torch.int64, device=META), 32)
+    num_recorded = 0
+
+    def record(function: Callable[[], None]) -> Callable[[], None]:
+        nonlocal num_recorded
+        function()  # which makes the memory of the results
+        with device_only():
+            function()
+        num_recorded += 1
+        return function
+
+    MixedGraphs(model, pool, results, counts=(16, 32), bounds=(64, 128), record=record)
+    DecodeGraphs(model, pool, results, sizes=(1, 8), bounds=(64, 128), record=record)
+    assert num_recorded == 8
 
 
 @WITHOUT_GPU

@@ -1,4 +1,4 @@
-"""Count what is compiled for steps of requests after the steps for trial: `python live_compilations.py GGUF`.
+"""Count what is compiled for steps of requests after the steps for trial: `python live_compilations.py GGUF CACHE`.
 
 Nothing is compiled and no kernel runs: a stand-in for Triton's compiler notes what it is asked for, for a GPU
 of compute capability 9.0. Around the kernels a model's steps run as they are, on the CPU, over what memory holds.
@@ -12,6 +12,7 @@ import argparse
 import importlib
 import json
 import random
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -22,10 +23,13 @@ from attrs import evolve
 
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.triton import availability
+from paged_sdk.kernels.triton.tile_choices import MatrixUnits
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.runner.warm_up import run_for_trial, trial_steps
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.gguf_source import GgufSource
@@ -36,6 +40,7 @@ MAX_TOKENS: Final = 600
 MAX_ROWS: Final = 32
 MAX_MODEL_LEN: Final = 32_768
 MULTIPROCESSORS: Final = 132
+_MOST_SECONDS: Final = 120.0
 
 
 class EverywhereTritonBlocks(TritonBlocks):
@@ -49,12 +54,15 @@ class Compiler:
     """Stands in for Triton's compiler and for the driver that says what it is to compile for.
 
     :ivar asked: the kernels that it was asked for, each as often as it was
+    :ivar most_at_once: for how many kernels it was asked at once
     """
 
     def __init__(self) -> None:
         backends: Any = importlib.import_module("triton.backends.compiler")
         self._target = backends.GPUTarget("cuda", 90, 32)
         self.asked: list[str] = []
+        self.most_at_once = 0
+        self._others = threading.Barrier(2)
 
     def get_current_target(self) -> object:
         return self._target
@@ -77,6 +85,9 @@ class Compiler:
 
         def note(function: Any, key: Any, *args: Any) -> object:
             self.asked.append(function.__name__)
+            if self.most_at_once < 2 and threading.current_thread() is not threading.main_thread():
+                self._others.wait(_MOST_SECONDS)  # for another thread to ask for one, too
+                self.most_at_once = 2
             kernels = function.device_caches[0][0]
             kernels[key] = object()
             return kernels[key]
@@ -116,26 +127,41 @@ def steps_of_requests() -> list[list[StepRow]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
+    parser.add_argument("cache_type", type=PagedCacheType)
+    arguments = parser.parse_args()
     compiler = Compiler()
     with ExitStack() as stack:
         compiler.let_launch(stack)
-        for module in ("availability", "paged_attention", "paged_decode", "quantized_linear", "quantized_experts"):
+        for module in ("availability", "paged_attention", "paged_decode", "quantized_linear"):
             kernels = importlib.import_module(f"paged_sdk.kernels.triton.{module}")
             stack.enter_context(patch.object(kernels, "num_multiprocessors", lambda device: MULTIPROCESSORS))
+        for module in ("quantized_linear", "quantized_experts"):
+            kernels = importlib.import_module(f"paged_sdk.kernels.triton.{module}")
+            stack.enter_context(patch.object(kernels, "matrix_units", return_value=MatrixUnits.SHARED_MEMORY))
         stack.enter_context(patch.object(availability, "why_not", lambda device: None))
         stack.enter_context(patch.object(torch.Tensor, "is_cuda", True, create=True))
         stack.enter_context(torch.inference_mode())
-        source = GgufSource(parser.parse_args().model)
+        source = GgufSource(arguments.model)
         policy = WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])
         model = load_model(source.config, source, dtype=torch.bfloat16, device=CPU, policy=policy)
-        pool = PoolSettings(block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU)
+        pool = PoolSettings(block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU, cache_type=arguments.cache_type)
         config = evolve(model.config, sliding_windows=(None, 1024))
         backend = TritonPagedBackend(config, pool, 4, max_num_seqs=MAX_ROWS, max_model_len=MAX_MODEL_LEN)
         limits = {"max_num_tokens": MAX_TOKENS, "max_num_rows": MAX_ROWS, "max_model_len": MAX_MODEL_LEN}
-        run_for_trial(model, backend, list(trial_steps(block_size=BLOCK_SIZE, **limits)))
+        run_for_trial(model, backend, list(trial_steps(block_size=BLOCK_SIZE, **limits)), num_threads=4)
         before, compiler.asked = compiler.asked, []
-        run_for_trial(model, backend, steps_of_requests())
-    print(json.dumps({"for trial": before, "for requests": compiler.asked}))
+        kernels = importlib.import_module("paged_sdk.kernels.triton.compiled").CompiledKernels(0)
+        live = LiveCompilations(kernels)
+        with live.watching():
+            run_for_trial(model, backend, steps_of_requests())
+        found = {
+            "for trial": before,
+            "at once": compiler.most_at_once,
+            "counted": kernels.total,
+            "for requests": compiler.asked,
+            "noticed": live.count,
+        }
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

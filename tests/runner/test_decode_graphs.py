@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -19,26 +20,34 @@ from paged_sdk.kernels.triton import availability
 from paged_sdk.runner.activations import cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.step_results import Recorded, StepResults
+from paged_sdk.runner.step_table import Record
 
 CPU: Final = torch.device("cpu")
 SIZES: Final = (1, 2, 4)
 BOUNDS: Final = (10, 100)
+VOCAB: Final = 60
 
 
 class Model:
-    """Computes of each row a state that tells its token, its position and the bound of its step."""
+    """Computes of each row a state that tells its token, its position and the bound of its step; the likeliest token
+    after it is the next number.
+
+    :ivar error: is added to every state
+    """
 
     device = CPU
+    error = 0.0
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         own: Any = ctx.attention
-        return torch.stack((token_ids, positions, torch.full_like(positions, own.bound)), dim=1).float()
+        return torch.stack((token_ids, positions, torch.full_like(positions, own.bound)), dim=1).float() + self.error
 
     def normed(self, hidden: Tensor) -> Tensor:
-        raise AssertionError("recorded steps end with hidden states")
+        raise AssertionError("recorded steps end with logits")
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        raise AssertionError("recorded steps end with hidden states")
+        return -(torch.arange(VOCAB) - hidden[:, :1] - 1).abs()
 
 
 class Bound(AttentionStep):
@@ -59,6 +68,9 @@ class Backend(DecodeBackend):
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> AttentionStep:
         return Bound(max_context_len)
+
+    def mixed(self, *args: Tensor, max_context_len: int) -> AttentionStep:
+        raise AssertionError("every row has one token")
 
 
 class Recorder:
@@ -82,19 +94,23 @@ class Recorder:
         return replay
 
 
-def graphs(recorder: Callable[[Callable[[], None]], Callable[[], None]]) -> DecodeGraphs:
-    model: Any = Model()
-    overlap = torch.zeros(4, dtype=torch.int64)
-    return DecodeGraphs(model, Backend(), overlap, sizes=SIZES, bounds=BOUNDS, record=recorder)
+def graphs(recorder: Record, model: Model | None = None, overlap: Tensor | None = None) -> DecodeGraphs:
+    own: Any = model or Model()
+    results = StepResults(torch.zeros(4, dtype=torch.int64) if overlap is None else overlap, num_tokens=5)
+    return DecodeGraphs(own, Backend(), results, sizes=SIZES, bounds=BOUNDS, record=recorder)
+
+
+def step(made: DecodeGraphs, positions: Sequence[int], sources: Sequence[int] | None = None) -> Recorded:
+    """Run a step whose tokens are 50, 51, ... where ``sources`` do not say otherwise."""
+    rows = len(positions)
+    tokens = range(50, 50 + rows)
+    ids, nothing = range(rows), [-1] * rows
+    return made.forward(ids, [0] * rows, [[0]] * rows, positions, tokens, sources or nothing, nothing)
 
 
 def run(made: DecodeGraphs, positions: Sequence[int]) -> list[list[float]]:
     """Return the states of a step whose tokens are 50, 51, ..."""
-    rows = len(positions)
-    tokens = range(50, 50 + rows)
-    ids, nothing = range(rows), [-1] * rows
-    found = made.forward(ids, [0] * rows, [[0]] * rows, positions, tokens, nothing, nothing)
-    states: list[list[float]] = found.tolist()
+    states: list[list[float]] = step(made, positions).hidden.tolist()
     return states
 
 
@@ -149,14 +165,42 @@ def test_steps_are_replayed_before_there_are_requests() -> None:
 
 
 def test_a_replay_with_another_result_is_found() -> None:
+    model = Model()
+
     def record(function: Callable[[], None]) -> Callable[[], None]:
         function()
-        return lambda: None
 
-    made = graphs(record)
-    made.hidden += 5.0
+        def replay() -> None:
+            model.error = 5.0
+            function()
+            model.error = 0.0
+
+        return replay
+
     with pytest.raises(RuntimeError, match="another result"):
-        made.check()
+        graphs(record, model).check()
+
+
+def test_a_step_leaves_the_likeliest_tokens_for_the_next() -> None:
+    overlap = torch.zeros(4, dtype=torch.int64)
+    made = graphs(Recorder({}), overlap=overlap)
+    found = step(made, [3, 4, 5])
+    assert found.positions == [0, 1, 2]
+    assert found.likeliest.tolist() == [51, 52, 53]
+    assert found.logits.shape == (3, VOCAB)
+    assert found.logits.argmax(-1).tolist() == [51, 52, 53]
+    assert overlap[:3].tolist() == [51, 52, 53]
+    found = step(made, [4, 5], sources=[2, -1])
+    assert found.hidden[:, 0].tolist() == [53, 51]
+    assert found.likeliest.tolist() == [54, 52]
+
+
+def test_rows_without_a_likeliest_token() -> None:
+    model, overlap = Model(), torch.zeros(4, dtype=torch.int64)
+    made = graphs(Recorder({}), model, overlap)
+    model.error = math.nan
+    assert step(made, [3]).likeliest.tolist() == [-1]
+    assert overlap[0] == 0
 
 
 class Driver:
@@ -247,17 +291,19 @@ def test_a_recording_that_fails_leaves_the_allocator(
     assert driver.calls[driver.calls.index("end") + 1 :] == left
 
 
-def test_the_peak_is_the_highest_of_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one of which another model frees what it had when the run began."""
-    allocated, peaks = iter([100, 900, 100]), iter([170, 920, 180])
+@pytest.mark.parametrize(("taken", "expected"), [(60, 80), (96, 96)])
+def test_the_peak_is_the_highest_of_several_runs(monkeypatch: pytest.MonkeyPatch, taken: int, expected: int) -> None:
+    """In one of which another model frees what it had when the run began. What torch takes of the device counts too."""
+    allocated, peaks, reserved = iter([100, 900, 100]), iter([170, 920, 180]), iter([4_000, 4_000 + taken])
     emptied: list[None] = []
     for name, value in (
         ("synchronize", lambda device: None),
         ("reset_peak_memory_stats", lambda device: None),
         ("memory_allocated", lambda device: next(allocated)),
         ("max_memory_allocated", lambda device: next(peaks)),
+        ("memory_reserved", lambda device: next(reserved)),
         ("empty_cache", lambda: emptied.append(None)),
     ):
         monkeypatch.setattr(torch.cuda, name, value)
-    assert cuda_peak_bytes(torch.device("cuda", 0))(lambda: None) == 80
-    assert len(emptied) == 1
+    assert cuda_peak_bytes(torch.device("cuda", 0))(lambda: None) == expected
+    assert len(emptied) == 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,24 +31,19 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
-from paged_sdk.attention.backend import AttentionBackend, AttentionSetup, KvStorage
-from paged_sdk.attention.pool_settings import PoolSettings
-from paged_sdk.attention.triton_paged import TritonPagedBackend
-from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.lora import AdaptedRows
-from paged_sdk.kernels.lora_slots import AdapterSlots
-from paged_sdk.kernels.placement import Placement
-from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
-from paged_sdk.runner.device_decoding import DeviceDecoding
+from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep, RunnerOutput
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.runner.sampled_step import SampledStep
-from paged_sdk.sampling.device_sampler import DeviceSampler, Drawn
-from paged_sdk.sampling.processor import Processor
+from paged_sdk.runner.step_results import Recorded
+from paged_sdk.sampling.device_sampler import Drawn
 from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.types.step import StepRow
+from recorded_steps import Recorder, let_record
 
 CPU: Final = torch.device("cpu")
 NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -58,82 +53,11 @@ SMALL: Final = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.Conte
 PROMPTS: Final = ("What is paging? It is", "What is paging? Nothing", "So", "One two three four five six")
 
 
-class Recorder:
-    """Counts how often each step of so many rows is replayed.
-
-    :ivar checks: whether steps are checked first, of which nothing is counted
-    """
-
-    def __init__(self) -> None:
-        self.checks = False
-        self.replays: list[int] = []
-        self._num_recorded = 0
-
-    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-        function()
-        index = self._num_recorded
-        self._num_recorded += 1
-
-        def replay() -> None:
-            self.replays.append(index)
-            function()
-
-        return replay
-
-
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch, triton_device: torch.device) -> Recorder:
     """Let engines built in the test take the way for CUDA."""
     recorder = Recorder()
-
-    def storage(setup: AttentionSetup, candidates: object) -> KvStorage:
-        engine = setup.engine
-        settings = PoolSettings(block_size=engine.block_size, dtype=setup.dtype, device=triton_device)
-        return KvStorage(
-            make=lambda num_blocks: TritonPagedBackend(
-                setup.model,
-                settings,
-                num_blocks,
-                max_num_seqs=engine.max_num_seqs,
-                max_model_len=engine.max_model_len,
-            )
-        )
-
-    def path(
-        model: CausalModel,
-        backend: AttentionBackend,
-        config: EngineConfig,
-        *,
-        processors: Sequence[Processor[Any]],
-        vocab_size: int,
-        placement: Placement,
-        visible: bool,
-        make_slots: Callable[[int], AdapterSlots] | None,
-    ) -> DeviceDecoding:
-        assert placement.is_one_device
-        assert isinstance(backend, TritonPagedBackend)
-        overlap = OverlapTokens(config.max_num_seqs, triton_device)
-        slots = None if make_slots is None else make_slots(config.max_num_seqs)
-        with torch.inference_mode():
-            graphs = DecodeGraphs(
-                model,
-                backend,
-                overlap.tokens,
-                sizes=batch_sizes(config.max_num_seqs),
-                bounds=[24, config.max_model_len],
-                record=recorder,
-                slots=slots,
-            )
-            if recorder.checks:
-                graphs.check()
-                recorder.replays.clear()
-            sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, triton_device)
-            path = DeviceDecoding(sampler, overlap, graphs, slots)
-            path.warm_up(model)
-        return path
-
-    monkeypatch.setattr("paged_sdk.build.kv_storage.choose_storage", storage)
-    monkeypatch.setattr("paged_sdk.build.assembly.make_device_decoding", path)
+    let_record(monkeypatch, triton_device, recorder)
     return recorder
 
 
@@ -341,7 +265,7 @@ def test_rows_that_the_host_samples_hold_nobody_up(
         order.append("wait")
         return result(self)
 
-    def watched_forward(self: DecodeGraphs, *arguments: Any) -> Tensor:
+    def watched_forward(self: DecodeGraphs, *arguments: Any) -> Recorded:
         order.append("submit")
         return forward(self, *arguments)
 
@@ -373,7 +297,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(
         result = logits(self, hidden, adapted)
         if len(result) == 2:
             count += 1
-            if count == 2:
+            if count == 4:
                 result[1] = torch.nan
         return result
 
@@ -404,7 +328,7 @@ def test_a_step_is_submitted_before_the_last_one_is_waited_for(
         order.append("wait")
         return result(self)
 
-    def watched_forward(self: DecodeGraphs, *arguments: Any) -> Tensor:
+    def watched_forward(self: DecodeGraphs, *arguments: Any) -> Recorded:
         order.append("submit")
         return forward(self, *arguments)
 
@@ -484,7 +408,8 @@ def test_sizes_of_recorded_steps() -> None:
 
 def test_bounds_of_recorded_steps() -> None:
     assert context_bounds(4096) == [4096]
-    assert context_bounds(131_072) == [8192, 131_072]
+    assert context_bounds(40_960) == [8192, 40_960]
+    assert context_bounds(131_072) == [8192, 32_768, 131_072]
 
 
 def test_tokens_are_handed_on() -> None:
@@ -501,8 +426,8 @@ def test_tokens_are_handed_on() -> None:
 def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
     tiny_checkpoint: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    submit, repeat = ModelRunner.submit, DeviceDecoding.repeat
-    num_replayed = 0
+    submit, repeat, run = ModelRunner.submit, DeviceDecoding.repeat, DeviceDecoding.run
+    num_replayed = num_mixed = 0
 
     def watched_submit(self: ModelRunner, output: SchedulerOutput) -> PendingStep:
         if any(row.num_new_tokens > 1 for row in output.scheduled):
@@ -518,15 +443,28 @@ def test_decode_steps_on_a_gpu_are_replayed_and_wait_for_nothing(
         num_replayed += 1
         return repeat(self, *arguments)
 
+    def watched_run(self: DeviceDecoding, way: Way, rows: Sequence[StepRow]) -> tuple[Recorded, Sequence[int]]:
+        nonlocal num_mixed
+        num_mixed += way is Way.MIXED
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return run(self, way, rows)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
     monkeypatch.setattr(DeviceDecoding, "repeat", watched_repeat)
+    monkeypatch.setattr(DeviceDecoding, "run", watched_run)
     penalized = evolve(GREEDY, repetition_penalty=1.3, frequency_penalty=0.1, top_n_logprobs=2)
     long = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_len=40, ignore_eos=True)
     builder = TextModelBuilder(tiny_checkpoint).with_dtype(dtype).with_device("cuda")
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         found = [texts(builder, sampling, together=True) for sampling in (long, penalized, GREEDY)]
     assert "Decode steps of up to 4 rows recorded" in caplog.text
+    assert "Steps with prompts of up to 13 tokens recorded" in caplog.text
     assert num_replayed > 30
+    assert num_mixed >= 6  # a step or more of prompts for each of three
     assert [len(each) for each in found] == [len(PROMPTS)] * 3
     if dtype == "float32":
         on_cpu = [texts(builder.with_device("cpu"), sampling, together=True) for sampling in (penalized, GREEDY)]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +14,15 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
-from paged_sdk.runner.warm_up import trial_steps
+from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.runner.live_compilations import LiveCompilations
+from paged_sdk.runner.warm_up import run_for_trial, trial_steps
+from paged_sdk.types.step import StepRow
 
 HIDDEN, MLP, VOCAB, EXPERTS = 512, 512, 64, 8
 LLAMA: Final[dict[str, Any]] = {
@@ -70,29 +76,120 @@ def write(path: Path, num_experts: int) -> Path:
     return path
 
 
-def asked_for(path: Path) -> dict[str, list[str]]:
-    """Return the kernels that are compiled for trial and for requests."""
+def asked_for(path: Path, cache_type: PagedCacheType) -> dict[str, Any]:
+    """Return the kernels that are compiled for trial and for requests, and what is counted of them."""
     root = Path(__file__).parents[2]
     paths = (root / "src", root, os.environ.get("PYTHONPATH", ""))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("live_compilations.py")), str(path)],
+        [sys.executable, str(Path(__file__).with_name("live_compilations.py")), str(path), cache_type.value],
         capture_output=True,
         text=True,
         env=environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, list[str]] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-@pytest.mark.parametrize("num_experts", [0, pytest.param(EXPERTS, marks=pytest.mark.long)])
-def test_no_kernel_is_compiled_for_requests(tmp_path: Path, num_experts: int) -> None:
-    found = asked_for(write(tmp_path / "model.gguf", num_experts))
+@pytest.mark.parametrize(
+    ("num_experts", "cache_type"),
+    [
+        (0, PagedCacheType.AUTO),
+        pytest.param(0, PagedCacheType.F8E4M3, marks=pytest.mark.long),
+        pytest.param(EXPERTS, PagedCacheType.AUTO, marks=pytest.mark.long),
+    ],
+)
+def test_no_kernel_is_compiled_for_requests(tmp_path: Path, num_experts: int, cache_type: PagedCacheType) -> None:
+    found = asked_for(write(tmp_path / "model.gguf", num_experts), cache_type)
     expected = {"_rms_norm_kernel", "_attend_split", "_attend_tile", "_tile_kernel", "_few_rows_kernel"}
     assert expected | ({"_route_kernel"} if num_experts else set()) <= set(found["for trial"])
+    assert found["at once"] == 2
+    assert expected <= set(found["for trial"])
+    assert 10 < found["counted"] <= len(found["for trial"])  # two threads may compile one for themselves
     assert found["for requests"] == []
+    assert found["noticed"] == 0
+
+
+def test_kernels_that_requests_wait_for_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    class Kernels:
+        found: Final[dict[str, int]] = {"_old": 3}
+
+        @property
+        def total(self) -> int:
+            return sum(self.found.values())
+
+        def by_name(self) -> dict[str, int]:
+            return dict(self.found)
+
+    kernels = Kernels()
+    live = LiveCompilations(kernels)
+    kernels.found["_of_another_model"] = 4
+    with live.watching():
+        pass
+    assert live.count == 0
+    assert not caplog.records
+    for count in (1, 3):
+        with live.watching():
+            kernels.found["_new"] = count
+    assert live.count == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "2 kernels were compiled or loaded (_new): 3 since" in caplog.records[-1].message
+
+
+class Slow:
+    """Stands in for a model whose steps wait for each other, as long as they may run at once.
+
+    :ivar most_tokens: how many were under way at once
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.most_tokens = self._tokens = 0
+        self.num_steps = 0
+        self._lock = threading.Lock()
+
+    def forward(self, token_ids: Tensor, positions: Tensor, ctx: object) -> Tensor:
+        with self._lock:
+            self._tokens += len(token_ids)
+            self.most_tokens = max(self.most_tokens, self._tokens)
+            self.num_steps += 1
+        if len(token_ids) == 13:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        result = torch.rand(200, 200).matrix_exp().sum() + torch.zeros(len(token_ids), 1)
+        with self._lock:
+            self._tokens -= len(token_ids)
+        return result
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+
+class NoBackend:
+    def prepare(self, rows: object) -> None:
+        """Keep nothing."""
+
+
+def test_steps_at_once_have_no_more_tokens_than_the_largest() -> None:
+    model: Any = Slow()
+    backend: Any = NoBackend()
+    steps = [[StepRow(-1, 0, [0] * count, [0], count)] for count in (1, 3, 4, 5, 2, 9, 1, 4, 4, 4)]
+    told: list[tuple[int, int]] = []
+    run_for_trial(model, backend, steps, lambda done, total: told.append((done, total)), num_threads=4)
+    assert told == [(done, 10) for done in range(1, 11)]
+    assert model.num_steps == 10
+    assert model.most_tokens <= 9
+
+
+def test_a_step_without_memory_ends_the_trial() -> None:
+    model: Any = Slow()
+    backend: Any = NoBackend()
+    steps = [[StepRow(-1, 0, [0] * count, [0], count)] for count in (1, 13, *[13] * 40)]
+    with pytest.raises(torch.OutOfMemoryError):
+        run_for_trial(model, backend, steps, num_threads=2)
+    assert model.num_steps < len(steps)
 
 
 @pytest.mark.parametrize("limits", [(1, 1, 1), (2048, 32, 40_960), (512, 256, 600), (64, 100, 4096), (8, 4, 3)])

@@ -8,6 +8,7 @@ import torch
 from attrs import evolve
 
 from paged_sdk.build.device_setup import memory_must_do
+from paged_sdk.build.device_steps import compile_steps
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_memory import make_kv_manager
 from paged_sdk.build.kv_storage import make_storage
@@ -69,8 +70,11 @@ def make_draft_model(
     shape = draft.model.config
     own = evolve(config, max_model_len=draft.max_model_len, sliding_window=shape.window, rope_switch=shape.rope_switch)
     backend = make_storage(draft, own, workspace).make(own.num_blocks)
+    model = fuse(draft.model, backend, draft.settings)
+    if own.paged and all(device.type == "cuda" for device in draft.placement.devices):
+        compile_steps(model, backend, own, visible=draft.settings.logging)
     return DraftModel(
-        fuse(draft.model, backend, draft.settings),
+        model,
         backend,
         make_kv_manager(own),
         vocab_size=shape.vocab_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, must_be_new,
 from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.mmproj import Mmproj
 from paged_sdk.weights.mmproj_export import IMAGE_BREAK, ExportedEncoder, export_of, feature_layers
+from paged_sdk.weights.source import WeightSource
 
 __all__ = ["write"]
 
@@ -121,7 +123,7 @@ def _side(value: Any) -> int:
 def _tensors(
     checkpoint: Checkpoint, kind: ExportedEncoder, config: Any, encoder: TensorEncoder, type: str
 ) -> list[PlannedTensor]:
-    """Plan the tensors; each is read when it is written.
+    """Plan the tensors; each is read when it is written, once.
 
     :raises UnsupportedArchitectureError: GGUF has no name for one
     """
@@ -129,6 +131,7 @@ def _tensors(
     names = names_in(source, family)
     text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
     planned: list[PlannedTensor] = []
+    pieces = _Pieces(source, kind, config)
     for name in source.names():
         if name.startswith(text) or name.endswith(".position_ids"):
             continue
@@ -138,15 +141,41 @@ def _tensors(
                 f"{checkpoint.path}: GGUF has no name for tensor {shown(name)}", architecture=str(config.model_type)
             )
 
-        def pieces(name: str = name, stored: str = stored) -> dict[str, Tensor]:
-            return dict(kind.pieces(stored, source.tensor(name, torch.float32, _CPU), config))
-
-        for own, shape in {own: tuple(tensor.shape) for own, tensor in pieces().items()}.items():
-            planned.append(_planned(own, shape, encoder, type, lambda own=own, pieces=pieces: pieces()[own]))
+        for own, shape in pieces.shapes(name, stored).items():
+            planned.append(_planned(own, shape, encoder, type, partial(pieces.read, name, stored, own)))
     if kind.breaks_rows:
         row = _break_row(checkpoint, names.table)
         planned.append(_planned(IMAGE_BREAK, tuple(row.shape), encoder, type, lambda: row))
     return planned
+
+
+class _Pieces:
+    """Makes of a checkpoint's tensors what GGUF has instead: of one several, which are written one after the other. So
+    the tensor that was read last is kept, and each is read once.
+    """
+
+    def __init__(self, source: WeightSource, kind: ExportedEncoder, config: Any) -> None:
+        self._source = source
+        self._kind = kind
+        self._config = config
+        self._name = ""
+        self._pieces: dict[str, Tensor] = {}
+
+    def shapes(self, name: str, stored: str) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what a tensor becomes, without reading it.
+
+        :param stored: GGUF's name of the tensor
+        """
+        whole = torch.empty(self._source.shape(name), device="meta")
+        return {own: tuple(piece.shape) for own, piece in self._kind.pieces(stored, whole, self._config)}
+
+    def read(self, name: str, stored: str, own: str) -> Tensor:
+        """Return one of the things that a tensor becomes."""
+        if self._name != name:
+            self._pieces = {}  # before the next one is read, so that one is in memory at a time
+            values = self._source.tensor(name, torch.float32, _CPU)
+            self._name, self._pieces = name, dict(self._kind.pieces(stored, values, self._config))
+        return self._pieces[own]
 
 
 def _planned(name: str, shape: tuple[int, ...], encoder: TensorEncoder, type: str, read: Any) -> PlannedTensor:

@@ -65,12 +65,15 @@ def cuda_peak_bytes(device: torch.device) -> PeakBytes:
     """Make a measurement by the counters of torch's allocator; it also empties the allocator's cache.
 
     They count what other threads do as well, so that it is the highest of several: one that another model has freed
-    memory in shows too little, and too much only leaves memory free.
+    memory in shows too little, and too much only leaves memory free. What torch takes of the device for it counts, if
+    that is more: it takes whole pieces, and keeps what lies between tensors.
     """
 
     def peak_bytes(run: Callable[[], None]) -> int:
         run()  # compiles kernels and allocates the workspaces of libraries, which stay
         torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved(device)
         peaks = []
         for _ in range(_NUM_RUNS):
             torch.cuda.reset_peak_memory_stats(device)
@@ -78,7 +81,8 @@ def cuda_peak_bytes(device: torch.device) -> PeakBytes:
             run()
             torch.cuda.synchronize(device)
             peaks.append(torch.cuda.max_memory_allocated(device) - before)
+        taken = torch.cuda.memory_reserved(device) - reserved
         torch.cuda.empty_cache()
-        return max(peaks)
+        return max(taken, *peaks)
 
     return peak_bytes

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from attrs import define
+from attrs import define, field
 from torch import Tensor
 
 from paged_sdk.kernels.lora_slots import AdapterSlots
-from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.live_compilations import LiveCompilations
+from paged_sdk.runner.mixed_graphs import LONGEST_CHUNK_CONTEXT, MixedGraphs
 from paged_sdk.runner.overlap import OverlapTokens
+from paged_sdk.runner.step_results import Recorded
 from paged_sdk.sampling.device_sampler import DeviceBatch, DeviceSampler, Drawn
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence
@@ -30,6 +32,8 @@ class Way(Enum):
     it got there, so nothing about them has to be worked out again. Most steps are like this."""
     RECORDED = "recorded"
     """A recorded graph runs its layers: every row has one token."""
+    MIXED = "mixed"
+    """A recorded graph runs its layers: some rows are chunks of prompts, or have drafts."""
     LAUNCHED = "launched"
     """Its operations are launched one at a time."""
 
@@ -40,7 +44,9 @@ class DeviceDecoding:
     :param sampler: chooses tokens on the device
     :param overlap: keeps the sampled tokens on the device for the next step
     :param graphs: recorded steps; None: layers are launched one operation at a time
+    :param mixed: recorded steps whose rows have any number of tokens; None: only decodes are recorded
     :param slots: where recorded steps find the adapters of their rows; None: they know no adapters
+    :ivar compilations: notices kernels that are compiled for a step; None: nothing is compiled
     """
 
     def __init__(
@@ -48,35 +54,53 @@ class DeviceDecoding:
         sampler: DeviceSampler,
         overlap: OverlapTokens,
         graphs: DecodeGraphs | None,
+        mixed: MixedGraphs | None = None,
         slots: AdapterSlots | None = None,
     ) -> None:
         self.overlap = overlap
+        self.compilations: LiveCompilations | None = None
         self._slots = slots
         self._sampler = sampler
         self._graphs = graphs
+        self._mixed = mixed
         self._last: _Batch | None = None
+        self._is_recorded = False
 
     def way(self, scheduled: Sequence[ScheduledSequence]) -> Way:
         """Decide how a step is run."""
-        graphs, last = self._graphs, self._last
-        if graphs is None or len(scheduled) > graphs.largest:
-            return Way.LAUNCHED
-        # The last token of its text, which is sampled, alone says by its position how long the text is.
-        # What was recorded takes a token's place in its sequence as its position.
-        if any(
-            row.num_new_tokens != 1
-            or not row.num_samples
-            or ((request := row.sequence.request).adapter is not None and not self._holds(request.adapter))
-            or (request.media is not None and request.media.positions is not None)
-            for row in scheduled
-        ):
-            return Way.LAUNCHED
-        if last is None or [row.sequence for row in scheduled] != last.sequences:
-            return Way.RECORDED
-        # A row that was preempted meanwhile starts at another position.
-        return Way.REPEATED if [row.start for row in scheduled] == last.next_positions else Way.RECORDED
+        way = self._choose(scheduled)
+        self._is_recorded = way is not Way.LAUNCHED
+        return way
 
-    def repeat(self, scheduled: Sequence[ScheduledSequence], model: CausalModel) -> Drawn:
+    def _choose(self, scheduled: Sequence[ScheduledSequence]) -> Way:
+        if not scheduled:
+            return Way.LAUNCHED
+        last, graphs = self._last, self._graphs
+        are_decodes = (
+            graphs is not None
+            and len(scheduled) <= graphs.largest
+            and {row.num_new_tokens for row in scheduled} == {1}
+            and 0 not in {row.num_samples for row in scheduled}
+        )
+        if (
+            are_decodes
+            and last is not None
+            and last.is_recorded  # what makes rows recordable holds as long as they live
+            and [row.sequence for row in scheduled] == last.sequences
+            # A row that was preempted meanwhile starts at another position.
+            and [row.start for row in scheduled] == last.next_positions
+        ):
+            return Way.REPEATED
+        for row in scheduled:
+            request = row.sequence.request
+            is_plain = request.adapter is None and request.media is None and not row.sequence.is_long
+            if not is_plain and not self._is_recordable(row):
+                return Way.LAUNCHED
+        if are_decodes:
+            return Way.RECORDED
+        return Way.MIXED if self._is_mixed(scheduled) else Way.LAUNCHED
+
+    def repeat(self, scheduled: Sequence[ScheduledSequence]) -> Drawn:
         """Run and sample a whole step of the way :attr:`Way.REPEATED`.
 
         :returns: the sampled tokens, as :meth:`sample` returns them
@@ -84,7 +108,7 @@ class DeviceDecoding:
         last = self._last
         assert self._graphs is not None, "no step is recorded"
         assert last is not None, "there is no step to repeat"
-        hidden = self._graphs.forward(
+        recorded = self._graphs.forward(
             [row.sequence.seq_id for row in scheduled],
             [row.sequence.table.version for row in scheduled],
             [row.kv_ids for row in scheduled],
@@ -93,37 +117,49 @@ class DeviceDecoding:
             range(len(scheduled)),
             last.places,
         )
-        logits = model.logits(hidden)
         last.next_positions = [position + 1 for position in last.next_positions]
-        return self._draw(logits, last)
+        return self._draw(recorded.logits, last, recorded.likeliest)
 
-    def decode(self, rows: Sequence[StepRow]) -> Tensor:
-        """Run the layers of a step of the way :attr:`Way.RECORDED`.
+    def run(self, way: Way, rows: Sequence[StepRow]) -> tuple[Recorded, Sequence[int]]:
+        """Run the layers of a step of the way :attr:`Way.RECORDED` or :attr:`Way.MIXED`.
 
-        :returns: ``[len(rows), hidden_size]``, valid until the next step
+        :returns: the results, and the index of each row's first token
         """
+        awaited = [row.seq_id for row in rows if row.token_ids[-1] == AWAITED]
+        found = dict(zip(awaited, self.overlap.places(awaited), strict=True))
+        sources = [found.get(row.seq_id, -1) for row in rows]
+        if way is Way.MIXED:
+            assert self._mixed is not None, "no step with chunks of prompts is recorded"
+            return self._mixed.forward(rows, sources, [self._adapter_place(row.adapter) for row in rows])
         assert self._graphs is not None, "no step is recorded"
-        awaited = [row.seq_id for row in rows if row.token_ids[0] == AWAITED]
-        places = dict(zip(awaited, self.overlap.places(awaited), strict=True))
-        return self._graphs.forward(
+        recorded = self._graphs.forward(
             [row.seq_id for row in rows],
             [row.kv_version for row in rows],
             [row.kv_ids for row in rows],
             [row.start for row in rows],
             [max(row.token_ids[0], 0) for row in rows],
-            [places.get(row.seq_id, -1) for row in rows],
-            [self._adapter_place(row.adapter, row.adapter_start <= row.start) for row in rows],
+            sources,
+            [self._adapter_place(row.adapter, is_adapted=row.adapter_start <= row.start) for row in rows],
         )
+        return recorded, range(len(rows))
 
     def serves(self, row: SampleRow) -> bool:
         """Say whether the device can sample a row."""
         return self._sampler.serves(row)
 
-    def sample(self, logits: Tensor, scheduled: Sequence[ScheduledSequence], rows: Sequence[SampleRow]) -> Drawn:
+    def sample(
+        self,
+        logits: Tensor,
+        scheduled: Sequence[ScheduledSequence],
+        rows: Sequence[SampleRow],
+        likeliest: Tensor | None = None,
+    ) -> Drawn:
         """Choose a token for each of some rows, and keep the tokens on the device for the next step.
 
         :param logits: float32 ``[len(rows), vocab_size]``; overwritten
         :param rows: the rows of ``scheduled``, each of which :meth:`serves` accepts
+        :param likeliest: the likeliest tokens that a recorded step of just these rows has left; None: they are not
+            known yet
         """
         self._last = _Batch(
             sequences=[row.sequence for row in scheduled],
@@ -131,13 +167,16 @@ class DeviceDecoding:
             sampled=self._sampler.begin(rows),
             next_positions=[row.end for row in scheduled],
             places=[self._next_place(row) for row in scheduled],
+            is_recorded=self._is_recorded,
         )
-        return self._draw(logits, self._last)
+        return self._draw(logits, self._last, likeliest)
 
-    def warm_up(self, model: CausalModel) -> None:
-        """Compile the kernels that run after a recorded step, so that no request waits for that."""
-        if self._graphs is not None:
-            self._sampler.warm_up(model.logits(self._graphs.hidden[:1]))
+    def warm_up(self, logits: Tensor) -> None:
+        """Compile the kernels that choose tokens, so that no request waits for that.
+
+        :param logits: float32, one row as wide as the vocabulary; overwritten
+        """
+        self._sampler.warm_up(logits)
 
     def forget_step(self) -> None:
         """Repeat nothing: the last step has failed somewhere on its way."""
@@ -151,7 +190,27 @@ class DeviceDecoding:
         """Say whether recorded steps find an adapter."""
         return self._slots is not None and self._slots.place(adapter.number) is not None
 
-    def _adapter_place(self, number: int | None, is_adapted: bool) -> int:
+    def _is_recordable(self, row: ScheduledSequence) -> bool:
+        """Say whether recorded steps can have a row, if it does not have too many tokens for them."""
+        sequence, request = row.sequence, row.sequence.request
+        if request.adapter is not None and not self._holds(request.adapter):
+            return False
+        # What was recorded takes a token's place in its sequence as its position, and looks up every token.
+        media = request.media
+        if media is not None and (media.positions is not None or row.start < sequence.num_prompt_tokens):
+            return False
+        # The last token of a text alone says by its position how long the text is.
+        return not sequence.is_long or (row.num_new_tokens == 1 and bool(row.num_samples))
+
+    def _is_mixed(self, scheduled: Sequence[ScheduledSequence]) -> bool:
+        """Say whether a recorded step of rows of any lengths serves rows that each are recordable."""
+        return (
+            self._mixed is not None
+            and sum(row.num_new_tokens for row in scheduled) <= self._mixed.largest
+            and all(row.num_new_tokens == 1 or row.end <= LONGEST_CHUNK_CONTEXT for row in scheduled)
+        )
+
+    def _adapter_place(self, number: int | None, *, is_adapted: bool = True) -> int:
         place = None if self._slots is None or number is None or not is_adapted else self._slots.place(number)
         return -1 if place is None else place
 
@@ -159,9 +218,12 @@ class DeviceDecoding:
         """Return the place of the adapter that the token after a row goes through."""
         request = row.sequence.request
         number = None if request.adapter is None else request.adapter.number
-        return self._adapter_place(number, request.adapter_start <= row.end)
+        return self._adapter_place(number, is_adapted=request.adapter_start <= row.end)
 
-    def _draw(self, logits: Tensor, batch: _Batch) -> Drawn:
+    def _draw(self, logits: Tensor, batch: _Batch, likeliest: Tensor | None) -> Drawn:
+        if likeliest is not None and batch.takes_likeliest:
+            self.overlap.found(batch.seq_ids)
+            return self._sampler.take(likeliest, batch.sampled)
         drawn = self._sampler.sample(logits, batch.sampled)
         self.overlap.put(batch.seq_ids, drawn.tokens)
         return drawn
@@ -174,6 +236,8 @@ class _Batch:
     :ivar sampled: the same rows as the sampler keeps them
     :ivar next_positions: the positions of the next step's tokens
     :ivar places: of the adapters that these go through, in the slots; -1: none
+    :ivar is_recorded: whether recorded steps can have the rows
+    :ivar takes_likeliest: see :attr:`~paged_sdk.sampling.device_sampler.DeviceBatch.takes_likeliest`
     """
 
     sequences: list[TokenSequence]
@@ -181,3 +245,9 @@ class _Batch:
     sampled: DeviceBatch
     next_positions: list[int]
     places: list[int]
+    is_recorded: bool
+    takes_likeliest: bool = field(init=False)
+
+    @takes_likeliest.default
+    def _takes_likeliest(self) -> bool:
+        return self.sampled.takes_likeliest

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import nullcontext
 from functools import partial
+from itertools import accumulate
 from typing import Final, Protocol
 
 import torch
@@ -16,7 +18,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.guard import RequestGuard, clear_frames, request_failure
 from paged_sdk.kernels.lora import AdaptedRows
-from paged_sdk.kernels.step import StepContext
+from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
 from paged_sdk.runner.device import is_lack_of_memory, return_cached_memory
@@ -26,6 +28,7 @@ from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, StepMemoryError
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
+from paged_sdk.runner.step_results import Recorded
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
 from paged_sdk.sampling.failures import not_finite
@@ -57,8 +60,20 @@ class Requantized:
 class OtherRanks(Protocol):
     """Stands for the processes that hold the rest of a model, and compute it in step with this one."""
 
-    def run(self, step: Step) -> None:
+    def run(self, step: Step, inserted: InsertedRows | None) -> None:
         """Have them begin a step, which this process must compute, too.
+
+        :param inserted: what takes the place of its tokens' embeddings
+        :raises EngineDeadError: one of them has ended
+        """
+        ...
+
+    def choose(self, way: str) -> None:
+        """Have them run the next step another way than one operation at a time: a value of :class:`Way`."""
+        ...
+
+    def check(self) -> None:
+        """Look whether all that they had to compute since is whole.
 
         :raises EngineDeadError: one of them has ended
         """
@@ -122,28 +137,59 @@ class ModelRunner:
         """Do what :meth:`paged_sdk.runner.output.Runner.requantize` says."""
         if self._parts is None or self._requantizer is None:
             raise ModelClosedError("the runner is closed")
-        sampler, adapters, images = self._parts.sampler, self._parts.adapters, self._parts.images
+        sampler, adapters = self._parts.sampler, self._parts.adapters
+        images, others = self._parts.images, self._parts.others
         self._parts = None  # so that old weights go while new ones come
         try:
             made = self._requantizer(isq, go_on)
-        except ModelClosedError:
-            raise
         except Exception as error:
+            _close(images, others, adapters)
+            if isinstance(error, ModelClosedError):
+                raise
             raise EngineDeadError(f"the weights could not be quantized again: {error!r}") from error
         if adapters is not None:
             adapters.hold(fused_spans(made.model))
-        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters, images, None)
+        self._parts = _Parts(made.model, made.backend, sampler, made.device_decoding, adapters, images, others)
         if made.error is not None:
             raise made.error
 
     def close(self) -> None:
         """Free weights, KV and sampler; a second call does nothing."""
         if self._parts is not None:
-            for part in (self._parts.images, self._parts.others, self._parts.adapters):
-                if part is not None:
-                    part.close()
+            _close(self._parts.images, self._parts.others, self._parts.adapters)
         self._parts = self._requantizer = None
         return_cached_memory()
+
+
+def _close(*parts: ImageVectors | OtherRanks | AdapterBank | None) -> None:
+    for part in parts:
+        if part is not None:
+            part.close()
+
+
+class _CheckedStep:
+    """Gives the results of a step that other ranks have computed a part of, if they all have."""
+
+    def __init__(self, step: PendingStep, others: OtherRanks) -> None:
+        self._step = step
+        self._others = others
+        self.overlaps = step.overlaps
+        self.early_rows = step.early_rows
+
+    def early_result(self) -> RunnerOutput:
+        """Return the results of the early rows."""
+        output = self._step.early_result()
+        self._others.check()
+        return output
+
+    def result(self) -> RunnerOutput:
+        """Return the results of all rows.
+
+        :raises EngineDeadError: another rank has ended meanwhile
+        """
+        output = self._step.result()
+        self._others.check()
+        return output
 
 
 @frozen
@@ -160,10 +206,16 @@ class _Parts:
     reader: PromptReader = field(factory=PromptReader)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        step = None
+        num_rows = len(output.scheduled)
+        result = RunnerOutput(token_ids=[[]] * num_rows, logprobs=[None] * num_rows)
+        step = inserted = None
+        way = Way.LAUNCHED if self.device_decoding is None else self.device_decoding.way(output.scheduled)
         if self.others is not None:
             step = output.message()
-            self.others.run(step)
+            inserted = self._inserted(step.rows, output.scheduled, result)
+            if way is not Way.LAUNCHED:
+                self.others.choose(way.value)
+            self.others.run(step, inserted)
         if output.copies:
             self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
         self.backend.release(output.released)
@@ -171,8 +223,11 @@ class _Parts:
         self.reader.forget(output.finished_seq_ids)
         if self.device_decoding is not None:
             self.device_decoding.forget(output.finished_seq_ids)
+        compilations = None if self.device_decoding is None else self.device_decoding.compilations
         try:
-            return self._run(output, step)
+            with nullcontext() if compilations is None else compilations.watching():
+                pending = self._run(output, way, step, inserted, result)
+            return pending if self.others is None else _CheckedStep(pending, self.others)
         except (RuntimeError, MemoryError) as error:
             # Other ranks would have computed it. What was copied above is another matter: it could not be told.
             if self.others is not None or not is_lack_of_memory(error):
@@ -183,25 +238,27 @@ class _Parts:
             return_cached_memory()
             raise StepMemoryError(f"no memory for a step of {len(output.scheduled)} rows") from error
 
-    def _run(self, output: SchedulerOutput, step: Step | None) -> PendingStep:
+    def _run(
+        self, output: SchedulerOutput, way: Way, step: Step | None, inserted: InsertedRows | None, result: RunnerOutput
+    ) -> PendingStep:
         """Compute and sample a step.
 
-        :param step: what other ranks were told of it, if there are any
+        :param step: what other ranks were told of it, if there are any; ``inserted`` likewise
+        :param result: what is known of it
         """
         scheduled = output.scheduled
-        way = Way.LAUNCHED if self.device_decoding is None else self.device_decoding.way(scheduled)
-        result = RunnerOutput(token_ids=[[]] * len(scheduled), logprobs=[None] * len(scheduled))
         if not scheduled:
             return FinishedStep(result)
         if self.device_decoding is not None and way is Way.REPEATED:
-            drawn = self.device_decoding.repeat(scheduled, self.model)
+            drawn = self.device_decoding.repeat(scheduled)
             return SampledStep(result, scheduled, range(len(scheduled)), drawn, overlaps=True)
         targets = _targets(scheduled)
         on_host, on_device = self._place(targets)
         # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
         is_over = self.model.device.type == "cpu"
         prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
-        hidden, first_tokens, adapted = self._forward((step or output.message()).rows, way, scheduled, result)
+        rows = (step or output.message()).rows
+        hidden, first_tokens, adapted, recorded = self._forward(rows, way, scheduled, inserted, result)
         if prepared is None:
             prepared = self.sampler.prepare([target.row for target in on_host])
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, adapted, result)
@@ -219,11 +276,14 @@ class _Parts:
             own = None if adapted is None else adapted.of_logits(positions)
             return self.model.logits(select_rows(hidden, positions), own)
 
-        logits = make_logits() if positions else hidden[:0]
+        if recorded is not None and recorded.positions != positions:
+            recorded = None  # these are not the rows whose logits it has
+        logits = hidden[:0] if not positions else make_logits() if recorded is None else recorded.logits
         if not on_device:
             self._sample_on_host(logits, scheduled, on_host, prepared, make_logits, result)
             return FinishedStep(result)
-        return self._sample(scheduled, logits, on_device, on_host, prepared, make_logits, result)
+        likeliest = None if recorded is None or on_host else recorded.likeliest
+        return self._sample(scheduled, logits, on_device, on_host, prepared, make_logits, result, likeliest)
 
     def _sample_on_host(
         self,
@@ -260,27 +320,42 @@ class _Parts:
         return [target for target in targets if target.place not in places], on_device
 
     def _forward(
-        self, rows: Sequence[StepRow], way: Way, scheduled: Sequence[ScheduledSequence], result: RunnerOutput
-    ) -> tuple[Tensor, Sequence[int], AdaptedRows | None]:
-        """Compute the hidden states of a step's tokens, the index of each row's first, and which adapters they went
-        through. A row whose image cannot be encoded fails.
+        self,
+        rows: Sequence[StepRow],
+        way: Way,
+        scheduled: Sequence[ScheduledSequence],
+        inserted: InsertedRows | None,
+        result: RunnerOutput,
+    ) -> tuple[Tensor, Sequence[int], AdaptedRows | None, Recorded | None]:
+        """Compute the hidden states of a step's tokens, the index of each row's first, which adapters they went
+        through, and what else a recorded step has computed.
+
+        :param inserted: what other ranks were told to take for embeddings
         """
         path = self.device_decoding
-        if path is not None and way is Way.RECORDED:
-            return path.decode(rows), range(len(rows)), None
+        if path is not None and way is not Way.LAUNCHED:
+            recorded, first_tokens = path.run(way, rows)
+            return recorded.hidden, first_tokens, None, recorded
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
         adapted = None if self.adapters is None else self.adapters.rows(rows)
-        inserted = None
-        if self.images is not None:
-
-            def fail(row: int, error: Exception) -> None:
-                result.failed[row] = request_failure(error, scheduled[row].sequence.request.request_id)
-
-            inserted = self.images.of(rows, batch.first_tokens, fail)
+        if self.others is None:
+            inserted = self._inserted(rows, scheduled, result)
         context = StepContext(
             attention=self.backend.prepare(rows), is_long=batch.is_long, adapted=adapted, inserted=inserted
         )
-        return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens, adapted
+        return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens, adapted, None
+
+    def _inserted(
+        self, rows: Sequence[StepRow], scheduled: Sequence[ScheduledSequence], result: RunnerOutput
+    ) -> InsertedRows | None:
+        """Return what takes the place of tokens' embeddings. A row whose image cannot be encoded fails."""
+        if self.images is None or all(row.media is None for row in rows):
+            return None
+
+        def fail(row: int, error: Exception) -> None:
+            result.failed[row] = request_failure(error, scheduled[row].sequence.request.request_id)
+
+        return self.images.of(rows, list(accumulate((row.num_new_tokens for row in rows), initial=0)), fail)
 
     def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:
         """Finish a step that samples nothing. It is waited for like others: else all chunks of a long prompt would
@@ -299,12 +374,14 @@ class _Parts:
         prepared: PreparedRows,
         make_logits: Callable[[], Tensor],
         result: RunnerOutput,
+        likeliest: Tensor | None,
     ) -> PendingStep:
         """Sample on the device, and at the same time sample on the host the rows that only it can.
 
         :param logits: float32, one row per target of both kinds that is not settled
         :param prepared: the prepared targets of the host
         :param make_logits: computes ``logits`` once more
+        :param likeliest: the likeliest tokens, if they are known
         """
         assert self.device_decoding is not None
         # The device's part goes first: it is only launched here, and runs while the host samples its own rows.
@@ -315,7 +392,7 @@ class _Parts:
             logits_on_host = select_rows(logits, asked) if asked else logits[:0]
         indices = [target.index for target in on_device]
         rows = [scheduled[index] for index in indices]
-        drawn = self.device_decoding.sample(its_logits, rows, [target.row for target in on_device])
+        drawn = self.device_decoding.sample(its_logits, rows, [target.row for target in on_device], likeliest)
         early_rows = sorted({target.index for target in on_host} | result.failed.keys())
         step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
         if on_host:

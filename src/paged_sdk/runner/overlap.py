@@ -30,6 +30,13 @@ class OverlapTokens:
         :param tokens: ``[len(seq_ids)]`` int64; -1: no token could be chosen
         """
         torch.clamp(tokens, min=0, out=self.tokens[: len(seq_ids)])
+        self.found(seq_ids)
+
+    def found(self, seq_ids: list[int]) -> None:
+        """Say whose the tokens are that a recorded step has left in place of those before.
+
+        :param seq_ids: the sequence of each token
+        """
         self._seq_ids, self._places = seq_ids, None
 
     def places(self, seq_ids: Sequence[int]) -> Sequence[int]:

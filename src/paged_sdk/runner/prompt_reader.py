@@ -172,7 +172,7 @@ class _Pool:
                 self._pooled = pooled if self._pooled is None else torch.maximum(self._pooled, pooled)
                 return
             case "last" | "cls":
-                self._pooled = hidden[-1]
+                self._pooled = hidden[-1].clone()  # a step's memory may be that of the next one
                 return
         self._pooled = pooled if self._pooled is None else self._pooled + pooled
 

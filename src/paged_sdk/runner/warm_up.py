@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Final
 
 import torch
 
 from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.kernels.placement import working_on
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.types.step import StepRow
 
-__all__ = ["run_for_trial", "trial_steps"]
+__all__ = ["COMPILING_THREADS", "run_for_trial", "trial_steps"]
+
+COMPILING_THREADS: Final = 4
+"""Each has a handle and a workspace of cuBLAS's from then on, 32 MiB on Hopper."""
 
 # Kernels are chosen, and compiled, by numbers of tokens: one of each range within which that is the same. Beyond the
 # last, matrices are decoded first, and a mixture's tiles grow up to 128 rows of an expert.
@@ -36,7 +44,8 @@ def trial_steps(
 
     longest = min(max_num_tokens, max_model_len)
     counts = [*(count for count in _COUNTS if count < longest), longest]
-    for count in counts:
+
+    def of_count(count: int) -> Iterator[list[StepRow]]:
         for end in dict.fromkeys((count, max_model_len)):
             yield [row(0, count, end)]
             # Decodes come first, as the scheduler has them.
@@ -45,6 +54,10 @@ def trial_steps(
                 yield [row(0, 1, max_model_len), row(1, count, end)]
             if max_num_rows > 1 and 2 * count <= max_num_tokens:
                 yield [row(index, count, end) for index in range(2)]
+
+    # Steps that follow one another have different numbers of tokens, so that those at once need different kernels.
+    for steps in itertools.zip_longest(*map(of_count, counts)):
+        yield from filter(None, steps)
     rows = min(max_num_rows, max_num_tokens)
     for end in dict.fromkeys((1, max_model_len)):
         yield [row(index, 1, end) for index in range(rows)]
@@ -58,11 +71,56 @@ def run_for_trial(
     backend: AttentionBackend,
     steps: Sequence[Sequence[StepRow]],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    num_threads: int = 1,
 ) -> None:
-    """Run steps, of which nothing is kept, and compute the logits of each row's last token."""
-    for done, rows in enumerate(steps, 1):
-        batch = make_input_batch(rows, model.device)
-        hidden = model.forward(batch.token_ids, batch.positions, StepContext(attention=backend.prepare(rows)))
-        last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
-        model.logits(hidden[torch.tensor(last, device=hidden.device)])
-        on_progress(done, len(steps))
+    """Run steps, of which nothing is kept, and compute the logits of each row's last token.
+
+    :param num_threads: how many steps may run at once, so that their kernels are compiled side by side. They have no
+        more tokens together than the largest step, and so take no more memory
+    """
+    if not steps:
+        return
+    sizes = [sum(row.num_new_tokens for row in rows) for rows in steps]
+    room, preparing = _Room(max(sizes)), threading.Lock()
+
+    def run(rows: Sequence[StepRow], size: int) -> None:
+        with room.for_tokens(size), working_on(model.device), torch.inference_mode():
+            with preparing:  # backends keep tables from step to step
+                batch = make_input_batch(rows, model.device)
+                context = StepContext(attention=backend.prepare(rows))
+            hidden = model.forward(batch.token_ids, batch.positions, context)
+            last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
+            model.logits(hidden[torch.tensor(last, device=hidden.device)])
+
+    run(steps[0], sizes[0])  # whose kernels many others have, too
+    on_progress(1, len(steps))
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="paged-sdk-compiling") as pool:
+        running = [pool.submit(run, rows, size) for rows, size in zip(steps[1:], sizes[1:], strict=True)]
+        try:
+            for done, step in enumerate(as_completed(running), 2):
+                step.result()
+                on_progress(done, len(steps))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class _Room:
+    """Lets steps begin as long as they have no more tokens together than there is room for."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._free = num_tokens
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def for_tokens(self, count: int) -> Iterator[None]:
+        """Wait for room, and take it within the block."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= count)
+            self._free -= count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += count
+                self._changed.notify_all()

@@ -46,6 +46,11 @@ class DeviceBatch:
     steps: list[tuple[DeviceProcessor[Any], Any]]
     logprobs: LogprobRows | None
 
+    @property
+    def takes_likeliest(self) -> bool:
+        """Say whether all that is wanted of each row is the token with the largest logit."""
+        return self.logprobs is None and not self.steps and all(row.is_greedy for row in self.rows)
+
 
 class DeviceSampler:
     """Chooses tokens on the device, as :class:`~paged_sdk.sampling.sampler.Sampler` does on the host.
@@ -113,6 +118,11 @@ class DeviceSampler:
         if rows is None or all_logprobs is None:
             return Drawn(tokens)
         return Drawn(tokens, (rows, rows.look_up(all_logprobs, tokens)))
+
+    def take(self, likeliest: Tensor, batch: DeviceBatch) -> Drawn:
+        """Choose, of a batch that takes the likeliest tokens, those that a recorded step has found."""
+        batch.num_output_tokens = [number + 1 for number in batch.num_output_tokens]
+        return Drawn(likeliest)
 
     def warm_up(self, logits: Tensor) -> None:
         """Compile the kernels that are launched, so that no request waits for that.

@@ -53,6 +53,10 @@ class ProcessedImage:
         return value
 
 
+def _no_options(config: Mapping[str, Any]) -> Mapping[str, Any]:  # by name: a family may go to another process
+    return {}
+
+
 @frozen(kw_only=True)
 class VisionFamily:
     """Describes how a family takes images; each family's file holds one, as ``VISION``.
@@ -70,7 +74,7 @@ class VisionFamily:
     """
 
     expand: Callable[[ProcessedImage], str]
-    options: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: {}
+    options: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_options
     encoder_inputs: tuple[str, ...] = ("pixel_values",)
     image_token_fields: tuple[str, ...] = ("image_token_id", "image_token_index")
     placeholder: str | None = None

@@ -99,6 +99,13 @@ class ImagePrompts:
         self._kept_bytes = 0
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What was made of images stays here when this is sent to another process.
+        return {name: value for name, value in vars(self).items() if name not in ("_kept", "_kept_bytes", "_lock")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _kept=OrderedDict(), _kept_bytes=0, _lock=threading.Lock())
+
     def insert(self, token_ids: Sequence[int], images: Sequence[Image]) -> tuple[Sequence[int], PromptMedia | None]:
         """Return a prompt's tokens with its images, each in place of the token that the chat template wrote for it.
 

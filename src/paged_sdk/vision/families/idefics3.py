@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from paged_sdk.vision.family import ProcessedImage, VisionFamily
 
 __all__ = ["VISION"]
@@ -22,8 +25,12 @@ def _expand(image: ProcessedImage) -> str:
     return "".join(lines) + f"{_AROUND}<global-img>{tile}{_AROUND}"
 
 
+def _options(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"return_row_col_info": True}
+
+
 VISION = VisionFamily(
     expand=_expand,
-    options=lambda config: {"return_row_col_info": True},
+    options=_options,
     encoder_inputs=("pixel_values", "pixel_attention_mask"),
 )

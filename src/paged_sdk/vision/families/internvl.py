@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from paged_sdk.vision.family import ProcessedImage, VisionFamily
 
 __all__ = ["VISION"]
@@ -19,4 +22,8 @@ def _side(image: ProcessedImage, name: str) -> int:
     return int(value[0] if isinstance(value, list) else value)
 
 
-VISION = VisionFamily(expand=_expand, options=lambda config: {"crop_to_patches": True})
+def _options(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"crop_to_patches": True}
+
+
+VISION = VisionFamily(expand=_expand, options=_options)

@@ -1,0 +1,131 @@
+"""Time steps in which texts are generated beside a short prompt, as they are when short requests keep arriving."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from attrs import evolve, frozen
+
+from benchmarks.gpu.random_model import SHAPES, TINY_SHAPES, open_random_engine
+from benchmarks.gpu.timing import Row, count_launches
+from benchmarks.gpu.whole_engine import Prompts
+from paged_sdk import Model, SamplingParams
+from paged_sdk.kernels.triton.availability import why_not
+from paged_sdk.runner.device_decoding import DeviceDecoding
+
+__all__ = ["run"]
+
+_SENDERS: Final = 4
+
+
+@frozen(kw_only=True)
+class Sizes:
+    """Sets how many there are.
+
+    :ivar streams: texts that are generated
+    :ivar prompt: the tokens of each prompt beside them
+    :ivar output: the tokens of each text
+    """
+
+    streams: int = 31
+    prompt: int = 64
+    output: int = 400
+
+
+TINY: Final = Sizes(streams=3, prompt=8, output=48)
+
+
+@frozen
+class Window:
+    """Holds what happened while all texts were being generated and prompts kept coming.
+
+    :ivar prompts: how many of them were computed
+    """
+
+    seconds: float
+    steps: int
+    prompts: int
+
+
+def run(name: str, device: torch.device, *, dry: bool = False) -> Iterator[Row]:
+    """Run steps of decodes and a prompt, which fills what the budget of tokens leaves: recorded, and launched."""
+    shape, sizes = (TINY_SHAPES[name], TINY) if dry else (SHAPES[name], Sizes())
+    prompts = Prompts(shape.config["vocab_size"])
+    label, case = f"paged_sdk, {shape.name}", f"{sizes.streams} decodes beside a prompt of {sizes.prompt}"
+    with open_random_engine(
+        shape,
+        device,
+        max_model_len=1024,
+        max_num_seqs=sizes.streams + _SENDERS,
+        max_num_batched_tokens=sizes.streams + sizes.prompt,
+    ) as opened:
+        compiled = _compiled(device)
+        model = opened.start()
+        try:
+            for way, changed in (("recorded", nullcontext()), ("launched", _without_recordings())):
+                with changed:
+                    asyncio.run(_window(model, prompts, sizes, nullcontext()))  # does not count
+                    window = asyncio.run(_window(model, prompts, sizes, nullcontext()))
+                    launches: Counter[str] = Counter()
+                    counted = asyncio.run(_window(model, prompts, sizes, count_launches(launches)))
+                share = {"prompts per step": window.prompts / window.steps}
+                each = {f"{name} per step": count / counted.steps for name, count in launches.most_common()}
+                row: Row = {"kernel": label, "case": f"{case}, {way}", "us": window.seconds / window.steps * 1e6}
+                yield row | {"tok_per_s": sizes.streams * window.steps / window.seconds, "reference": share | each}
+            after = _compiled(device) - compiled
+            yield {"kernel": label, "case": "kernels compiled since the model was built", "reference": {"count": after}}
+        finally:
+            asyncio.run(model.aclose())
+
+
+async def _window(model: Model, prompts: Prompts, sizes: Sizes, watching: AbstractContextManager[object]) -> Window:
+    """Generate texts, and once all have begun, send prompts one after the other until the first text ends."""
+    whole = evolve(SamplingParams.deterministic(), max_len=sizes.output, ignore_eos=True)
+    first_token = evolve(whole, max_len=1)
+    begun = [asyncio.Event() for _ in range(sizes.streams)]
+    num_prompts = 0
+
+    async def generate(event: asyncio.Event) -> None:
+        async for _ in model.stream_completion_request(prompts.make(sizes.prompt).token_ids, whole):
+            event.set()
+
+    async def send() -> None:
+        nonlocal num_prompts
+        while True:
+            await model.send_completion_request(prompts.make(sizes.prompt).token_ids, first_token)
+            num_prompts += 1
+
+    texts = [asyncio.create_task(generate(event)) for event in begun]
+    await asyncio.gather(*(event.wait() for event in begun))
+    with watching:
+        start, steps = time.perf_counter(), model.stats().steps
+        senders = [asyncio.create_task(send()) for _ in range(_SENDERS)]
+        await asyncio.wait(texts, return_when=asyncio.FIRST_COMPLETED)
+        window = Window(time.perf_counter() - start, model.stats().steps - steps, num_prompts)
+    for sender in senders:
+        sender.cancel()
+    await asyncio.gather(*texts, *senders, return_exceptions=True)
+    return window
+
+
+@contextmanager
+def _without_recordings() -> Iterator[None]:
+    """Have steps with prompts launched one operation at a time."""
+    with patch.object(DeviceDecoding, "_is_mixed", lambda *_: False):
+        yield
+
+
+def _compiled(device: torch.device) -> int:
+    if why_not(device) is not None:
+        return 0
+    from paged_sdk.kernels.triton.compiled import CompiledKernels
+
+    kernels: Any = CompiledKernels(device.index or 0)
+    return int(kernels.total)

@@ -1,0 +1,216 @@
+"""Compiles and records what the steps of an engine launch on a device, before there are requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paged_sdk.attention.backend import AttentionBackend, DecodeBackend
+from paged_sdk.build.progress import LoadingBar
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.kernels.lora_slots import AdapterSlots
+from paged_sdk.kernels.placement import Placement
+from paged_sdk.kernels.triton.availability import launch_errors, why_not
+from paged_sdk.logs import get_logger
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.parallel.group import Group
+from paged_sdk.processors import usable_processors
+from paged_sdk.runner.cuda_graph import CudaGraphRecorder
+from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
+from paged_sdk.runner.device_decoding import DeviceDecoding
+from paged_sdk.runner.live_compilations import LiveCompilations
+from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
+from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
+from paged_sdk.runner.overlap import OverlapTokens
+from paged_sdk.runner.shared_overlap import SharedOverlap
+from paged_sdk.runner.step_results import StepResults
+from paged_sdk.runner.step_table import Record
+from paged_sdk.runner.warm_up import COMPILING_THREADS, run_for_trial, trial_steps
+from paged_sdk.sampling.device_sampler import DeviceSampler
+from paged_sdk.sampling.processor import Processor
+
+__all__ = ["compile_steps", "make_device_decoding", "make_overlap"]
+
+_log = get_logger(__name__)
+
+
+def make_device_decoding(
+    model: CausalModel,
+    backend: AttentionBackend,
+    config: EngineConfig,
+    *,
+    processors: Sequence[Processor[Any]],
+    vocab_size: int,
+    placement: Placement,
+    visible: bool,
+    make_slots: Callable[[int], AdapterSlots] | None = None,
+    group: Group | None = None,
+) -> DeviceDecoding | None:
+    """Make what lets steps overlap on CUDA devices, so that they do not wait for Python; None where another device has
+    part of the model.
+
+    A step that the CPU computes part of is over when it has been launched. Steps are recorded on one device only: what
+    several compute has not been.
+
+    :param processors: logits processors, in order
+    :param make_slots: makes room for adapters in steps of so many tokens; None: recorded steps know none
+    :param group: the ranks that compute the model, which all call this at the same time; None: there is one
+    """
+    if any(device.type != "cuda" for device in placement.devices):
+        return None
+    if group is not None:
+        model = LockstepModel(model, group)
+    if config.paged:
+        # Ranks would wait for each other's parts of different steps, were they not in the same order.
+        compile_steps(model, backend, config, visible=visible, num_threads=None if group is None else 1)
+    overlap = make_overlap(config.max_num_seqs, placement.head, group)
+    recordable = backend.decode_backend if placement.is_one_device else None
+    slots = graphs = mixed = None
+    if recordable is not None:
+        counts = token_counts(config.max_num_batched_tokens)
+        largest = max(counts[-1], config.max_num_seqs)
+        slots = None if make_slots is None else make_slots(largest)
+        results = StepResults(overlap.tokens, largest)
+        record: Record = CudaGraphRecorder(model.device)
+        if group is not None:
+            record = recorded_alike(record, group)
+        # Steps of most tokens go first: the others fit into their memory.
+        with torch.inference_mode():
+            mixed = _mixed_graphs(
+                model, recordable, results, config, record=record, counts=counts, slots=slots, visible=visible
+            )
+            graphs = _decode_graphs(model, recordable, results, config, record=record, slots=slots, visible=visible)
+    sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, placement.head)
+    path = DeviceDecoding(sampler, overlap, graphs, mixed, slots)
+    with torch.inference_mode():
+        path.warm_up(torch.zeros(1, vocab_size, device=placement.head))
+    if why_not(placement.head) is None:
+        from paged_sdk.kernels.triton.compiled import CompiledKernels
+
+        path.compilations = LiveCompilations(CompiledKernels(placement.head.index or 0))
+    return path
+
+
+def make_overlap(max_num_seqs: int, device: torch.device, group: Group | None) -> OverlapTokens:
+    """Make what keeps sampled tokens on the device for the next step, on this rank's and on the others'.
+
+    :param group: the ranks that compute the model; None: there is one
+    """
+    if group is None or group.rank > 0:
+        return OverlapTokens(max_num_seqs, device)
+    return SharedOverlap(max_num_seqs, device, group)
+
+
+def compile_steps(
+    model: CausalModel,
+    backend: AttentionBackend,
+    config: EngineConfig,
+    *,
+    visible: bool,
+    num_threads: int | None = None,
+) -> None:
+    """Compile the kernels of all steps, by running some, several at once; Triton keeps them for the next start.
+
+    Where other models leave too little memory for one of them, requests may wait for a kernel.
+
+    :param num_threads: how many may run at once, on all ranks in the same order; None: as many as are of use, on one
+    """
+    start, most = time.monotonic(), min(COMPILING_THREADS, usable_processors())
+    steps = list(
+        trial_steps(
+            block_size=config.block_size,
+            max_num_tokens=config.max_num_batched_tokens,
+            max_num_rows=config.max_num_seqs,
+            max_model_len=min(config.max_model_len, config.num_blocks * config.block_size),
+        )
+    )
+    try:
+        with LoadingBar("Compiling kernels", visible=visible) as bar, torch.inference_mode():
+            run_for_trial(model, backend, steps, bar.update, num_threads=num_threads or most)
+    except torch.OutOfMemoryError as error:
+        if num_threads is not None:  # other ranks wait for this one's part
+            raise
+        _log.warning("Some kernels are not compiled yet: there is no memory for a step for trial (%s).", error)
+        return
+    _log.info("Kernels compiled and tried in %d steps, in %.1f s.", len(steps), time.monotonic() - start)
+
+
+def _mixed_graphs(
+    model: CausalModel,
+    backend: DecodeBackend,
+    results: StepResults,
+    config: EngineConfig,
+    *,
+    record: Record,
+    counts: Sequence[int],
+    slots: AdapterSlots | None,
+    visible: bool,
+) -> MixedGraphs | None:
+    """Record steps with chunks of prompts. Return None if none can be recorded, and log why."""
+    start = time.monotonic()
+    try:
+        with LoadingBar("Recording steps with prompts", visible=visible) as bar:
+            graphs = MixedGraphs(
+                model,
+                backend,
+                results,
+                counts=counts,
+                bounds=context_bounds(config.max_model_len),
+                record=record,
+                slots=slots,
+                on_progress=bar.update,
+            )
+            graphs.check()
+    except launch_errors() as error:
+        _log.warning("Steps with prompts are launched one operation at a time: none is recorded (%s).", _reason(error))
+        return None
+    _log_padded("steps with prompts", graphs.errors)
+    _log.info("Steps with prompts of up to %d tokens recorded in %.1f s.", graphs.largest, time.monotonic() - start)
+    return graphs
+
+
+def _decode_graphs(
+    model: CausalModel,
+    backend: DecodeBackend,
+    results: StepResults,
+    config: EngineConfig,
+    *,
+    record: Record,
+    slots: AdapterSlots | None,
+    visible: bool,
+) -> DecodeGraphs | None:
+    """Record decode steps. Return None if the model does something that cannot be recorded, and log it."""
+    start = time.monotonic()
+    try:
+        with LoadingBar("Recording decode steps", visible=visible) as bar:
+            graphs = DecodeGraphs(
+                model,
+                backend,
+                results,
+                sizes=batch_sizes(config.max_num_seqs),
+                bounds=context_bounds(config.max_model_len),
+                record=record,
+                slots=slots,
+                on_progress=bar.update,
+            )
+            graphs.check()
+    except launch_errors() as error:
+        _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", _reason(error))
+        return None
+    _log_padded("decode steps", graphs.errors)
+    _log.info("Decode steps of up to %d rows recorded in %.1f s.", graphs.largest, time.monotonic() - start)
+    return graphs
+
+
+def _log_padded(which: str, errors: Sequence[Exception]) -> None:
+    if errors:
+        _log.warning("Some %s are padded: theirs could not be recorded (%s).", which, _reason(errors[0]))
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what has ended a recording, after which torch raises another error as it ends it."""
+    cause = error.__context__ or error
+    return next(iter(str(cause).splitlines()), type(cause).__name__)

@@ -1,0 +1,191 @@
+"""Measures what steps need of a device's memory beside weights and KV, before the KV pool takes what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from paged_sdk.attention.backend import KvStorage
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.guard import clear_frames
+from paged_sdk.kernels.placement import Placement
+from paged_sdk.kernels.triton.availability import launch_errors
+from paged_sdk.logs import get_logger
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.parallel.group import Group
+from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
+from paged_sdk.runner.cuda_graph import CudaGraphRecorder
+from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
+from paged_sdk.runner.device import device_memory
+from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
+from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
+from paged_sdk.runner.step_results import StepResults
+from paged_sdk.runner.step_table import Record
+from paged_sdk.runner.warm_up import COMPILING_THREADS
+from paged_sdk.sampling.device_sampler import DeviceSampler
+from paged_sdk.sampling.processor import Processor
+
+__all__ = ["activations_of", "recorded_bytes"]
+
+_log = get_logger(__name__)
+
+# For what no trial shows: kernels that are loaded later, and memory that is free in pieces.
+_RESERVE: Final = 128 * 2**20
+
+# Workspaces of cuBLAS's belong to a thread and a stream: the worker has one, each thread that compiles kernels, and
+# the stream of recordings.
+_NUM_WORKSPACES: Final = COMPILING_THREADS + 2
+_WORKSPACE_BYTES: Final = 33 * 2**20  # on Hopper, with cuBLASLt's, where torch does not say it
+
+# The driver keeps some kilobytes for each node of a recorded step, and there are some hundreds.
+_LEAST_PER_GRAPH: Final = 256 * 2**10
+_NUM_WEIGHED: Final = 4
+
+
+def activations_of(
+    model: CausalModel,
+    storage: KvStorage,
+    config: EngineConfig,
+    *,
+    processors: Sequence[Processor[Any]],
+    vocab_size: int,
+    placement: Placement,
+    group: Group | None = None,
+) -> dict[torch.device, int]:
+    """Measure the bytes that steps need beside weights and KV, on each CUDA device: what the largest step takes when it
+    is launched, what recorded steps keep, what sampling takes, and workspaces.
+
+    :param processors: logits processors, which may keep state on the device of the logits
+    :param group: the ranks that compute the model, which all call this at the same time; None: there is one
+    :raises OutOfMemoryError: the weights leave too little memory
+    """
+    if group is not None:
+        model = LockstepModel(model, group)
+    found: dict[torch.device, int] = {}
+    for device in placement.devices:
+        if device.type != "cuda" or not config.paged:
+            continue
+        launched = _launched_bytes(device, model, storage, config)
+        sampling = recorded = 0
+        if device == placement.head:
+            sampling = DeviceSampler.num_bytes(processors, config.max_num_seqs, vocab_size)
+        if placement.is_one_device:
+            recorded = _recorded_bytes(device, model, storage, config, vocab_size, group)
+        found[device] = (
+            launched
+            + recorded
+            + sampling
+            + storage.scratch.get(device, 0)
+            + _NUM_WORKSPACES * _workspace_bytes()
+            + _RESERVE
+        )
+        _log.info(
+            "Left free on %s: %.1f MiB, of which steps of %d tokens take %.1f, recorded steps %.1f and sampling %.1f.",
+            device,
+            found[device] / 2**20,
+            config.max_num_batched_tokens,
+            launched / 2**20,
+            recorded / 2**20,
+            sampling / 2**20,
+        )
+    return found
+
+
+def _launched_bytes(device: torch.device, model: CausalModel, storage: KvStorage, config: EngineConfig) -> int:
+    available = device_memory(device).free
+    try:
+        shown = activation_bytes(
+            model,
+            storage.make,
+            block_size=config.block_size,
+            num_tokens=min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len),
+            num_rows=config.max_num_seqs,
+            peak_bytes=cuda_peak_bytes(device),
+        )
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
+            f"the weights leave on {device}: a smaller with_max_num_batched_tokens, or quantized weights, need less",
+            available=available,
+        ) from error
+    torch.cuda.empty_cache()  # frees the pool that the step ran on
+    return shown
+
+
+def _recorded_bytes(
+    device: torch.device,
+    model: CausalModel,
+    storage: KvStorage,
+    config: EngineConfig,
+    vocab_size: int,
+    group: Group | None = None,
+) -> int:
+    def free() -> int:
+        torch.cuda.synchronize(device)
+        return device_memory(device).free
+
+    # Results, and the logits of the largest step in the memory of the recordings.
+    num_graphs, floor = _num_graphs(config), 2 * config.max_num_seqs * vocab_size * torch.float32.itemsize
+    floor += num_graphs * _LEAST_PER_GRAPH
+    record: Record = CudaGraphRecorder(device)
+    if group is not None:
+        record = recorded_alike(record, group)
+    try:
+        with torch.inference_mode():
+            measured = recorded_bytes(model, storage, config, record=record, free=free)
+    except launch_errors() as error:
+        # What keeps steps from being recorded is said when they are to be, on the memory that is theirs.
+        clear_frames(error)
+        measured = 0
+    torch.cuda.empty_cache()
+    return max(measured, floor)
+
+
+def recorded_bytes(
+    model: CausalModel, storage: KvStorage, config: EngineConfig, *, record: Record, free: Callable[[], int]
+) -> int:
+    """Measure the bytes that recorded steps keep, by what a device says is free before and after.
+
+    The largest step of each kind is recorded, in whose memory the others' fits, and some small ones, from which follows
+    what each takes besides.
+
+    :param free: returns how many bytes are free on the device
+    :raises Exception: the steps cannot be recorded
+    """
+    backend = storage.make(1)
+    recordable = backend.decode_backend
+    if recordable is None:
+        return 0
+    counts, sizes = token_counts(config.max_num_batched_tokens), batch_sizes(config.max_num_seqs)
+    longest = context_bounds(config.max_model_len)[-1:]
+    overlap = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=model.device)
+    results = StepResults(overlap, max(counts[-1], sizes[-1]))
+    before = free()
+    largest = (
+        MixedGraphs(model, recordable, results, counts=counts[-1:], bounds=longest, record=record),
+        DecodeGraphs(model, recordable, results, sizes=sizes[-1:], bounds=longest, record=record),
+    )
+    for_largest = before - free()
+    small = [
+        DecodeGraphs(model, recordable, results, sizes=sizes[:1], bounds=longest, record=record)
+        for _ in range(_NUM_WEIGHED)
+    ]
+    for_small = max(0, before - for_largest - free())
+    return for_largest + for_small * (_num_graphs(config) - len(largest)) // len(small)
+
+
+def _num_graphs(config: EngineConfig) -> int:
+    """Return how many steps will be recorded."""
+    num_sizes = len(token_counts(config.max_num_batched_tokens)) + len(batch_sizes(config.max_num_seqs))
+    return num_sizes * len(context_bounds(config.max_model_len))
+
+
+def _workspace_bytes() -> int:
+    """Return how many bytes cuBLAS and cuBLASLt take for each thread and stream that has matrices multiplied."""
+    sizes = [getattr(torch.backends.cuda, name, None) for name in ("cublas_workspace_size", "cublaslt_workspace_size")]
+    if any(size is None for size in sizes):
+        return _WORKSPACE_BYTES
+    return sum(int(size()) for size in sizes if size is not None)

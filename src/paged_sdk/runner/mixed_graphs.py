@@ -1,0 +1,216 @@
+"""Records steps with chunks of prompts, by their number of tokens: as many rows of any lengths, with decodes or
+without.
+
+Layers are recorded with their attention, whose kernels read on the device how long each row is, and rows go through
+them together, as they do when they are launched. So a step reads the weights once, and every row finds what the others
+wrote as it would otherwise. Two ways were left out: a recorded decode step with the chunks launched beside it reads
+the weights twice (16 GB of 8 billion in bfloat16, 4.8 ms at 3.35 TB/s) and launches as much as before; and recordings
+of what lies between attention leave some four launches to every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paged_sdk.attention.backend import DecodeBackend
+from paged_sdk.kernels.lora_slots import AdapterSlots, SlotRows
+from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.runner.step_results import Recorded, StepResults
+from paged_sdk.runner.step_table import Record, StepTable
+from paged_sdk.types.step import StepRow
+
+__all__ = ["LONGEST_CHUNK_CONTEXT", "MixedGraphs", "token_counts"]
+
+# With more tokens a device computes longer than a host launches: 512 through 8 billion weights are 8.2 TFLOP, 14 ms at
+# 600 TFLOP/s, and 320 launches of 12 us are 4 ms.
+_COUNTS: Final = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+LONGEST_CHUNK_CONTEXT: Final = 2048
+"""A row of several tokens over a longer context is launched: FlashAttention, or more programs for the keys of a row,
+may then be worth more than the launches."""
+
+
+def token_counts(max_num_tokens: int) -> list[int]:
+    """Return the numbers of tokens to record steps for, ascending: a step is padded to the next."""
+    largest = min(max_num_tokens, _COUNTS[-1])
+    return [*(count for count in _COUNTS if count < largest), largest]
+
+
+class MixedGraphs:
+    """Runs recorded steps of any rows, up to the most tokens that were recorded.
+
+    One copy sends a step's input to the device. Tokens that fill a step up belong to one more row, which has no keys.
+
+    :param results: what steps write their results to
+    :param counts: numbers of tokens to record steps for
+    :param bounds: context lengths to record each for
+    :param slots: where steps find the adapters of their tokens; None: no row has one
+    :param record: records a step; it may call the step's function any number of times
+    :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
+    :ivar largest: how many tokens the largest step has
+    :raises Exception: the first of these errors: no step that serves every context could be recorded
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        backend: DecodeBackend,
+        results: StepResults,
+        *,
+        counts: Iterable[int],
+        bounds: Iterable[int],
+        record: Record,
+        slots: AdapterSlots | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._device = results.overlap.device
+        self._results = results
+        most_rows = len(results.overlap)
+
+        def make(size: int, bound: int) -> _MixedStep:
+            num_rows = min(most_rows, size)
+            step = _MixedStep(model, backend, results, size, num_rows, bound, slots)
+            step.input.copy_(self._input(step, [], [], [], []))
+            return step
+
+        self._table = StepTable(counts, bounds, make, record, on_progress)
+        self.errors: list[Exception] = self._table.errors
+        self.largest: int = self._table.largest
+
+    def check(self) -> None:
+        """Replay every recorded step once, of padding alone.
+
+        :raises RuntimeError: the device refuses it
+        """
+        self._table.replay_all()
+
+    def forward(
+        self, rows: Sequence[StepRow], sources: Sequence[int], places: Sequence[int]
+    ) -> tuple[Recorded, list[int]]:
+        """Run a step, which computes logits after the last token of each row that wants them there alone.
+
+        :param rows: of at most :attr:`largest` tokens together
+        :param sources: of each row: the index of its last token among those that the previous step sampled; -1: the
+            host knows it
+        :param places: of each row: its adapter in the slots; -1: it has none
+        :returns: also the index of each row's first token
+        """
+        ends = np.cumsum([row.num_new_tokens for row in rows])
+        recorded = self._table.find(int(ends[-1]), max(row.end for row in rows))
+        wanted = [int(end) - 1 for row, end in zip(rows, ends, strict=True) if row.num_logits == 1]
+        recorded.step.input.copy_(self._input(recorded.step, rows, sources, places, wanted), non_blocking=True)
+        recorded.replay()
+        return self._results.of(int(ends[-1]), wanted), [0, *ends[:-1].tolist()]
+
+    def _input(
+        self,
+        step: _MixedStep,
+        rows: Sequence[StepRow],
+        sources: Sequence[int],
+        places: Sequence[int],
+        wanted: Sequence[int],
+    ) -> Tensor:
+        """Make a step's input on the host; what there are no rows for is padding."""
+        host = torch.empty(step.input.shape, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        part = _Columns(host.numpy(), step.num_tokens, step.num_rows)
+        part.row_of_token.fill(step.num_rows)
+        part.positions.fill(-1)
+        part.tokens.fill(0)
+        part.sources.fill(-1)
+        part.places.fill(-1)
+        part.seats.fill(self._backend.empty_seat)
+        part.lengths.fill(0)
+        part.wanted.fill(0)
+        part.ends.fill(0)
+        part.ends[-1] = step.num_tokens
+        if not rows:
+            return host
+        counts = np.array([row.num_new_tokens for row in rows])
+        starts, ends = np.array([row.start for row in rows]), counts.cumsum()
+        used = slice(int(ends[-1]))
+        row_of_token = np.repeat(np.arange(len(rows)), counts)
+        part.row_of_token[used] = row_of_token
+        part.positions[used] = np.arange(used.stop) + (starts + counts - ends)[row_of_token]
+        part.tokens[used] = np.maximum([token for row in rows for token in row.token_ids], 0)  # one may be awaited
+        part.sources[ends - 1] = sources
+        adapted = part.positions[used] >= np.array([row.adapter_start for row in rows])[row_of_token]
+        part.places[used] = np.where(adapted, np.array(places)[row_of_token], -1)
+        part.seats[: len(rows)] = self._backend.seats(
+            [row.seq_id for row in rows], [row.kv_version for row in rows], [row.kv_ids for row in rows]
+        )
+        part.lengths[: len(rows)] = starts + counts
+        part.ends[1:-1] = used.stop
+        part.ends[1 : len(rows) + 1] = ends
+        part.wanted[: len(wanted)] = wanted
+        return host
+
+
+class _Columns:
+    """Gives the parts of a step's input names.
+
+    :ivar row_of_token: the row of each token; ``positions``, ``tokens``, ``sources`` and ``places`` (of adapters)
+        likewise
+    :ivar seats: of each row and of the padding's; ``lengths`` of their contexts likewise
+    :ivar ends: the first token of each row and of the padding's, and the number of all tokens
+    :ivar wanted: the tokens whose logits are computed
+    """
+
+    def __init__(self, whole: npt.NDArray[np.int64], num_tokens: int, num_rows: int) -> None:
+        sizes = _sizes(num_tokens, num_rows)
+        parts = [whole[first:end] for first, end in pairwise(np.cumsum([0, *sizes]).tolist())]
+        self.row_of_token, self.positions, self.tokens, self.sources, self.places = parts[:5]
+        self.seats, self.lengths, self.ends, self.wanted = parts[5:]
+
+
+def _sizes(num_tokens: int, num_rows: int) -> list[int]:
+    """Return the lengths of the parts of a step's input, in order."""
+    return [*[num_tokens] * 5, num_rows + 1, num_rows + 1, num_rows + 2, num_rows]
+
+
+class _MixedStep:
+    """Runs a step of a fixed number of tokens and the most rows, over contexts up to a bound, so that it can be
+    recorded.
+
+    :ivar input: int64: see :class:`_Columns`
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        backend: DecodeBackend,
+        results: StepResults,
+        num_tokens: int,
+        num_rows: int,
+        bound: int,
+        slots: AdapterSlots | None,
+    ) -> None:
+        self.num_tokens = num_tokens
+        self.num_rows = num_rows
+        self.input: Tensor = results.overlap.new_empty(sum(_sizes(num_tokens, num_rows)))
+        self._bound = bound
+        self._model = model
+        self._backend = backend
+        self._results = results
+        self._slots = slots
+
+    def run(self) -> None:
+        """Run the step by operations on the device alone, whose shapes do not depend on values of the input."""
+        parts = torch.split(self.input, _sizes(self.num_tokens, self.num_rows))
+        row_of_token, positions, token_ids, sources, places, seats, lengths, ends, wanted = parts
+        awaited = self._results.overlap.index_select(0, sources.clamp(min=0))
+        slots = None if self._slots is None else SlotRows(self._slots, places)
+        attention = self._backend.mixed(
+            seats, lengths.int(), ends.int(), row_of_token, positions, max_context_len=self._bound
+        )
+        token_ids = token_ids.where(sources < 0, awaited)
+        hidden = self._model.forward(token_ids, positions.clamp(min=0), StepContext(attention=attention, slots=slots))
+        self._results.keep(hidden, self._model.logits(hidden.index_select(0, wanted)))

@@ -1,0 +1,112 @@
+"""Records steps of rising sizes, each over contexts up to some bounds, and finds the smallest that serves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from attrs import frozen
+
+from paged_sdk.guard import clear_frames
+from paged_sdk.kernels.triton.availability import launch_errors
+
+__all__ = ["Record", "RecordableStep", "RecordedStep", "StepTable"]
+
+Record: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
+"""Records a function, and returns another that replays it: the same operations on the same memory."""
+
+# So many recordings may fail: smaller steps take less memory, but what fails thrice is not the size.
+_MOST_ERRORS: Final = 3
+
+
+class RecordableStep(Protocol):
+    """Is a step of a fixed size, whose input lies in memory that it keeps."""
+
+    def run(self) -> None:
+        """Launch its operations."""
+        ...
+
+
+StepT = TypeVar("StepT", bound=RecordableStep)
+
+
+@frozen(eq=False)
+class RecordedStep(Generic[StepT]):
+    """Holds a step and the function that replays it.
+
+    :ivar size: what it was recorded for
+    """
+
+    step: StepT
+    replay: Callable[[], None]
+    size: int
+
+
+class StepTable(Generic[StepT]):
+    """Holds recorded steps by their sizes and bounds.
+
+    :param sizes: to record steps for
+    :param bounds: context lengths to record each size for
+    :param make: makes a step of a size, over contexts up to a bound
+    :param record: records a step; it may call the step's function any number of times
+    :param on_progress: called with how many steps are recorded, of how many
+    :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
+    :ivar largest: the largest size of which there is a step for every context
+    :raises Exception: the first of these errors: no step that serves every context could be recorded
+    """
+
+    def __init__(
+        self,
+        sizes: Iterable[int],
+        bounds: Iterable[int],
+        make: Callable[[int, int], StepT],
+        record: Record,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        all_sizes, self._bounds = sorted(sizes), sorted(bounds)
+        self.errors: list[Exception] = []
+        made: dict[tuple[int, int], RecordedStep[StepT]] = {}
+        # The largest goes first: the others fit into its memory.
+        wanted = list(itertools.product(all_sizes[::-1], self._bounds[::-1]))
+        for done, (size, bound) in enumerate(wanted, 1):
+            step = make(size, bound)
+            try:
+                made[size, bound] = RecordedStep(step, record(step.run), size)
+            except launch_errors() as error:
+                clear_frames(error)
+                self.errors.append(error)
+                if len(self.errors) == _MOST_ERRORS:
+                    break
+                continue
+            if on_progress is not None:
+                on_progress(done, len(wanted))
+        whole = [size for size, bound in made if bound == self._bounds[-1]]
+        if not whole:
+            raise self.errors[0]
+        self.largest: int = max(whole)
+        self._sizes = np.array([size for size in all_sizes if size <= self.largest])
+        # Where a recording has failed, the next larger step serves, which has the longest bound at the latest.
+        self._steps = {
+            (size, bound): next(
+                made[one, other]
+                for one, other in itertools.product(self._sizes.tolist(), self._bounds)
+                if one >= size and other >= bound and (one, other) in made
+            )
+            for size, bound in itertools.product(self._sizes.tolist(), self._bounds)
+        }
+
+    def find(self, size: int, longest: int) -> RecordedStep[StepT]:
+        """Return the smallest step that serves.
+
+        :param size: at most :attr:`largest`
+        :param longest: the longest context, at most the largest bound
+        """
+        own = int(self._sizes[np.searchsorted(self._sizes, size)])
+        return self._steps[own, next(bound for bound in self._bounds if bound >= longest)]
+
+    def replay_all(self) -> None:
+        """Replay every step once, on the input that it has."""
+        for recorded in dict.fromkeys(self._steps.values()):
+            recorded.replay()

@@ -1,0 +1,130 @@
+"""What steps need of a device's memory, by a stand-in for the device that says how much is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import pytest
+import torch
+from attrs import evolve
+
+pytest.importorskip("triton")
+
+
+from paged_sdk.attention.backend import KvStorage
+from paged_sdk.attention.pool_settings import PoolSettings
+from paged_sdk.attention.triton_paged import TritonPagedBackend
+from paged_sdk.build import step_memory
+from paged_sdk.build.step_memory import activations_of, recorded_bytes
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.errors import OutOfMemoryError
+from paged_sdk.kernels.placement import Placement
+from paged_sdk.kv.pool_size import DeviceMemory
+from recorded_steps import ATTENDING, Attending, let_torch_attend
+
+CPU: Final = torch.device("cpu")
+CUDA: Final = torch.device("cuda", 0)
+MIB: Final = 2**20
+CONFIG: Final = EngineConfig(
+    num_blocks=8, block_size=8, max_num_seqs=5, max_num_batched_tokens=20, max_model_len=64, max_queue=8
+)
+VOCAB: Final = 50
+MODEL: Final[Any] = Attending()
+#: Steps of 16 and 20 tokens; decodes of 1, 2, 3, 4 and 5 rows.
+NUM_GRAPHS: Final = 7
+
+
+class Device:
+    """Has some memory, of which recordings take some: the pool that all share, and some for each."""
+
+    def __init__(self, *, shared: int, each: int, others_free: int = 0) -> None:
+        self.free = 1000 * MIB
+        self.num_recorded = 0
+        self._shared = shared
+        self._each = each
+        self._others_free = others_free
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        function()
+        self.free -= self._each + (0 if self.num_recorded else self._shared) - self._others_free
+        self.num_recorded += 1
+        return function
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> KvStorage:
+    let_torch_attend(monkeypatch)
+    settings = PoolSettings(block_size=8, dtype=torch.float32, device=CPU)
+    return KvStorage(make=partial(TritonPagedBackend, ATTENDING, settings, max_num_seqs=5, max_model_len=64))
+
+
+def test_what_recorded_steps_keep_is_what_the_device_lacks_then(storage: KvStorage) -> None:
+    device = Device(shared=50 * MIB, each=3 * MIB)
+    with torch.inference_mode():
+        found = recorded_bytes(MODEL, storage, CONFIG, record=device.record, free=lambda: device.free)
+    assert found == (50 + 3 * NUM_GRAPHS) * MIB
+    assert device.num_recorded == 2 + 4
+
+
+def test_memory_that_others_free_meanwhile_is_not_counted_on(storage: KvStorage) -> None:
+    device = Device(shared=50 * MIB, each=3 * MIB, others_free=10 * MIB)
+    with torch.inference_mode():
+        found = recorded_bytes(MODEL, storage, CONFIG, record=device.record, free=lambda: device.free)
+    assert found == (50 + 2 * 3 - 2 * 10) * MIB
+
+
+@pytest.fixture
+def far_device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """Let the CPU stand in for a CUDA device with 40 MiB for each of cuBLAS's workspaces and 9 for recordings."""
+    device = Device(shared=9 * MIB, each=0)
+    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _: device.record)
+    monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: lambda run: 70 * MIB)
+    monkeypatch.setattr(step_memory, "device_memory", lambda _: DeviceMemory(total=2000 * MIB, free=device.free))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.backends.cuda, "cublas_workspace_size", lambda: 32 * MIB, raising=False)
+    monkeypatch.setattr(torch.backends.cuda, "cublaslt_workspace_size", lambda: 8 * MIB, raising=False)
+    return device
+
+
+def reserve(storage: KvStorage, config: EngineConfig = CONFIG) -> int:
+    placement = Placement.on(CUDA, 1)
+    storage = evolve(storage, scratch={CUDA: 4 * MIB})
+    found = activations_of(MODEL, storage, config, processors=(), vocab_size=VOCAB, placement=placement)
+    return found[CUDA]
+
+
+def test_everything_is_reserved(storage: KvStorage, far_device: Device) -> None:
+    """The step's peak, what recordings keep, logits for the host, for the device and for logprobs, attention's scratch,
+    a workspace for each thread, and what no trial shows.
+    """
+    sampling = 3 * 5 * VOCAB * 4
+    assert reserve(storage) == (70 + 9 + 4 + 6 * (32 + 8) + 128) * MIB + sampling
+
+
+def test_recordings_count_though_the_device_shows_none(
+    storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model frees memory meanwhile, or nothing can be recorded now: there is a computed floor."""
+    sampling = 3 * 5 * VOCAB * 4
+    floor = (70 + 4 + 240 + 128) * MIB + sampling + 2 * 5 * VOCAB * 4 + NUM_GRAPHS * MIB // 4
+    far_device._others_free = 100 * MIB
+    assert reserve(storage) == floor
+
+    def refused(*_: object) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _: refused)
+    assert reserve(storage) == floor
+
+
+def test_a_step_that_does_not_fit(storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(run: Callable[[], None]) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: none_left)
+    with pytest.raises(OutOfMemoryError, match=r"a step of 20 tokens does not fit into the 1000\.0 MiB") as caught:
+        reserve(storage)
+    assert caught.value.available == 1000 * MIB
