@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -10,9 +11,15 @@ from torch._C._distributed_c10d import HashStore
 
 from paged_sdk.parallel.group import Group
 
-__all__ = ["run_ranks"]
+__all__ = ["free_port", "run_ranks"]
 
 _T = TypeVar("_T")
+
+
+def free_port() -> int:
+    """Return a port that nobody has."""
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def run_ranks(size: int, run: Callable[[Group], _T]) -> list[_T]:
@@ -21,7 +28,7 @@ def run_ranks(size: int, run: Callable[[Group], _T]) -> list[_T]:
 
     def rank(number: int) -> _T:
         group = Group(number, size)
-        group.join(store, one_host=True)
+        group.join(store)
         try:
             return run(group)
         finally:

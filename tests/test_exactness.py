@@ -53,18 +53,17 @@ async def texts(model: Model, *, together: bool) -> list[str]:
     return [results[index] for index in range(len(results))]
 
 
+FAMILIES = ("llama", "gemma2", "gemma3_text")
+SHORT = [*((family, "float32", 50) for family in FAMILIES), ("llama", "float64", 50)]
+LONG = [(family, dtype, 200) for family in FAMILIES for dtype in ("float32", "float64")]
+
+
 @pytest.mark.parametrize(
-    ("family", "dtype"),
-    [
-        ("llama", "float32"),
-        ("llama", "float64"),
-        ("gemma2", "float32"),
-        pytest.param("gemma2", "float64", marks=pytest.mark.long),
-        ("gemma3_text", "float32"),
-        ("gemma3_text", "float64"),
-    ],
+    ("family", "dtype", "num_preemptions"), [*SHORT, *(pytest.param(*each, marks=pytest.mark.long) for each in LONG)]
 )
-async def test_the_same_text_however_it_is_computed(family: str, dtype: str, tmp_path: Path) -> None:
+async def test_the_same_text_however_it_is_computed(
+    family: str, dtype: str, num_preemptions: int, tmp_path: Path
+) -> None:
     checkpoint = tiny.make_checkpoint(family, tmp_path)
     builder = TextModelBuilder(checkpoint).with_dtype(dtype).with_force_cpu().with_num_threads(1)
 
@@ -82,7 +81,7 @@ async def test_the_same_text_however_it_is_computed(family: str, dtype: str, tmp
 
     async with builder.with_paged_attn(pool(184)).with_max_num_seqs(64).build() as model:
         preemptions = 0
-        while preemptions < 200:
+        while preemptions < num_preemptions:
             assert await texts(model, together=True) == expected, "preempted"
             assert model.stats().preemptions > preemptions
             preemptions = model.stats().preemptions

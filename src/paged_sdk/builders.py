@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from attrs import Attribute, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from paged_sdk.building import Building
-from paged_sdk.config.build import AdapterSource, BuildSettings, DraftSource, ModelSource, is_encoder_name
+from paged_sdk.config.build import AdapterSource, BuildSettings, ModelSource, is_encoder_name
 from paged_sdk.config.checks import IsA, as_tuple, is_unicode, path_text, plain
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
@@ -23,9 +23,7 @@ from paged_sdk.errors import ConfigError
 
 __all__ = [
     "GgufModelBuilder",
-    "LoraModelBuilder",
     "TextModelBuilder",
-    "TextSpeculativeBuilder",
     "VisionModelBuilder",
 ]
 
@@ -234,9 +232,11 @@ class _ModelBuilder(ABC):
         """Set how many CPU threads compute a step; all models of a process share them."""
         return self._with(num_threads=n)
 
-    def with_tensor_parallel(self, n: int) -> Self:
-        """Have ``n`` processes on this machine compute the model together, each with a part of every matrix and of
-        the KV cache; together they use the CPU threads that one would (docs/parallel.md).
+    def with_tensor_parallel(self, n: int | Literal["auto"]) -> Self:
+        """Have ``n`` processes compute the model together, each with a part of every matrix and of the KV cache; those
+        of one machine use the CPU threads that one would (docs/parallel.md).
+
+        :param n: "auto": one for each GPU; on the CPU, one for each NUMA node whose processors this process may use
         """
         return self._with(tensor_parallel=n)
 
@@ -375,99 +375,3 @@ class VisionModelBuilder(_ModelBuilder):
         :raises ConfigError: for anything but :class:`ImageLimits`
         """
         return self._with(images=limits)
-
-
-def _is_builder(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if not isinstance(value, _ModelBuilder):
-        raise ConfigError.of(attribute.name, value, "a TextModelBuilder or GgufModelBuilder")
-
-
-@frozen
-class LoraModelBuilder:
-    """Builds a model together with adapters. :meth:`TextModelBuilder.with_adapter` does the same for one.
-
-    A request that names none of them goes through the base alone.
-
-    :param text_builder: the base
-    :raises ConfigError: for anything else
-    """
-
-    text_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
-
-    @classmethod
-    def from_text_model_builder(
-        cls,
-        text_builder: TextModelBuilder | GgufModelBuilder,
-        adapters: Iterable[str | PathLike[str]] | Mapping[str, str | PathLike[str]],
-    ) -> LoraModelBuilder:
-        """Make a builder of a base and its adapters.
-
-        :param adapters: directories or hub ids, whose last parts are the adapters' names; or these by name
-        :raises ConfigError: two adapters have one name
-        """
-        if isinstance(adapters, str | bytes | PathLike) or not isinstance(adapters, Iterable):
-            raise ConfigError.of("adapters", adapters, "a list of paths, or paths by name")
-        built = cls(text_builder).text_builder
-        named = adapters.items() if isinstance(adapters, Mapping) else ((None, path) for path in adapters)
-        for name, path in named:
-            built = built.with_adapter(path, name=name)
-        return cls(built)
-
-    @property
-    def source(self) -> ModelSource:
-        """Return which model is built."""
-        return self.text_builder.source
-
-    @property
-    def settings(self) -> BuildSettings:
-        """Return the base's settings, with the adapters."""
-        return self.text_builder.settings
-
-    def build(self) -> Building:
-        """Load the base and its adapters: ``await`` it, or ``async with`` it; see :meth:`TextModelBuilder.build`.
-
-        :raises AdapterError: an adapter cannot be read, or was made for another model
-        """
-        return Building(self.source, self.settings)
-
-
-@frozen
-class TextSpeculativeBuilder:
-    """Builds a model for which a smaller one guesses tokens, several of which it verifies in one step.
-
-    Texts are what the model would write by itself. Both models need the same vocabulary.
-
-    :param target_builder: the model
-    :param draft_builder: the smaller one. How it is loaded is its own (dtype, quantization, files); how requests are
-        run follows the target
-    :param config: the most tokens guessed at a time; fewer are where fewer pay
-    :raises ConfigError: for anything else, or a draft on another device
-    """
-
-    target_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
-    draft_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
-    config: SpeculativeConfig = field(factory=SpeculativeConfig, validator=IsA(SpeculativeConfig))
-
-    def __attrs_post_init__(self) -> None:
-        device = self.draft_builder.settings.device
-        if device not in ("auto", self.target_builder.settings.device):
-            raise ConfigError.of("device", device, f"the target's, {self.target_builder.settings.device}")
-        if adapters := self.draft_builder.settings.adapters:
-            raise ConfigError.of("with_adapter", adapters[0].name, "no adapter of the model that guesses")
-        if encoder := self.draft_builder.source.mmproj:
-            raise ConfigError.of("with_mmproj", encoder, "no image encoder of the model that guesses")
-
-    @property
-    def source(self) -> ModelSource:
-        """Return which model is built."""
-        return self.target_builder.source
-
-    @property
-    def settings(self) -> BuildSettings:
-        """Return the target's settings, and which model guesses for it."""
-        draft = DraftSource(model=self.draft_builder.source, settings=self.draft_builder.settings)
-        return evolve(self.target_builder.settings, gamma=self.config.gamma, draft=draft)
-
-    def build(self) -> Building:
-        """Load both models: ``await`` it, or ``async with`` it; see :meth:`TextModelBuilder.build`."""
-        return Building(self.source, self.settings)

@@ -12,7 +12,7 @@ import anyio.to_thread
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import BuildSettings, ModelSource
-from paged_sdk.config.env import read_environment
+from paged_sdk.config.env import read_environment, read_launch
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
@@ -24,7 +24,9 @@ __all__ = ["Building"]
 class Building:
     """Loads a model when awaited; as an async context manager it also closes the model on exit.
 
-    It loads one model: to await or enter it again is a :class:`ConfigError`.
+    It loads one model: to await or enter it again is a :class:`ConfigError`. In a process that was started as another
+    rank of the model than the first (:attr:`rank`), it computes for the first one until that closes the model, and then
+    raises ``SystemExit``.
     """
 
     def __init__(self, source: ModelSource, settings: BuildSettings) -> None:
@@ -32,6 +34,16 @@ class Building:
         self._settings = settings
         self._model: Model | None = None
         self._has_begun = False
+
+    @property
+    def rank(self) -> int:
+        """Return which of a model's processes this one is, where each was started by itself, as torchrun starts them:
+        others than 0 do not have the model, but compute for the one that has it as long as building takes.
+
+        :raises ConfigError: an environment variable cannot be read
+        """
+        launch = read_launch() if self._settings.is_to_be_divided else None
+        return 0 if launch is None else launch.rank
 
     if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
 

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from paged_sdk import ConfigError, IsqType, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType
-from paged_sdk.config.env import Environment, read_environment, read_variable
+from paged_sdk.config.env import (
+    Environment,
+    Launch,
+    device_variables,
+    nccl_leaves_the_process,
+    read_environment,
+    read_launch,
+    read_variable,
+)
 
 
 def test_nothing_set_says_nothing() -> None:
@@ -120,3 +130,58 @@ def test_isq(text: str, isq: IsqType | None) -> None:
 def test_settings_of_a_pool_that_is_switched_off_are_an_error_that_names_both(off: str, name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"MISTRALRS_PAGED_ATTN = {off} and MISTRALRS_PAGED_ATTN_{name} = '{value}'"):
         read_environment({"MISTRALRS_PAGED_ATTN": off, f"MISTRALRS_PAGED_ATTN_{name}": value})
+
+
+LAUNCH = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "first.example", "MASTER_PORT": "29500"}
+
+
+def test_a_launch() -> None:
+    assert read_launch({}) is None
+    assert read_launch({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    assert read_launch({"MASTER_ADDR": "left.over", "MASTER_PORT": "no"}) is None
+    assert read_launch(LAUNCH) == Launch(rank=1, size=4, address="first.example", port=29500)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "3"}
+    found = read_launch(LAUNCH | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} | agent)
+    expected = Launch(
+        rank=1, size=4, local_rank=1, local_size=2, address="first.example", port=29500, has_agent=True, attempt=3
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RANK", "", "RANK = None .* beside WORLD_SIZE"),
+        ("WORLD_SIZE", "", "WORLD_SIZE = None .* beside RANK"),
+        ("RANK", "4", "RANK = '4' .* below WORLD_SIZE, 4"),
+        ("RANK", "-1", "RANK = '-1'"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE = '0'"),
+        ("MASTER_ADDR", "", "MASTER_ADDR = None .* beside WORLD_SIZE"),
+        ("MASTER_PORT", "", "MASTER_PORT = None .* beside WORLD_SIZE"),
+        ("MASTER_PORT", "65536", "MASTER_PORT = '65536' .* below 65536"),
+        ("LOCAL_RANK", "1", "LOCAL_RANK = '1' .* below LOCAL_WORLD_SIZE, 1"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "maybe", "TORCHELASTIC_USE_AGENT_STORE = 'maybe'"),
+    ],
+)
+def test_a_launch_that_cannot_be_read(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_launch(LAUNCH | {name: value})
+
+
+def test_what_ranks_on_devices_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("SOME_TOKEN", "abc")
+    told = device_variables()
+    assert (told["CUDA_VISIBLE_DEVICES"], told["NCCL_DEBUG"]) == ("2,3", "INFO")
+    assert "SOME_TOKEN" not in told
+
+
+def test_nccl_is_told_to_leave_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    handling, monitoring = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING"
+    monkeypatch.setenv(handling, "1")
+    monkeypatch.delenv(monitoring, raising=False)
+    with nccl_leaves_the_process():
+        assert (os.environ[handling], os.environ[monitoring]) == ("0", "0")
+    assert os.environ[handling] == "1"
+    assert monitoring not in os.environ

@@ -26,6 +26,15 @@ def test_what_counts_before_what() -> None:
     assert Topology.empty().by_weight() == []
 
 
+def test_devices() -> None:
+    topology = Topology.new([0, 1]).with_range(range(2), Q3K)
+    assert topology.devices == Topology.new(range(2)).devices == (0, 1)
+    assert Topology.empty().devices is None
+    for wrong in ([], [0, 0], [-1], [True], ["0"], 2, None):
+        with pytest.raises(ConfigError, match="devices"):
+            Topology.new(wrong)  # type: ignore[arg-type]
+
+
 def test_a_file_says_what_calls_say(tmp_path: Path) -> None:
     file = tmp_path / "topology.yaml"
     file.write_text("""

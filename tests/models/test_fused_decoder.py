@@ -24,7 +24,8 @@ from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
-from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.fused_decoder import FusedDecoderModel
+from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense import DenseLinear

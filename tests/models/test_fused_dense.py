@@ -14,7 +14,8 @@ from native_weights import needs_library, workspace
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.fused_decoder import FusedDecoderModel
+from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from tiny import FAMILIES, build_model

@@ -17,7 +17,8 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.native.library import available_levels
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.fused_decoder import FusedDecoderModel
+from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear, PackedBlockEmbedding
 from paged_sdk.quant.native_block_experts import NativeBlockExperts

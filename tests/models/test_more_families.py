@@ -22,7 +22,8 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.fused_decoder import FusedDecoderModel, why_not_fused
+from paged_sdk.models.fused_decoder import FusedDecoderModel
+from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy

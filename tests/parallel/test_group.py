@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_sdk.errors import EngineDeadError
+from paged_sdk.errors import EngineDeadError, ModelLoadError
 from paged_sdk.kernels.native.library import load
 from paged_sdk.kernels.native.ranks import SharedSum, make_shared_memory
 from paged_sdk.parallel.group import Group, Message
@@ -43,6 +43,38 @@ def test_messages_of_any_length() -> None:
 
 def test_the_smallest_number() -> None:
     assert run_ranks(3, lambda group: group.smallest(group.rank != 1)) == [0, 0, 0]
+
+
+def test_columns_and_what_the_first_rank_has() -> None:
+    def run(group: Group) -> tuple[Tensor, Tensor]:
+        own = torch.full((2, 3 - group.rank), float(group.rank))
+        return group.gather(own, [3, 2, 1]), group.pass_on(torch.tensor([group.rank, 7]))
+
+    for joined, passed in run_ranks(3, run):
+        assert joined.tolist() == [[0.0, 0.0, 0.0, 1.0, 1.0, 2.0]] * 2
+        assert passed.tolist() == [0, 7]
+
+
+def test_what_was_computed_while_a_rank_ended_is_not_used() -> None:
+    def run(group: Group) -> None:
+        group.check()
+        group.end()
+        with pytest.raises(EngineDeadError, match="another rank has ended"):
+            group.check()
+
+    run_ranks(2, run)
+
+
+def test_the_first_error_of_any_rank() -> None:
+    def run(group: Group, failing: set[int]) -> Exception | None:
+        return group.first_error(ValueError(f"of {group.rank}") if group.rank in failing else None)
+
+    assert run_ranks(3, lambda group: run(group, set())) == [None, None, None]
+    one, two, three = run_ranks(3, lambda group: run(group, {1, 2}))
+    assert isinstance(one, ModelLoadError)
+    assert str(one) == "rank 1 of 3 could not do its part: ValueError: of 1"
+    assert isinstance(two, ValueError)
+    assert isinstance(three, ValueError)
 
 
 def test_another_rank_that_leaves_is_an_error() -> None:
@@ -103,6 +135,20 @@ def test_columns_are_gathered_in_shared_memory(monkeypatch: pytest.MonkeyPatch) 
     assert gathered[0] is not None
     assert torch.equal(gathered[0], torch.cat(parts, 1))
     assert gathered[1:] == [None, None]
+
+
+@pytest.mark.parametrize("capacity", [64, 1000, 4096])  # pieces of a row, some rows, all
+def test_columns_are_joined_for_all_ranks(capacity: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_sdk.kernels.native.ranks._CAPACITY", capacity)
+    widths = (70, 200, 5)
+    parts = [numbers(width, 11 * 2 * width).view(11, 2 * width)[:, :width] for width in widths]
+    with ThreadPoolExecutor(3) as pool:
+        joined = list(
+            pool.map(
+                lambda shared, part: shared.join(part, torch.tensor(widths, dtype=torch.int32)), shared_sums(3), parts
+            )
+        )
+    assert all(torch.equal(each, torch.cat(parts, 1)) for each in joined)
 
 
 def test_messages_through_pipes() -> None:

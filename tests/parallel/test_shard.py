@@ -83,6 +83,22 @@ def test_tokens(count: int, size: int) -> None:
     assert all(own.stop > own.start for own in slices)
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [(576, 2, [288, 288]), (576, 4, [160, 160, 128, 128]), (1536, 3, [512, 512, 512]), (48, 3, [16, 16, 16])],
+)
+def test_outputs(count: int, size: int, expected: list[int]) -> None:
+    slices = [own for rank in range(size) if (own := Shard(rank=rank, size=size).outputs(count)) is not None]
+    assert [own.stop - own.start for own in slices] == expected
+    assert (slices[0].start, slices[-1].stop) == (0, count)
+    assert all(one.stop == other.start for one, other in pairwise(slices))
+
+
+@pytest.mark.parametrize("count", [16, 100])
+def test_outputs_that_are_not_divided(count: int) -> None:
+    assert Shard(rank=0, size=2).outputs(count) is None
+
+
 def test_more_ranks_than_there_are_parts() -> None:
     with pytest.raises(ConfigError, match="at most 9"):
         shard_of(shape(9, 3, 64), 0, 10)

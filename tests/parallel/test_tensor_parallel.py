@@ -13,11 +13,13 @@ from typing import Any
 
 import anyio
 import pytest
+from attrs import evolve
 
 from adapter_files import ALL, write_adapter
 from paged_sdk import (
     AdapterError,
     BlockingModel,
+    CheckpointError,
     ConfigError,
     EngineDeadError,
     GgufModelBuilder,
@@ -29,6 +31,7 @@ from paged_sdk import (
     SamplingParams,
     SpeculativeConfig,
     TextModelBuilder,
+    TextSpeculativeBuilder,
 )
 from tiny import build_model, make_checkpoint, make_gguf
 
@@ -150,21 +153,33 @@ def test_adapters(one: BlockingModel, two: BlockingModel, path: Path, tmp_path: 
         two.load_adapter(dora)
 
 
-def test_what_is_refused(two: BlockingModel, path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="with_tensor_parallel"):
-        two.re_isq_model(IsqType.Q4K)
+def test_a_draft_model(one: BlockingModel, path: Path) -> None:
+    # The model itself, so that all drafts are right, on the first rank alone.
+    target, draft = builder(path).with_tensor_parallel(2), builder(path)
+    before = followers()
+    with BlockingModel(TextSpeculativeBuilder(target, draft, SpeculativeConfig(gamma=4)).build()) as model:
+        assert texts(model, GREEDY, PROMPTS) == texts(one, GREEDY, PROMPTS)
+        assert model.stats().accepted_tokens > 0
+        assert len(followers() - before) == 1
+    with pytest.raises(ConfigError, match="1 for the model that guesses"):
+        TextSpeculativeBuilder(draft, target)
+
+
+def test_what_is_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1"):
         builder(path).with_tensor_parallel(0)
+    before = followers()
     refused: list[Any] = [
         builder(path).with_tensor_parallel(7),
-        GgufModelBuilder(make_gguf(tmp_path / "q8", quantization="Q8_0", num_attention_heads=4, num_key_value_heads=2))
+        # Blocks of 32 of the experts' neurons, whose sums are parted.
+        _gguf(tmp_path / "q8", "Q8_0", family="qwen3_moe", moe_intermediate_size=32)
         .with_num_threads(1)
-        .with_tensor_parallel(4),
+        .with_tensor_parallel(2),
     ]
     for each in refused:
         with pytest.raises(ConfigError, match="with_tensor_parallel = "):
             BlockingModel(each.build())
-    assert len(followers()) == 1  # that of the model
+    assert followers() == before
 
 
 def test_a_rank_that_dies_ends_every_request(path: Path) -> None:
@@ -256,11 +271,65 @@ FORMS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def said(model: BlockingModel) -> list[list[float]]:
+    """Return the log-probabilities of texts."""
+    return [list(each.logprobs) for each in model.score(PROMPTS).scores]
+
+
+def test_weights_that_are_quantized_again(tmp_path: Path) -> None:
+    whole = _dense(tmp_path / "model").with_num_threads(1)
+    write_adapter(tmp_path / "adapter", build_model("llama", **WIDE), strength=0.4)
+    request = RequestBuilder().add_message("user", PROMPTS[1]).with_sampling(evolve(GREEDY, top_n_logprobs=2))
+    with BlockingModel(whole.build()) as one, BlockingModel(whole.with_tensor_parallel(2).build()) as two:
+        dense = said(two)
+        adapted = []
+        for model in (one, two):
+            model.load_adapter(tmp_path / "adapter")
+            model.re_isq_model(IsqType.Q4_0)
+            adapted.append(model.send_chat_request(request.with_adapter("adapter")).to_dict()["choices"])
+        quantized = said(two)
+        assert quantized != dense
+        assert quantized == said(one)
+        assert adapted[0] == adapted[1]
+        # What cannot be done leaves all ranks as they were.
+        (file,) = (tmp_path / "model").glob("*.safetensors")
+        times = file.stat()
+        os.utime(file, ns=(0, 0))
+        with pytest.raises(CheckpointError):
+            two.re_isq_model(IsqType.Q8_0)
+        assert said(two) == quantized
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        two.re_isq_model(IsqType.Q8_0)
+        assert said(two) != quantized
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str, tmp_path: Path) -> None:
     whole = FORMS[form](tmp_path / "model").with_num_threads(1)
     with BlockingModel(whole.build()) as one, BlockingModel(whole.with_tensor_parallel(2).build()) as two:
         for ours, theirs in zip(two.score(PROMPTS).scores, one.score(PROMPTS).scores, strict=True):
-            scale = abs(theirs.logprobs).max()
-            assert abs(ours.logprobs - theirs.logprobs).max() < 2e-3 * scale
+            if form == "experts":  # whose sums are parted
+                assert abs(ours.logprobs - theirs.logprobs).max() < 2e-3 * abs(theirs.logprobs).max()
+            else:
+                assert list(ours.logprobs) == list(theirs.logprobs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_of_joined_columns(dtype: str, tmp_path: Path) -> None:
+    base = build_model("llama", **WIDE)
+    write_adapter(tmp_path / "lora", base, strength=0.4, targets=ALL)
+    write_adapter(tmp_path / "dora", base, strength=0.4, targets=ALL, use_dora=True)
+    whole = _dense(tmp_path / "model").with_dtype(dtype).with_num_threads(1)
+    with BlockingModel(whole.build()) as one, BlockingModel(whole.with_tensor_parallel(2).build()) as two:
+        found = []
+        for model in (one, two):
+            for name in ("lora", "dora"):
+                model.load_adapter(tmp_path / name)
+            requests = [
+                RequestBuilder().add_message("user", PROMPTS[1]).with_sampling(evolve(GREEDY, top_n_logprobs=2))
+            ]
+            requests += [requests[0].with_adapter(name) for name in ("lora", "dora")]
+            found.append([model.send_chat_request(each).to_dict()["choices"] for each in requests])
+        assert found[0] == found[1]

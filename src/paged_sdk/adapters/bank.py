@@ -178,7 +178,7 @@ class AdapterBank:
         """Put the adapters that there are, and those that come, where recorded steps find them. Nothing else records
         any more with what was made before.
 
-        :param num_rows: of the largest step that is recorded
+        :param num_rows: tokens of the largest step that is recorded
         """
         layers = {
             linear.name: tuple(linear.modules.values())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -11,36 +12,36 @@ from attrs import evolve
 
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
-from paged_sdk.build.device_setup import (
-    activations_of,
-    alone_on,
-    make_device_decoding,
-    memory_must_do,
-    prepare_thread,
-)
+from paged_sdk.build.device_setup import alone_on, memory_must_do, prepare_thread
+from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.encoder_file import EncoderFile
+from paged_sdk.build.encoder_trial import encode_for_trial
 from paged_sdk.build.followers import Followers
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.fusing import fuse, unfused
 from paged_sdk.build.kv_memory import make_kv_manager, size_pools
 from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.launched import LaunchedRanks, follow_launch
 from paged_sdk.build.loaded_model import LoadedModel, load_weights
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
-from paged_sdk.build.ranks import check_parts, check_ranks, refuse_isq, thread_shares
+from paged_sdk.build.ranks import Seat, check_parts, check_ranks, choose_seats, launched_seat, refuse_isq
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
+from paged_sdk.build.step_memory import activations_of
+from paged_sdk.build.vision import LoadedVision
 from paged_sdk.build.weight_form import check_isq
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.env import Environment
+from paged_sdk.config.env import Environment, read_launch
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
-from paged_sdk.processors import usable_processors
+from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.processors import keep_on, kept_on, usable_processors
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
@@ -74,27 +75,64 @@ def load_parts(
     :param go_on: called before each tensor and each further step; what it raises ends the loading
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
+    :raises SystemExit: this process was started as another rank than the first, and has been one to the end
     """
+    launch = read_launch() if settings.is_to_be_divided else None
+    seats = choose_seats(settings) if launch is None else [launched_seat(settings, launch)]
+    size = len(seats) if launch is None else launch.size
+    settings = seats[0].of(settings)
     devices = choose_devices(settings)
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
-    check_ranks(settings, devices)
+    check_ranks(settings, size, devices)
+    meeting = None if launch is None else Meeting(launch, go_on)
+    with nullcontext() if meeting is None else meeting.failing():
+        parts = _load_ranks(source, settings, environment, devices, seats, meeting, proposer, tuple(backends), go_on)
+    if parts is None:
+        raise SystemExit(0)
+    return parts
+
+
+def _load_ranks(
+    source: ModelSource,
+    settings: BuildSettings,
+    environment: Environment,
+    devices: tuple[torch.device, ...],
+    seats: Sequence[Seat],
+    meeting: Meeting | None,
+    proposer: Proposer | None,
+    backends: tuple[Candidate, ...],
+    go_on: Callable[[], None],
+) -> ModelParts | None:
+    """Load a model, or what this rank has of it.
+
+    :param seats: where the ranks compute that this process is to start, itself among them
+    :param meeting: of ranks that were started one by one; None: this process starts the others, if there are any
+    :returns: None on other ranks than the first, once that has ended
+    """
+    size = len(seats) if meeting is None else meeting.launch.size
     path = model_path(source, settings)
     encoder = encoder_file(source, settings, path)
     go_on()
-    followers: Followers | None = None
-    if settings.tensor_parallel > 1:
-        check_parts(settings, encoder, tuple(backends))
-        encoder = None
-        shares = thread_shares(settings)
-        followers = Followers(path, settings, environment, num_threads=shares)
-        settings = evolve(settings, num_threads=shares[0])
+    followers: Followers | LaunchedRanks | None = None
+    if size > 1:
+        encoder = check_parts(size, devices[0], encoder, backends)
     try:
-        with alone_on(*devices), memory_must_do(path):
-            parts = _load(path, encoder, settings, environment, devices, proposer, tuple(backends), go_on, followers)
-    except BaseException:
+        with alone_on(*devices), memory_must_do(path), kept_on(seats[0].processors):
+            if meeting is not None and meeting.launch.rank > 0:
+                workspace = _workspace(devices, settings)
+                follow_launch(meeting, path, settings, environment, devices, workspace, go_on)
+                meeting.close()
+                return None
+            if meeting is not None:
+                followers = LaunchedRanks(meeting, path, settings, environment, devices, go_on)
+                go_on = followers.watched(go_on)
+            elif size > 1:
+                followers = Followers(path, settings, environment, seats=seats, device=devices[0])
+            parts = _load(path, encoder, settings, environment, devices, proposer, backends, go_on, followers, seats[0])
+    except BaseException as error:
         if followers is not None:
-            followers.close()
+            followers.close(error)
         raise
     return_free_memory()
     return parts
@@ -109,7 +147,8 @@ def _load(
     proposer: Proposer | None,
     backends: tuple[Candidate, ...],
     go_on: Callable[[], None],
-    followers: Followers | None,
+    followers: Followers | LaunchedRanks | None,
+    seat: Seat,
 ) -> ModelParts:
     workspace = _workspace(devices, settings)
     group = None if followers is None else followers.group
@@ -128,14 +167,23 @@ def _load(
     processors = default_processors(
         vocab_size, partial(text.tokenizer.encode, add_special_tokens=False), ahead=placement.head.type != "cpu"
     )
+    on_devices = None if followers is None or not followers.group.is_on_devices else followers.group
     activations = activations_of(
-        unfused(model), storage, config, processors=processors, vocab_size=vocab_size, placement=placement
+        unfused(model),
+        storage,
+        config,
+        processors=processors,
+        vocab_size=vocab_size,
+        placement=placement,
+        group=on_devices,
     )
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
-    if followers is not None:  # all ranks have their pools in the memory of this machine
-        placed[0] = (loaded.shape_of_all_ranks, loaded.placement)
+    if followers is not None and on_devices is None:  # all ranks have their pools in the memory of this machine
+        placed[0] = (loaded.shape_of_ranks(followers.group.size), loaded.placement)
     config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
-    if followers is not None:
+    if on_devices is not None:
+        config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))
+    elif followers is not None:
         followers.group.tell((config.num_blocks,))
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
@@ -153,7 +201,8 @@ def _load(
         placement=placement,
         visible=settings.logging,
         # What steps without adapters would take longer is for models that have some.
-        make_slots=bank.make_slots if adapters else None,
+        make_slots=bank.make_slots if adapters and on_devices is None else None,
+        group=on_devices,
     )
     queue, images = _images(loaded, config, settings)
     runner = ModelRunner(
@@ -201,9 +250,9 @@ def _load(
         reads_whole_texts=model.config.bidirectional,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
-        on_worker_start=partial(_start_worker, placement.head, settings, workspace, images),
+        on_worker_start=partial(_start_worker, placement.head, settings, workspace, images, seat),
         check_isq=refuse_isq
-        if followers is not None
+        if group is not None and group.is_on_devices
         else partial(
             check_isq,
             settings=settings,
@@ -241,13 +290,24 @@ def _images(
         shape.hidden_size * (1 + shape.num_image_layers) * loaded.dtype.itemsize, max_slowdown=config.max_slowdown
     )
     # Texts that are being generated keep the other half.
-    on_start = partial(prepare_thread, loaded.placement.embedding, max(num_threads // 2, 1))
+    on_start = partial(_start_encoding, loaded.placement.embedding, max(num_threads // 2, 1), loaded.vision)
     return queue, ImageVectors(loaded.vision.encoder, queue, on_start=on_start)
 
 
+def _start_encoding(device: torch.device, num_threads: int, vision: LoadedVision) -> None:
+    prepare_thread(device, num_threads)
+    if device.type == "cuda":
+        encode_for_trial(vision)
+
+
 def _start_worker(
-    device: torch.device, settings: BuildSettings, workspace: Workspace | None, images: ImageVectors | None
+    device: torch.device,
+    settings: BuildSettings,
+    workspace: Workspace | None,
+    images: ImageVectors | None,
+    seat: Seat,
 ) -> None:
+    keep_on(seat.processors)
     # The native kernels have threads of their own, in whose way torch's would be.
     prepare_thread(device, settings.num_threads if workspace is None else 1)
     if images is not None:

@@ -10,23 +10,16 @@ import threading
 import traceback
 from typing import BinaryIO, Final, NoReturn
 
+import torch
 from torch._C._distributed_c10d import FileStore
 
-from paged_sdk.build.adapters import make_bank
-from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.build.followers import GROUP_LOST, READY, Assignment
-from paged_sdk.build.free_memory import return_free_memory
-from paged_sdk.build.fusing import fuse
-from paged_sdk.build.kv_storage import make_storage
-from paged_sdk.build.loaded_model import load_weights
+from paged_sdk.build.part import ModelPart
 from paged_sdk.build.placement import choose_devices
-from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.errors import EngineDeadError
 from paged_sdk.kernels.native.library import Workspace, load
-from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.sharded import SharedHead
 from paged_sdk.parallel.group import Group
-from paged_sdk.runner.follower import follow
+from paged_sdk.processors import keep_on
 
 __all__ = ["main"]
 
@@ -73,29 +66,22 @@ def _watch(parent: int) -> None:
 
 
 def _follow(assignment: Assignment, answers: BinaryIO) -> None:
-    settings, environment = assignment.settings, assignment.environment
+    keep_on(assignment.processors)
+    settings = assignment.settings
     (device,) = choose_devices(settings)
-    library = load()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    library = load() if device.type == "cpu" else None
     workspace = None if library is None else Workspace(library, num_threads=settings.num_threads)
     group = Group(assignment.rank, assignment.size)
     if assignment.shared is not None:
         assert library is not None, "rank 0 has loaded it"
         group.share(library, assignment.shared)
         os.close(assignment.shared)
-    loaded = load_weights(assignment.path, settings, environment, device, workspace, lambda: None, group=group)
-    model = loaded.model
-    assert isinstance(model, DecoderModel)
-    assert isinstance(model.head, SharedHead)
-    config = resolve_engine_config(
-        model.config, settings, environment, devices=loaded.placement.devices, max_model_len=loaded.max_model_len
+    part = ModelPart.load(
+        assignment.path, settings, assignment.environment, device, workspace, group, go_on=lambda: None
     )
-    storage = make_storage(loaded, config, workspace)
-    return_free_memory()
     answers.write(READY)
-    group.join(FileStore(str(assignment.rendezvous / "ranks"), assignment.size), one_host=True)
+    group.join(FileStore(str(assignment.rendezvous / "ranks"), assignment.size), device=device)
     group.talk_through([0])
-    (num_blocks,) = group.hear()
-    backend = storage.make(num_blocks)
-    prepare_thread(device, settings.num_threads if workspace is None else 1)
-    fused = fuse(model, backend, settings)
-    follow(fused, model.head, backend, group, make_bank(loaded, fused))
+    part.follow(group)

@@ -6,7 +6,6 @@ import os
 import pickle
 import select
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -16,17 +15,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import torch
 from attrs import evolve, frozen
 from torch._C._distributed_c10d import FileStore
 
+from paged_sdk.build.child_process import start_program
+from paged_sdk.build.ranks import Seat
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Environment, interpreter_variables
+from paged_sdk.config.env import Environment, device_variables, interpreter_variables
 from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
 from paged_sdk.kernels.native.library import load
 from paged_sdk.kernels.native.ranks import make_shared_memory
+from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.messages import END, step_message
+from paged_sdk.parallel.messages import END, WAY, StepWriter
 from paged_sdk.threads import thread_must_start
 from paged_sdk.types.step import Step
 
@@ -38,7 +41,6 @@ READY: Final = b"ready\n"
 GROUP_LOST: Final = 3
 """The exit status of a rank that has ended because another one has."""
 
-_PROGRAM: Final = "import sys; sys.path[:] = sys.argv[1:]; from paged_sdk.build.follower import main; main()"
 _POLL_SECONDS: Final = 0.1
 _END_SECONDS: Final = 5.0
 # How long a rank that has ended may take to be seen as such by the system, once its connections are closed.
@@ -51,6 +53,7 @@ class Assignment:
     """Says what a follower is to load and where it finds the others.
 
     :ivar path: the model's files
+    :ivar processors: those that its threads stay on; None: any
     :ivar rendezvous: a directory that all ranks see
     :ivar shared: a file of memory that they share; None: they share none
     """
@@ -58,6 +61,7 @@ class Assignment:
     path: Path
     settings: BuildSettings
     environment: Environment
+    processors: frozenset[int] | None
     rank: int
     size: int
     rendezvous: Path
@@ -70,16 +74,24 @@ class Followers:
     A follower ends when it is told so, when its connections to the others break, and when this process ends, however
     that may be.
 
-    :param num_threads: how many threads compute in each rank
+    :param seats: where each rank computes
+    :param device: this one's
     :raises EngineError: they cannot be started
     :ivar group: this process is rank 0
     """
 
     def __init__(
-        self, path: Path, settings: BuildSettings, environment: Environment, *, num_threads: Sequence[int]
+        self,
+        path: Path,
+        settings: BuildSettings,
+        environment: Environment,
+        *,
+        seats: Sequence[Seat],
+        device: torch.device,
     ) -> None:
-        size = len(num_threads)
+        size = len(seats)
         self.group: Group = Group(0, size, self._explain)
+        self._writer = StepWriter()
         self._meeting = TemporaryDirectory(prefix="paged-sdk-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._owner = os.getpid()
@@ -88,21 +100,23 @@ class Followers:
         self._watcher: threading.Thread | None = None
         given = evolve(settings, logging=False, throughput_logging=False)
         library = load()
-        shared = None if library is None else make_shared_memory(library, size)
+        self._device = device
+        shared = None if library is None or device.type != "cpu" else make_shared_memory(library, size)
         try:
             if library is not None and shared is not None:
                 self.group.share(library, shared)
             for rank in range(1, size):
                 assignment = Assignment(
                     path=path,
-                    settings=evolve(given, num_threads=num_threads[rank]),
+                    settings=seats[rank].of(given),
+                    processors=seats[rank].processors,
                     environment=environment,
                     rank=rank,
                     size=size,
                     rendezvous=Path(self._meeting.name),
                     shared=shared,
                 )
-                self._processes.append(_start(pickle.dumps(assignment), () if shared is None else (shared,)))
+                self._processes.append(_start(pickle.dumps(assignment), () if shared is None else (shared,), device))
         except BaseException:
             self._finalizer()
             raise
@@ -123,22 +137,37 @@ class Followers:
             for rank in waiting:
                 if self._process(rank).poll() is not None and READY not in self._said[rank]:
                     raise ModelLoadError(f"rank {rank} could not load its part: {self._end_of(rank)}")
-        self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), one_host=True)
+        self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), device=self._device)
         self._meeting.cleanup()
         self.group.talk_through([process.stdin.fileno() for process in self._processes if process.stdin is not None])
         self._watcher = threading.Thread(target=self._watch, name="paged-sdk ranks", daemon=True)
         with thread_must_start("to watch over the other ranks in"):
             self._watcher.start()
 
-    def run(self, step: Step) -> None:
+    def run(self, step: Step, inserted: InsertedRows | None) -> None:
         """Have the others begin a step, which this process must compute, too.
+
+        :param inserted: what takes the place of its tokens' embeddings
+        :raises EngineDeadError: one of them has ended
+        """
+        self.group.tell(self._writer.message(step, inserted))
+
+    def choose(self, way: str) -> None:
+        """Have the others run the next step another way than one operation at a time."""
+        self.group.tell((WAY, way))
+
+    def check(self) -> None:
+        """Look whether all that the others had to compute since is whole.
 
         :raises EngineDeadError: one of them has ended
         """
-        self.group.tell(step_message(step))
+        self.group.check()
 
-    def close(self) -> None:
-        """End the processes; a second call does nothing."""
+    def close(self, error: BaseException | None = None) -> None:
+        """End the processes; a second call does nothing.
+
+        :param error: what has ended this process's part
+        """
         ending = self._finalizer.detach()
         if ending is None:
             return
@@ -171,8 +200,7 @@ class Followers:
         """Wait until a follower ends, and tell the ranks that wait for it in shared memory."""
         while all(process.poll() is None for process in self._processes):
             self._listen(None)
-        if self.group.shared is not None:
-            self.group.shared.end()
+        self.group.end()
 
     def _explain(self, error: RuntimeError) -> Exception:
         """Make the error for a call of the group that has failed: name the rank that has ended first."""
@@ -198,18 +226,16 @@ class Followers:
         return f"{how}: {text}" if text else how
 
 
-def _start(assignment: bytes, files: Sequence[int]) -> subprocess.Popen[bytes]:
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=interpreter_variables(),
-            pass_fds=files,
-        )
-    except (OSError, MemoryError) as error:
-        raise EngineError(f"the process of another rank cannot be started: {error}") from error
+def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> subprocess.Popen[bytes]:
+    process = start_program(
+        "paged_sdk.build.follower",
+        what="another rank",
+        files=files,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env=interpreter_variables() | ({} if device.type == "cpu" else device_variables()),
+    )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # join() says how it has ended
         process.stdin.write(len(assignment).to_bytes(8, "big") + assignment)

@@ -10,7 +10,8 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.fused_decoder import FusedDecoderModel, FusedLayers, why_not_fused
+from paged_sdk.models.fused_decoder import FusedDecoderModel, FusedLayers
+from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.spanned_decoder import SpannedDecoderModel
 from paged_sdk.quant.native_block import FEW_ROWS
 

@@ -87,12 +87,10 @@ class LoadedModel:
         """Return what is on which device."""
         return self.placed.placement
 
-    @property
-    def shape_of_all_ranks(self) -> DecoderConfig:
-        """Return the model's shape with as many key-value heads as all ranks hold together, of a model that is divided
-        among some.
+    def shape_of_ranks(self, size: int) -> DecoderConfig:
+        """Return the model's shape with as many key-value heads as so many ranks hold together that it is divided
+        among.
         """
-        size = self.settings.tensor_parallel
         held = sum(len(shard_of(self.shape, rank, size).kv_heads) for rank in range(size))
         return evolve(self.shape, num_kv_heads=held)
 
@@ -133,7 +131,9 @@ def load_weights(
         if group is not None and plan.tensor_names(checkpoint.source) is None:
             allowed = f"a model of a family that has a decoder here, which {shape.model_type} has not"
             raise ConfigError.of(SETTING, group.size, allowed)
-        placed = place(settings.topology, device, plan, checkpoint, () if encoder is None else encoder.names())
+        is_first = group is None or group.rank == 0  # which alone knows the tensors of an image encoder's file
+        own_names = () if encoder is None else encoder.names()
+        placed = place(settings.topology, device, plan, checkpoint, own_names, is_checked=is_first)
         placement = placed.placement
         importance = load_importance(checkpoint, settings, go_on)
         policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, importance)
@@ -144,7 +144,7 @@ def load_weights(
             LoadingBar(f"Loading {path.name}", visible=settings.logging) as bar,
         ):
             text_beside = None
-            if group is None or group.rank == 0:
+            if is_first:
                 with thread_must_start("to make a tokenizer in"):
                     text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
 
@@ -266,13 +266,16 @@ def place(
     plan: ModelPlan,
     checkpoint: Checkpoint,
     encoder: Iterable[str] = (),
+    *,
+    is_checked: bool = True,
 ) -> PlacedNames:
     """Decide where the tensors of a checkpoint are to be.
 
     :param encoder: the names of an image encoder's that are in a file of its own
+    :param is_checked: whether the topology is compared with these names
     """
     names = (*checkpoint.source.names(), *encoder)
-    if topology is not None:
+    if topology is not None and is_checked:
         check_topology(topology, num_layers=plan.config.num_layers, names=names)
     own = plan.tensor_names(checkpoint.source)
     placement = place_model(topology, device, num_layers=plan.config.num_layers, names=names, tensor_names=own)

@@ -1,40 +1,160 @@
-"""Checks whether several processes can compute a model together, and divides the threads among them."""
+"""Checks whether several processes can compute a model together, and says where each of them computes."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, NoReturn
 
 import torch
+from attrs import evolve, frozen
+from torch.distributed import is_nccl_available
 
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.env import WORLD_SIZE, Launch
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.shard import SETTING
-from paged_sdk.processors import usable_processors
+from paged_sdk.processors import numa_nodes, usable_processors
+from paged_sdk.runner.device import choose_device
 
-__all__ = ["check_parts", "check_ranks", "refuse_isq", "thread_shares"]
+__all__ = ["Seat", "check_parts", "check_ranks", "choose_seats", "launched_seat", "refuse_isq"]
 
 _log = get_logger(__name__)
 
+_NODES: Final = "NUMA nodes with processors that this process may use"
 
-def check_ranks(settings: BuildSettings, devices: Iterable[torch.device]) -> None:
+
+@frozen(kw_only=True)
+class Seat:
+    """Says where a rank computes.
+
+    :ivar num_threads: how many threads do; None: as many as there are processors
+    :ivar processors: those that these threads stay on; None: any
+    :ivar device: its device; None: the one that the settings name
+    """
+
+    num_threads: int | None
+    processors: frozenset[int] | None = None
+    device: str | None = None
+
+    def of(self, settings: BuildSettings) -> BuildSettings:
+        """Return the settings of the rank."""
+        return evolve(settings, num_threads=self.num_threads, device=self.device or settings.device)
+
+
+def choose_seats(settings: BuildSettings) -> Sequence[Seat]:
+    """Return where each rank computes; a single one of a model that is not divided.
+
+    :raises ConfigError: there are no such devices, or two settings contradict each other
+    """
+    named = None if settings.topology is None else settings.topology.devices
+    size = settings.tensor_parallel
+    if named is not None and size not in (None, "auto", len(named)):
+        raise ConfigError.of(SETTING, size, f"{len(named)}, as many as the topology has devices, or nothing beside it")
+    if named is None and size in (None, 1):
+        return [Seat(num_threads=settings.num_threads)]
+    kind = choose_device(settings.device).type
+    if kind == "cuda":
+        return _on_gpus(settings, named)
+    if kind != "cpu":
+        raise ConfigError.of(SETTING, size or len(named or ()), f"a model on the CPU or on GPUs of CUDA, not on {kind}")
+    nodes = numa_nodes()
+    if named is None:
+        count = len(nodes) if size == "auto" or size is None else size
+        # Ranks that cannot be divided among the nodes evenly run where the system puts them.
+        on = [list(nodes)[rank * len(nodes) // count] for rank in range(count)] if count % len(nodes) == 0 else None
+    else:
+        if missing := [number for number in named if number not in nodes]:
+            allowed = f"{', '.join(map(str, nodes))}, the {_NODES}; {SETTING} divides a model whatever their number"
+            raise ConfigError.of("Topology.devices", missing[0], allowed)
+        count, on = len(named), list(named)
+    if count == len(nodes) == 1:
+        return [Seat(num_threads=settings.num_threads)]
+    shares = _shares(settings, count)
+    if on is None or len(nodes) == 1:
+        return [Seat(num_threads=share) for share in shares]
+    return [
+        Seat(num_threads=min(share, len(nodes[node])), processors=nodes[node])
+        for share, node in zip(shares, on, strict=True)
+    ]
+
+
+def _on_gpus(settings: BuildSettings, named: tuple[int, ...] | None) -> Sequence[Seat]:
+    """Return a seat on each of some GPUs: those that a topology names, or as many as there are to be.
+
+    :raises ConfigError: there are fewer
+    """
+    count, size = torch.cuda.device_count(), settings.tensor_parallel
+    if settings.device not in ("auto", "cuda"):
+        raise ConfigError.of("device", settings.device, f'"cuda", without a number: {SETTING} says how many')
+    if named is None:
+        numbers: Sequence[int] = range(size if isinstance(size, int) else count)
+        if len(numbers) > count:
+            raise ConfigError.of(SETTING, size, f"at most {count}, so many GPUs there are")
+    else:
+        numbers = named
+        if missing := [number for number in named if number >= count]:
+            raise ConfigError.of("Topology.devices", missing[0], f"a number below {count}, so many GPUs there are")
+    if len(numbers) == 1:
+        return [Seat(num_threads=settings.num_threads, device=f"cuda:{numbers[0]}")]
+    shares = _shares(settings, len(numbers))
+    return [Seat(num_threads=share, device=f"cuda:{number}") for share, number in zip(shares, numbers, strict=True)]
+
+
+def _shares(settings: BuildSettings, count: int) -> list[int]:
+    """Divide the threads among so many ranks."""
+    each, more = divmod(settings.num_threads or usable_processors(), count)
+    return [max(each + (rank < more), 1) for rank in range(count)]
+
+
+def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
+    """Return where this process computes as one of several that were started one by one.
+
+    :raises ConfigError: another number of ranks was asked for, or devices were named
+    """
+    size = settings.tensor_parallel
+    if settings.topology is not None and (named := settings.topology.devices) is not None:
+        allowed = f"nothing beside {WORLD_SIZE} = {launch.size}: where each process computes is said when it is started"
+        raise ConfigError.of("Topology.devices", list(named), allowed)
+    if size not in ("auto", launch.size):
+        allowed = f"{launch.size}, as {WORLD_SIZE} says; without it, the other ranks are started from here"
+        raise ConfigError.of(SETTING, size, allowed)
+    if choose_device(settings.device).type == "cuda":
+        count = torch.cuda.device_count()
+        if count == 1:  # each process may have been given one of its own
+            return Seat(num_threads=settings.num_threads, device="cuda:0")
+        if launch.local_rank >= count:
+            raise ConfigError.of("LOCAL_RANK", launch.local_rank, f"a number below {count}, so many GPUs there are")
+        share = _shares(settings, launch.local_size)[launch.local_rank]
+        return Seat(num_threads=share, device=f"cuda:{launch.local_rank}")
+    if launch.local_size == 1 and settings.num_threads is None:
+        return Seat(num_threads=None)
+    local = evolve(settings, tensor_parallel=launch.local_size)
+    return choose_seats(local)[launch.local_rank]
+
+
+def check_ranks(settings: BuildSettings, size: int, devices: Iterable[torch.device]) -> None:
     """Check what can be checked before anything is loaded.
 
+    :param size: how many ranks there are
     :param devices: those that have part of the model
     :raises ConfigError: several ranks cannot do what else was asked for
     """
-    size = settings.tensor_parallel
     if size == 1:
         return
-    elsewhere = next((device for device in devices if device.type != "cpu"), None)
+    own, *others = dict.fromkeys(devices)
+    on_gpus = own.type == "cuda"
     reasons = {
-        f"a model on the CPU, not on {elsewhere}": elsewhere is not None,
-        "nothing beside images": settings.images is not None,
+        "a model on the CPU or on GPUs of CUDA": own.type not in ("cpu", "cuda"),
+        f"one device for each rank, and nothing on {', '.join(map(str, others))}": bool(others),
+        "a torch with NCCL": on_gpus and not is_nccl_available(),
+        "no draft model, on GPUs": on_gpus and settings.draft is not None,
+        "paged attention, on GPUs": on_gpus and settings.paged_attn is False,
+        "nothing beside images, on GPUs": on_gpus and settings.images is not None,
         "nothing beside a calibration file, which the whole model reads": settings.calibration_file is not None,
         "a system with pipes that can be waited for": sys.platform == "win32",
         "a program with a Python interpreter to start": not sys.executable or getattr(sys, "frozen", False),
@@ -43,30 +163,31 @@ def check_ranks(settings: BuildSettings, devices: Iterable[torch.device]) -> Non
         raise ConfigError.of(SETTING, size, allowed)
 
 
-def check_parts(settings: BuildSettings, encoder: EncoderFile | None, backends: Sequence[Candidate]) -> None:
-    """Check what belongs to a model beside its settings. An image encoder that just lies beside it is left alone.
+def check_parts(
+    size: int, device: torch.device, encoder: EncoderFile | None, backends: Collection[Candidate]
+) -> EncoderFile | None:
+    """Check what belongs to a model beside its settings.
 
+    :param size: how many ranks there are
+    :param device: the first one's
     :param backends: attention backends of the caller's own
+    :returns: the image encoder that is used: on GPUs, one that just lies beside the model is left alone
     :raises ConfigError: several ranks cannot do it
     """
-    if encoder is not None and encoder.is_asked:
-        raise ConfigError.of(SETTING, settings.tensor_parallel, "nothing beside an image encoder")
-    if encoder is not None:
-        _log.info("%s is left alone: several ranks take no images.", encoder.path)
+    if encoder is not None and device.type != "cpu":
+        if encoder.is_asked:
+            raise ConfigError.of(SETTING, size, "nothing beside an image encoder, on GPUs")
+        _log.info("%s is left alone: several ranks on GPUs take no images.", encoder.path)
+        encoder = None
     if backends:
-        raise ConfigError.of(SETTING, settings.tensor_parallel, "nothing beside attention backends of your own")
-
-
-def thread_shares(settings: BuildSettings) -> list[int]:
-    """Return with how many threads each rank computes: together as many as one process would have."""
-    size = settings.tensor_parallel
-    each, more = divmod(settings.num_threads or usable_processors(), size)
-    return [max(each + (rank < more), 1) for rank in range(size)]
+        raise ConfigError.of(SETTING, size, "nothing beside attention backends of your own")
+    return encoder
 
 
 def refuse_isq(isq: IsqType) -> NoReturn:
-    """Say that the weights of several ranks cannot be quantized again.
+    """Say that the weights of several ranks on GPUs cannot be quantized again.
 
     :raises ConfigError: always
     """
-    raise ConfigError.of("isq", isq.value, f"a model without {SETTING}: quantize it while it is loaded, by with_isq()")
+    allowed = f"a model without {SETTING} on GPUs: quantize it while it is loaded, by with_isq()"
+    raise ConfigError.of("isq", isq.value, allowed)

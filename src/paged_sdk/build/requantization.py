@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from attrs import evolve
 
@@ -24,6 +25,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import reload_model
+from paged_sdk.parallel.messages import REQUANTIZE
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.model_runner import Requantized
 from paged_sdk.weights.checkpoint import file_stamps, open_checkpoint
@@ -32,11 +34,14 @@ __all__ = ["WeightRequantizer"]
 
 _log = get_logger(__name__)
 
+_T = TypeVar("_T")
+
 
 class WeightRequantizer:
     """Implements a :class:`~paged_sdk.runner.model_runner.Requantizer` over the files that a model was loaded from.
 
-    What is held quantized is not what the new weights are made of: it would keep the errors of both types.
+    What is held quantized is not what the new weights are made of: it would keep the errors of both types. Where
+    several ranks hold the model, the first has the others do the same; what one of them cannot do is done by none.
 
     :param loaded: the model; only the caller, which lets go of it first, holds its layers otherwise
     :param make_device_decoding: makes what runs steps on the device, of the new weights
@@ -56,11 +61,14 @@ class WeightRequantizer:
         self._config = config
         self._workspace = workspace
         self._make_device_decoding = make_device_decoding
+        self._group = loaded.model.group if isinstance(loaded.model, DecoderModel) else None
 
     def __call__(self, isq: IsqType, go_on: Callable[[], None]) -> Requantized:
         """Do what :meth:`~paged_sdk.runner.model_runner.Requantizer.__call__` says."""
         old, start = self._loaded, time.monotonic()
         replaced: set[int] = set()
+        if self._group is not None and self._group.rank == 0:
+            self._group.tell((REQUANTIZE, isq.value))
         with alone_on(*old.placement.devices):
             try:
                 made = self._requantized(isq, replaced.add, go_on)
@@ -69,7 +77,7 @@ class WeightRequantizer:
             except Exception as error:
                 if replaced:
                     _log.warning("The weights are brought back to what they were: %s", error)
-                    self._reload(old, sorted(replaced), lambda part: None, go_on)
+                self._together(lambda: replaced and self._reload(old, sorted(replaced), lambda part: None, go_on))
                 made = evolve(self._parts(old), error=error)
             else:
                 _log.info("%s: quantized to %s in %.1f s", old.path.name, isq.value, time.monotonic() - start)
@@ -79,14 +87,34 @@ class WeightRequantizer:
     def _requantized(self, isq: IsqType, on_replaced: Callable[[int], None], go_on: Callable[[], None]) -> Requantized:
         wanted = evolve(self._loaded, settings=evolve(self._loaded.settings, isq=isq))
         every = range(wanted.model.config.num_layers + 1)
-        loaded = evolve(wanted, is_quantized=self._reload(wanted, every, on_replaced, go_on))
+        is_quantized = self._together(lambda: self._reload(wanted, every, on_replaced, go_on))
+        loaded = evolve(wanted, is_quantized=is_quantized)
         made = self._parts(loaded)
         self._loaded = loaded
         return made
 
+    def _together(self, do: Callable[[], _T]) -> _T:
+        """Do what all ranks do, as far as none of them cannot.
+
+        :raises Exception: what has gone wrong here, or a :class:`~paged_sdk.errors.ModelLoadError` of another rank's
+        """
+        if self._group is None:
+            return do()
+        try:
+            made = do()
+        except ModelClosedError:  # which ends the other ranks
+            raise
+        except Exception as error:
+            self._group.first_error(error)
+            raise
+        if (error_of_another := self._group.first_error(None)) is not None:
+            raise error_of_another
+        return made
+
     def _parts(self, loaded: LoadedModel) -> Requantized:
         """Make what runs the weights; keys and values are stored as suits them."""
-        backend = make_storage(loaded, self._config, self._workspace).make(self._config.num_blocks)
+        storage = make_storage(loaded, self._config, self._workspace)
+        backend = self._together(lambda: storage.make(self._config.num_blocks))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
         return Requantized(model=fused, backend=backend, device_decoding=decoding)

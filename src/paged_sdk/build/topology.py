@@ -76,6 +76,8 @@ def gguf_overrides(
     if known is None:
         raise ConfigError.of("topology", architecture, f"an architecture among {', '.join(ARCHITECTURES)}")
     names = {name: known.hugging_face_name(name) or name for name in shapes}
+    if topology.devices is not None:
+        raise ConfigError.of("topology", f"devices {list(topology.devices)}", "no devices in a file")
     for selector in topology.selectors:
         if selector.layer.device is not None:
             raise ConfigError.of("topology", f"{selector}: device {selector.layer.device}", "no devices in a file")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 
@@ -19,6 +19,8 @@ from paged_sdk.config.checks import (
     is_optional_bool,
     is_optional_slowdown,
     is_unicode,
+    name_of,
+    plain,
 )
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.isq import IsqType
@@ -70,6 +72,18 @@ def _is_token_source(instance: object, attribute: Attribute[Any], value: object)
 def _is_beside_no_imatrix(instance: BuildSettings, attribute: Attribute[Any], value: object) -> None:
     if value is not None and instance.imatrix is not None:
         raise ConfigError.of("with_calibration_file", str(value), "nothing beside with_imatrix")
+
+
+def _as_ranks(value: int | Literal["auto"] | None) -> int | Literal["auto"] | None:
+    ranks: int | Literal["auto"] | None = plain(value)
+    return ranks
+
+
+def _are_ranks(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is None or (isinstance(value, str) and value == "auto"):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_RANKS:
+        raise ConfigError.of(name_of(instance, attribute), value, f'an int >= 1 and <= {MAX_RANKS}, or "auto"')
 
 
 def is_encoder_name(name: str) -> bool:
@@ -158,7 +172,8 @@ class BuildSettings:
     :ivar images: how large and how many images may be; None: the model takes none
     :ivar draft: the smaller model that guesses tokens
     :ivar adapters: what is loaded with the model, for requests to name
-    :ivar tensor_parallel: how many processes compute the model together, each with a part of every matrix
+    :ivar tensor_parallel: how many processes compute the model together, each with a part of every matrix; "auto": one
+        for each device of the model's kind; None: one, or as many as the topology has devices
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
     :ivar paged_meta: the settings of the KV pool, taken as a whole
     """
@@ -194,7 +209,14 @@ class BuildSettings:
     adapters: tuple[AdapterSource, ...] = field(default=(), converter=_adapters)
     lean_memory: bool = field(default=False, validator=is_bool)
     token_healing: bool = field(default=False, validator=is_bool)
-    tensor_parallel: int = field(default=1, converter=as_int, validator=IntAtLeast(1, maximum=MAX_RANKS))
+    tensor_parallel: int | Literal["auto"] | None = field(default=None, converter=_as_ranks, validator=_are_ranks)
     num_threads: int | None = field(
         default=None, converter=as_optional_int, validator=IntAtLeast(1, maximum=MAX_THREADS, optional=True)
     )
+
+    @property
+    def is_to_be_divided(self) -> bool:
+        """Say whether several processes were asked for, though it may turn out to be one."""
+        return self.tensor_parallel not in (None, 1) or (
+            self.topology is not None and self.topology.devices is not None
+        )

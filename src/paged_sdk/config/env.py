@@ -6,7 +6,8 @@ They are read once, when a model is built. A value that cannot be read is a :cla
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from attrs import frozen
 
@@ -16,7 +17,16 @@ from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.config.speculative import MOST_DRAFTS
 from paged_sdk.errors import ConfigError, shown
 
-__all__ = ["Environment", "interpreter_variables", "read_environment", "read_variable"]
+__all__ = [
+    "Environment",
+    "Launch",
+    "device_variables",
+    "interpreter_variables",
+    "nccl_leaves_the_process",
+    "read_environment",
+    "read_launch",
+    "read_variable",
+]
 
 PAGED_ATTN = "MISTRALRS_PAGED_ATTN"
 """Whether keys and values are kept in a pool of blocks: ``true``, ``1``, ``on``, ``false``, ``0`` or ``off``; on for
@@ -41,8 +51,29 @@ GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
 """The most tokens that are guessed ahead of a text in one step, 1 to 1024; off unless it is said."""
 DRAFT_MODEL = "MISTRALRS_SPECULATIVE_DRAFT_MODEL"
 """The path or hub id of a smaller model with the same vocabulary that guesses tokens."""
+WORLD_SIZE = "WORLD_SIZE"
+"""How many processes compute a model together, where each was started by itself, as torchrun starts them. It counts for
+models with ``with_tensor_parallel`` alone."""
+RANK = "RANK"
+"""Which of them this process is, from 0 on; the first one runs the application."""
+MASTER_ADDR = "MASTER_ADDR"
+"""The name or address of the first one's machine, by which all reach it."""
+MASTER_PORT = "MASTER_PORT"
+"""The port at which the first one, or torchrun there, has the others find each other."""
+LOCAL_RANK = "LOCAL_RANK"
+"""Which one of its machine's processes this one is; 0 unless it is said."""
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+"""How many processes compute on its machine, which divide its processors; 1 unless it is said."""
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""``True``: torchrun itself listens at the port, which it says to the processes that it starts."""
+ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
+"""How many times torchrun has started the processes again, which it says to them."""
 
 _INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
+# What CUDA's libraries and compilers read; NCCL has dozens of its own.
+_DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "PATH", "HOME", "CC", "TRITON_CACHE_DIR")
+# torch would end the process, rank 0's application among them, where another one ends or is late.
+_NCCL_LEAVES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
 MAX_DIGITS = 18
 """A number of 18 digits fits 64 bits, and no setting needs more."""
 
@@ -70,6 +101,29 @@ class Environment:
     draft_model: str | None = None
 
 
+@frozen(kw_only=True)
+class Launch:
+    """Says what this process is among those that were started one by one to compute a model together.
+
+    :ivar rank: its number
+    :ivar size: how many there are
+    :ivar local_rank: its number among those of its machine
+    :ivar local_size: how many there are on its machine
+    :ivar address: where they find each other, with ``port``
+    :ivar has_agent: whether someone else than the first one listens there
+    :ivar attempt: tells apart what was written there before they were started again
+    """
+
+    rank: int
+    size: int
+    local_rank: int = 0
+    local_size: int = 1
+    address: str
+    port: int
+    has_agent: bool = False
+    attempt: int = 0
+
+
 def interpreter_variables() -> dict[str, str]:
     """Return the variables without which a Python interpreter may not start or may not know the time zone.
 
@@ -77,6 +131,28 @@ def interpreter_variables() -> dict[str, str]:
     tokens among it, is none of their business.
     """
     return {name: os.environ[name] for name in _INTERPRETER if name in os.environ}
+
+
+def device_variables() -> dict[str, str]:
+    """Return the variables beside these that a process needs which computes on a CUDA device with others."""
+    return {name: value for name, value in os.environ.items() if name in _DEVICES or name.startswith("NCCL_")}
+
+
+@contextmanager
+def nccl_leaves_the_process() -> Iterator[None]:
+    """Have connections that torch makes through NCCL within the block fail without ending the process, which torch is
+    told by its environment alone.
+    """
+    before = {name: os.environ.get(name) for name in _NCCL_LEAVES}
+    os.environ.update(dict.fromkeys(_NCCL_LEAVES, "0"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def read_variable(name: str) -> str | None:
@@ -111,6 +187,50 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         gamma=_gamma(given),
         draft_model=given.get(DRAFT_MODEL),
     )
+
+
+def read_launch(variables: Mapping[str, str] | None = None) -> Launch | None:
+    """Read whether this process was started as one of several, as torchrun starts them; None: it is alone.
+
+    :param variables: the variables to read instead of the process's own
+    :raises ConfigError: naming the variable, its value and what is allowed
+    """
+    source = os.environ if variables is None else variables
+    given = {name: value.strip() for name, value in source.items() if value.strip()}
+    if RANK not in given and WORLD_SIZE not in given:
+        return None
+    size = _needed(given, WORLD_SIZE, "a number of processes >= 1", minimum=1)
+    if size == 1:
+        return None
+    local_size = _whole_number(given, LOCAL_WORLD_SIZE, allowed="a number of processes >= 1") or 1
+    local_rank = _whole_number(given, LOCAL_RANK, allowed="a number >= 0", minimum=0) or 0
+    address = given.get(MASTER_ADDR)
+    if address is None:
+        raise ConfigError.of(MASTER_ADDR, None, f"the first process's address, beside {WORLD_SIZE}")
+    return Launch(
+        rank=_below(given, RANK, _needed(given, RANK, "a number >= 0"), size, WORLD_SIZE),
+        size=size,
+        local_rank=_below(given, LOCAL_RANK, local_rank, local_size, LOCAL_WORLD_SIZE),
+        local_size=local_size,
+        address=address,
+        port=_below(given, MASTER_PORT, _needed(given, MASTER_PORT, "a port", minimum=1), 65536, "65536"),
+        has_agent=_switch(given, AGENT_STORE) is True,
+        attempt=_whole_number(given, ATTEMPT, allowed="a number >= 0", minimum=0) or 0,
+    )
+
+
+def _needed(given: Mapping[str, str], name: str, allowed: str, *, minimum: int = 0) -> int:
+    """Return a number that has to be there, since others are."""
+    number = _whole_number(given, name, allowed=allowed, minimum=minimum)
+    if number is None:
+        raise ConfigError.of(name, None, f"{allowed}, beside {RANK if name == WORLD_SIZE else WORLD_SIZE}")
+    return number
+
+
+def _below(given: Mapping[str, str], name: str, number: int, limit: int, says: str) -> int:
+    if number >= limit:
+        raise ConfigError.of(name, given[name], f"a number below {says}" + ("" if says.isdigit() else f", {limit}"))
+    return number
 
 
 def _switch(given: Mapping[str, str], name: str) -> bool | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import Attribute, evolve, field, frozen
 
-from paged_sdk.config.checks import IsA, IsText, path_text
+from paged_sdk.config.checks import IsA, IsText, as_tuple, path_text
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, ConfigError
 from paged_sdk.files import read_text
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["LayerSelector", "LayerTopology", "Topology"]
 
 _RANGE: Final = re.compile(r"(\d{1,9})(?:\s*-\s*(\d{1,9}))?", re.ASCII)
+_DEVICES: Final = "the numbers of one or more devices, each once, such as [0, 1]"
 _SELECTORS: Final = "a layer such as 5, layers such as 0-8 (8 is not among them), or /a regular expression/"
 
 
@@ -68,6 +69,15 @@ def _are_selectors(instance: object, attribute: Attribute[Any], value: object) -
         raise ConfigError.of("topology", value, "what Topology.empty(), with_range and with_regex make")
 
 
+def _are_devices(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is None:
+        return
+    numbers = value if isinstance(value, tuple) else ()
+    are_numbers = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in numbers)
+    if not numbers or not are_numbers or len(set(numbers)) < len(numbers):
+        raise ConfigError.of("devices", value, _DEVICES)
+
+
 @frozen
 class Topology:
     """Says what single layers of a model are to be. It is immutable: each ``with_*`` returns a new one.
@@ -77,14 +87,27 @@ class Topology:
     say.
 
     :ivar selectors: in the order in which they were given
+    :ivar devices: the devices among which every matrix is divided; None: the settings of the model say it
     """
 
     selectors: tuple[LayerSelector, ...] = field(default=(), validator=_are_selectors)
+    devices: tuple[int, ...] | None = field(default=None, validator=_are_devices)
 
     @classmethod
     def empty(cls) -> Topology:
         """Return a topology that says nothing."""
         return cls()
+
+    @classmethod
+    def new(cls, devices: Iterable[int]) -> Topology:
+        """Divide every matrix among devices: tensor parallelism, as of :meth:`TextModelBuilder.with_tensor_parallel`.
+
+        :param devices: numbers of GPUs, or of NUMA nodes where the model is on the CPU
+        :raises ConfigError: anything else, or the same device twice
+        """
+        if devices is None:
+            raise ConfigError.of("devices", devices, _DEVICES)
+        return cls(devices=as_tuple(devices))
 
     def with_range(self, layers: range, layer: LayerTopology) -> Topology:
         """Say what some layers are to be.

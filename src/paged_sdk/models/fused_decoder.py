@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, Protocol, runtime_checkable
 
 import torch
-from attrs import NOTHING, evolve, fields
+from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
-from paged_sdk.config.decoder import Activation, DecoderConfig, MoeConfig, NormKind, QkNormWeights, RopeConfig
+from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
@@ -23,150 +23,24 @@ from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
-from paged_sdk.layers.rotary import RotaryEmbedding
-from paged_sdk.models.attention_block import AttentionBlock
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.fusible import ACTIVATIONS
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
+from paged_sdk.models.sharded import JoinedLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
-__all__ = ["FusedDecoderModel", "FusedLayers", "fused_spans", "native_projections", "norm_in_float32", "why_not_fused"]
+__all__ = ["FusedDecoderModel", "FusedLayers", "fused_spans", "native_projections", "norm_in_float32"]
 
-# These are the fields of which the fused layers, or code shared with the layer-by-layer model, support every value.
-# A model that sets any other field is refused.
-_COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
-    DecoderConfig: frozenset(
-        {
-            # shapes, and what is read into the attention backend's own shapes
-            *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
-            *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
-            *("attention_sinks", "num_image_layers"),
-            # norms, biases and activations of the layers
-            *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
-            *("qk_norm", "qk_norm_weights", "qk_norm_bias", "qkv_clip", "parallel_residual"),
-            *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
-            # the order of a checkpoint's rows, which loading undoes
-            *("qkv_groups", "qkv_values_first"),
-            # around the layers
-            *("embedding_scale", "residual_scale", "tie_embeddings", "head_bias", "logit_scale", "logit_softcap"),
-        }
-    ),
-    # The layers get a rotary embedding's cosines and sines, and which elements are paired.
-    RopeConfig: frozenset(
-        {
-            *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
-            *("beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim", "attention_factor"),
-            *("short_factor", "long_factor", "inv_freq_divisors", "gguf_attn_factor", "rotates", "interleaved"),
-            "axis_of_frequency",
-        }
-    ),
-    MoeConfig: frozenset(
-        {
-            *("layers", "num_experts", "num_experts_per_token", "intermediate_size", "renormalize"),
-            *("has_biases", "swiglu_alpha", "swiglu_limit", "alternates"),
-        }
-    ),
-}
-
-_ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh", "relu2"]]] = {
-    Activation.SILU: "silu",
-    Activation.GELU_TANH: "gelu_tanh",
-    Activation.RELU2: "relu2",
-}
 _HEAD_NORMS: Final[dict[QkNormWeights, Literal["shared", "own", "whole"]]] = {
     QkNormWeights.SHARED: "shared",
     QkNormWeights.OWN: "own",
     QkNormWeights.WHOLE: "whole",
 }
-_MOST_INTERLEAVED: Final = 512
-"""So many elements of a head may be rotated where neighbours are paired."""
-
-
-def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range | None = None) -> str | None:
-    """Say why a model's layers cannot be fused; return None if they can.
-
-    :param backend: keeps the keys and values of these layers
-    :param layers: those that are meant; None: all
-
-    It asks what the fused layers are known to compute, not what they are known to lack: a setting or a kind of layer
-    that is new elsewhere runs one operation at a time until it is computed here.
-    """
-    if backend.native_pages is None:
-        return "its attention is not native"
-    if model.group is not None and model.group.shared is None:
-        return "the ranks share no memory"
-    config = model.config
-    parts = (config, *config.ropes, *(() if config.moe is None else (config.moe,)))
-    reasons = (*(_unknown_setting(part) for part in parts), _unknown_kind(model))
-    if (reason := next((each for each in reasons if each is not None), None)) is not None:
-        return reason
-    if config.activation not in _ACTIVATIONS:
-        return f"the native decoder has no activation {config.activation.value}"
-    if (unknown := _unknown_combination(config)) is not None:
-        return f"the native decoder does not know {unknown}"
-    if config.moe is not None and config.activation is not Activation.SILU:
-        return f"the native decoder's experts have no activation {config.activation.value}"
-    if config.hidden_size % 16 or config.intermediate_size % 16:
-        return "its hidden or intermediate size is not a multiple of 16"
-    for layer in model.layers if layers is None else model.layers[layers.start : layers.stop]:
-        if any(linear.native_weights is None for linear in layer.linears):
-            return "its weights have no native kernel"
-        if isinstance(layer.mlp, MoeMlp) and layer.mlp.experts.native_weights is None:
-            return "its experts have no native kernel"
-    return None
-
-
-def _unknown_combination(config: DecoderConfig) -> str | None:
-    """Name settings that the fused layers know, but not together; return None if they know them."""
-    is_rms = config.norm is NormKind.RMS
-    if config.residual_scale is not None and config.num_image_layers:
-        return f"residual_scale = {config.residual_scale} beside images' vectors in later layers"
-    if config.residual_scale is not None and (config.qk_norm or config.sandwich_norms or not is_rms):
-        return f"residual_scale = {config.residual_scale} beside other norms than of what layers read"
-    if config.sandwich_norms and (config.parallel_residual or not is_rms):
-        return "norms of what layers give that are layer norms, or in parallel"
-    if config.parallel_residual and config.moe is not None:
-        return "experts beside attention"
-    if any(rope.interleaved and rope.rotary_dim > _MOST_INTERLEAVED for rope in config.ropes):
-        return f"pairs of neighbours in more than {_MOST_INTERLEAVED} elements of a head"
-    if not config.gated_mlp and config.moe is not None:
-        return "experts beside an MLP without a gate"
-    return None
-
-
-def _unknown_kind(model: DecoderModel) -> str | None:
-    """Name the part of a model whose class the fused layers do not know; return None if they know all of them.
-
-    A subclass counts as another class: it may compute something else.
-    """
-    norms: list[object] = [model.norm]
-    parts: list[tuple[object, tuple[type, ...]]] = [(model, (DecoderModel,))]
-    parts += [(rope, (RotaryEmbedding,)) for rope in model.ropes.values()]
-    for layer in model.layers:
-        attention, mlp = layer.attention, layer.mlp
-        parts += [(layer, (DecoderLayer,)), (attention, (AttentionBlock,)), (mlp, (GatedMlp, PlainMlp, MoeMlp))]
-        norms += [layer.attention_norm, layer.attention_output_norm, layer.mlp_norm, layer.mlp_output_norm]
-        qk_norm = attention.qk_norm
-        norms += (qk_norm.query, qk_norm.key) if type(qk_norm) is WholeNorms else (qk_norm,)
-    parts += [(norm, (RMSNorm, LayerNorm, NoNorm)) for norm in norms if norm is not None]
-    unknown = (type(part).__name__ for part, kinds in parts if type(part) not in kinds)
-    if (name := next(unknown, None)) is not None:
-        return f"the native decoder has no {name}"
-    return None
-
-
-def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None:
-    """Name the setting of a config that the fused layers do not know; return None if they know all of them."""
-    known = next((names for kind, names in _COMPUTED_FIELDS.items() if isinstance(part, kind)), frozenset[str]())
-    for field in fields(type(part)):
-        value = getattr(part, field.name)
-        if field.name not in known and (field.default is NOTHING or value != field.default):
-            return f"the native decoder does not know {field.name} = {value!r}"
-    return None
 
 
 class FusedLayers:
@@ -176,7 +50,7 @@ class FusedLayers:
     one for few. So a text depends neither on how a prompt was cut into chunks, nor on how much of it was cached, nor on
     what a step computes beside it, as long as no more than ``few_rows`` sequences generate at a time.
 
-    :param model: a model for whose ``layers`` :func:`why_not_fused` returns None
+    :param model: a model for whose ``layers`` :func:`~paged_sdk.models.fusible.why_not_fused` returns None
     :param pages: the keys and values of these layers
     :param few_rows: sequences that generate in a step beyond which the form for many rows is so much faster that
         generated tokens take it too
@@ -288,7 +162,7 @@ class RunsFused(Protocol):
 class FusedDecoderModel:
     """Computes what a :class:`DecoderModel` does, with all layers in one native call: see :class:`FusedLayers`.
 
-    :param model: a model for which :func:`why_not_fused` returns None
+    :param model: a model for which :func:`~paged_sdk.models.fusible.why_not_fused` returns None
     :param few_rows: see :class:`FusedLayers`
     :ivar config: the model's; ``dtype`` and ``device`` likewise
     """
@@ -420,6 +294,8 @@ def _native_layer(
     mlp_norm, mlp_norm_bias = _given(layer.mlp_norm)
     assert not isinstance(attention.qk_norm, SharedWholeNorms), "its parts are fused by nobody"
     query, key = _head_norms(attention.qk_norm, config)
+    joined = attention.output if isinstance(attention.output, JoinedLinear) else None
+    joined_mlp = None if isinstance(mlp, MoeMlp) or not isinstance(mlp.down, JoinedLinear) else mlp.down
     return NativeLayer(
         shape=shape,
         cache=pages.caches[index],
@@ -445,8 +321,11 @@ def _native_layer(
         clip=config.qkv_clip,
         sinks=attention.sinks,
         parallel=config.parallel_residual,
-        activation="silu" if isinstance(mlp, MoeMlp) else _ACTIVATIONS[mlp.activation],
+        activation="silu" if isinstance(mlp, MoeMlp) else ACTIVATIONS[mlp.activation],
         rope=rope,
+        attended_widths=None if joined is None else joined.inputs,
+        inner_widths=None if joined_mlp is None else joined_mlp.inputs,
+        hidden_widths=None if joined is None else joined.outputs,
     )
 
 

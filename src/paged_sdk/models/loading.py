@@ -93,16 +93,12 @@ def load_model(
             if projection is None
             else projection.result()
         )
-    if group is not None:
-        tokens = token_slices(shape.vocab_size, group.size)
-        embedding = SharedEmbedding(embedding, tokens[group.rank], group, dtype=dtype)
-        head = SharedHead(head, tokens, group)
     model = DecoderModel(
         shard.local(shape),
-        embedding=embedding,
+        embedding=_embedding_of(group, embedding, shape, dtype),
         layers=layers,
         norm=load_norm(loader.at(places.layers[-1]), shape, names.body + names.norms.last),
-        head=head,
+        head=_head_of(group, head, shape),
         embedding_norm=load_norm(loader, shape, names.body + names.norms.embedding) if shape.embedding_norm else None,
         ropes={settings: RotaryEmbedding(settings, device=places.embedding) for settings in dict.fromkeys(shape.ropes)},
         dtype=dtype,
@@ -134,8 +130,8 @@ def reload_model(
     :param parts: numbers of layers, and the number of layers itself for the embeddings and the output projection
     :param on_replaced: called with each part that is new
     """
-    family, shape, places = find_family(config), model.config, model.placement
-    names = names_in(source, family)
+    family, places, group = find_family(config), model.placement, model.group
+    shape, names = family.read(ConfigFields(config)), names_in(source, family)
     loader = WeightLoader(
         source,
         policy,
@@ -143,6 +139,8 @@ def reload_model(
         device=model.device,
         prefixes=(names.body, names.head),
         on_progress=on_progress,
+        shard=WHOLE if group is None else shard_of(shape, group.rank, group.size),
+        group=group,
     )
 
     def replace(part: int) -> None:
@@ -154,15 +152,28 @@ def reload_model(
         on_replaced(part)
         is_shared = shape.tie_embeddings and places.head == places.embedding
         if not is_shared:
-            model.head = _load_head(loader.at(places.head), shape, names)
-        model.embedding = _load_embedding(loader, shape, names)
+            model.head = _head_of(group, _load_head(loader.at(places.head), shape, names), shape)
+        table = _load_embedding(loader, shape, names)
+        model.embedding = _embedding_of(group, table, shape, model.dtype)
         if is_shared:
-            model.head = loader.tied_head(names.head, model.embedding, vocab_size=shape.vocab_size)
+            model.head = _head_of(group, loader.tied_head(names.head, table, vocab_size=shape.vocab_size), shape)
 
     with loading_threads(num_threads) as pool:
         for pending in [pool.submit(replace, part) for part in parts]:
             pending.result()
     loader.close()
+
+
+def _embedding_of(group: Group | None, own: Embedding, shape: DecoderConfig, dtype: torch.dtype) -> Embedding:
+    """Return what looks up all tokens, of which the ranks of a group have some each."""
+    if group is None:
+        return own
+    return SharedEmbedding(own, token_slices(shape.vocab_size, group.size)[group.rank], group, dtype=dtype)
+
+
+def _head_of(group: Group | None, own: Linear, shape: DecoderConfig) -> Linear:
+    """Return what computes all tokens' logits, likewise."""
+    return own if group is None else SharedHead(own, token_slices(shape.vocab_size, group.size), group)
 
 
 def _adaptable_embedding(config: DecoderConfig, names: TensorNames, device: torch.device) -> AdaptableShape:

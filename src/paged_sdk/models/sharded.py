@@ -9,13 +9,42 @@ from torch import Tensor
 
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.messages import logits_message
+from paged_sdk.parallel.messages import LOGITS, logits_message
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import Experts, NativeExpertWeights
 from paged_sdk.quant.linear import Linear, NativeWeights
 
-__all__ = ["SharedEmbedding", "SharedHead", "SummedExperts", "SummedLinear"]
+__all__ = ["JoinedLinear", "SharedEmbedding", "SharedHead", "SummedExperts", "SummedLinear"]
+
+
+class JoinedLinear(AdaptableLinear):
+    """Multiplies by some rows of a weight what all ranks have columns of, and puts together what all ranks get.
+
+    No sum is parted, so that the results are those of one process to the last bit. Rounding to 8 bits makes more of a
+    last bit than its size: sums of parts changed log-probabilities of Qwen2.5-Coder-1.5B's in Q4_K_M by up to 0.2.
+
+    :param base: multiplies by this rank's rows
+    :ivar inputs: how many columns of the input each rank has, int32
+    :ivar outputs: how many of the weight's rows
+    """
+
+    def __init__(
+        self, base: Linear, name: str, group: Group, *, inputs: Sequence[slice], outputs: Sequence[slice]
+    ) -> None:
+        super().__init__(base, name)
+        self._group = group
+        self.inputs, self.outputs = (
+            torch.tensor([own.stop - own.start for own in each], dtype=torch.int32) for each in (inputs, outputs)
+        )
+
+    def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
+        """Do what :meth:`Linear.forward` says, of the whole weight.
+
+        :param x: this rank's columns
+        """
+        own = super().forward(self._group.join_columns(x, self.inputs), ctx)
+        return self._group.join_columns(own, self.outputs)
 
 
 class SummedLinear(AdaptableLinear):
@@ -83,8 +112,8 @@ class SharedEmbedding(Embedding):
     def _rows(self, token_ids: Tensor) -> Tensor:
         first, last = self._tokens.start, self._tokens.stop
         rows = self._base.forward(token_ids.clamp(first, last - 1) - first)
-        rows[(token_ids < first) | (token_ids >= last)] = 0
-        return self._group.sum_(rows)
+        elsewhere = (token_ids < first) | (token_ids >= last)
+        return self._group.sum_(rows.masked_fill_(elsewhere[:, None], 0))
 
 
 class SharedHead(Linear):
@@ -120,7 +149,14 @@ class SharedHead(Linear):
         return self._base.native_weights
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says, on the first rank, which has the others help."""
+        """Do what :meth:`Linear.forward` says, on the first rank, which has the others help; on all, if they run the
+        same code.
+        """
+        if self._group.is_on_devices:
+            if not self._group.is_in_lockstep:
+                self._group.tell((LOGITS, len(x), str(x.dtype).removeprefix("torch.")))
+                self._group.pass_on(x.contiguous())
+            return self._group.gather(self._base.forward(x, ctx), self._widths)
         self._group.tell(logits_message(x))
         own = self._base.forward(x, ctx)
         if (gathered := self._gathered(own)) is not None:
@@ -129,6 +165,12 @@ class SharedHead(Linear):
         for rank, width in enumerate(self._widths[1:], 1):
             parts.append(self._group.receive(own.new_empty(len(own), width), rank))
         return torch.cat(parts, -1)
+
+    def help_on_device(self, num_rows: int, dtype: str, device: torch.device) -> None:
+        """Compute this rank's logits of hidden states that the first rank passes on."""
+        x = torch.empty(num_rows, self.in_features, dtype=getattr(torch, dtype), device=device)
+        self._group.pass_on(x)
+        self._group.gather(self._base.forward(x, None), self._widths)
 
     def help(self, x: Tensor) -> None:
         """Compute this rank's logits and send them to the first rank."""

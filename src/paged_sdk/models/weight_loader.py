@@ -17,7 +17,7 @@ from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.grouped_matrix import every_other_row
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
-from paged_sdk.models.sharded import SummedExperts, SummedLinear
+from paged_sdk.models.sharded import JoinedLinear, SummedExperts, SummedLinear
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import SETTING, WHOLE, Shard
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
@@ -115,10 +115,15 @@ class WeightLoader:
         :param is_head: whether it is the output projection, which multiplies a few rows only
         :param order: which rows of a single matrix become the layer's, one after the other; None: all in their order
         :param rows: which rows of each part the shard has; None: all
-        :param cols: returns which columns a shard has; None: all. The other ranks make the rest of each sum
+        :param cols: returns which columns of the input a shard has; None: all. It gets these columns of the weight, and
+            the other ranks make the rest of each sum; or all columns and some rows, where ranks can join their columns
         :raises CheckpointError: a tensor is missing or has another shape
         :raises ConfigError: the columns cannot be divided so
         """
+        (height,) = out_features if cols is not None else (0,)
+        joined = None if cols is None or self.group is None else self._joined(self.group, height, cols)
+        if joined is not None:
+            rows, cols = (joined[1][self.shard.rank],), None
         cut = None if cols is None or self.shard.is_whole else cols(self.shard)
         own_rows = None if rows is None or self.shard.is_whole else list(rows)
         name, *_ = names
@@ -181,12 +186,26 @@ class WeightLoader:
             cols=cut,
             has_whole_rows=cut is None,
         )
-        return self._adaptable(linear, shape, is_part=cut is not None)
-
-    def _adaptable(self, linear: Linear, shape: AdaptableShape, *, is_part: bool = False) -> AdaptableLinear:
-        self._add_adaptable(shape)
-        if is_part and self.group is not None:
+        if self.group is not None and joined is not None:
+            self._add_adaptable(shape)
+            return JoinedLinear(linear, shape.name, self.group, inputs=joined[0], outputs=joined[1])
+        if self.group is not None and cut is not None:
+            self._add_adaptable(shape)
             return SummedLinear(linear, shape.name, self.group)
+        return self._adaptable(linear, shape)
+
+    def _joined(
+        self, group: Group, height: int, cols: Callable[[Shard], slice]
+    ) -> tuple[list[slice], list[slice]] | None:
+        """Return which columns of an input and which rows of a matrix each rank has, where ranks join columns."""
+        if not group.joins or self._dtype is torch.float64:
+            return None
+        every = self.shard.every(self.shard.size)
+        outputs = [own for own in (shard.outputs(height) for shard in every) if own is not None]
+        return ([cols(shard) for shard in every], outputs) if len(outputs) == len(every) else None
+
+    def _adaptable(self, linear: Linear, shape: AdaptableShape) -> AdaptableLinear:
+        self._add_adaptable(shape)
         return AdaptableLinear(linear, shape.name)
 
     def _head_shape(self, name: str, vocab_size: int, hidden_size: int) -> AdaptableShape:

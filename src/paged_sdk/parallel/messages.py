@@ -2,57 +2,132 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.parallel.group import Message
+from paged_sdk.types.media import ImageSpan, PromptMedia
 from paged_sdk.types.step import Step, StepRow
 
 __all__ = [
     "ADAPTER",
+    "DRAWN",
     "END",
+    "FOUND",
     "LOGITS",
     "NO_ADAPTER",
+    "REQUANTIZE",
     "STEP",
+    "WAY",
+    "StepReader",
+    "StepWriter",
     "logits_message",
     "logits_rows",
-    "step_from",
-    "step_message",
 ]
 
 STEP: Final = "step"
 LOGITS: Final = "logits"
 ADAPTER: Final = "adapter"
 NO_ADAPTER: Final = "no adapter"
+REQUANTIZE: Final = "requantize"
 END: Final = "end"
+# Of ranks on devices:
+WAY: Final = "way"
+"""The next step is run so: a value of :class:`~paged_sdk.runner.device_decoding.Way`."""
+DRAWN: Final = "drawn"
+"""So many tokens are passed on to where the next step finds them."""
+FOUND: Final = "found"
+"""These are the sequences of the tokens that lie there."""
 
 
-def step_message(step: Step) -> Message:
-    """Return a step as a message. It brings no images."""
-    rows = [
-        (
-            row.seq_id,
-            row.start,
-            list(row.token_ids),
-            list(row.kv_ids),
-            row.num_prompt_tokens,
-            row.kv_version,
-            row.num_logits,
-            row.is_long,
-            row.adapter,
-            row.adapter_start,
-        )
-        for row in step.rows
-    ]
-    return (STEP, rows, step.copies, list(step.released), list(step.finished_seq_ids))
+class StepWriter:
+    """Writes steps as messages. Where the images of a prompt are is told with the first step of its sequence."""
+
+    def __init__(self) -> None:
+        self._told: set[int] = set()
+
+    def message(self, step: Step, inserted: InsertedRows | None) -> Message:
+        """Return a step as a message.
+
+        :param inserted: what takes the place of its tokens' embeddings
+        """
+        rows = []
+        media = []
+        for row in step.rows:
+            rows.append(
+                (
+                    row.seq_id,
+                    row.start,
+                    list(row.token_ids),
+                    list(row.kv_ids),
+                    row.num_prompt_tokens,
+                    row.kv_version,
+                    row.num_logits,
+                    row.is_long,
+                    row.adapter,
+                    row.adapter_start,
+                )
+            )
+            if row.media is not None and row.seq_id not in self._told:
+                self._told.add(row.seq_id)
+                media.append((row.seq_id, _written_media(row.media)))
+        self._told.difference_update(step.finished_seq_ids)
+        vectors = None if inserted is None else _written_inserted(inserted)
+        return (STEP, rows, step.copies, list(step.released), list(step.finished_seq_ids), media, vectors)
 
 
-def step_from(message: Message) -> Step:
-    """Return the step of a message."""
-    _, rows, copies, released, finished = message
-    return Step(rows=[StepRow(*row) for row in rows], copies=copies, released=released, finished_seq_ids=finished)
+class StepReader:
+    """Reads what a :class:`StepWriter` has written, all of it in its order."""
+
+    def __init__(self) -> None:
+        self._media: dict[int, PromptMedia] = {}
+
+    def read(self, message: Message) -> tuple[Step, InsertedRows | None]:
+        """Return the step of a message, and what takes the place of its tokens' embeddings."""
+        _, rows, copies, released, finished, media, vectors = message
+        self._media |= {seq_id: _read_media(*written) for seq_id, written in media}
+        step = Step(rows=[StepRow(*row) for row in rows], copies=copies, released=released, finished_seq_ids=finished)
+        for row in step.rows:
+            row.media = self._media.get(row.seq_id)
+        for seq_id in finished:
+            self._media.pop(seq_id, None)
+        return step, None if vectors is None else _read_inserted(*vectors)
+
+
+def _written_media(media: PromptMedia) -> tuple[Any, ...]:
+    spans = [(span.first_token, span.num_tokens, span.places.tobytes(), span.is_whole) for span in media.spans]
+    return spans, None if media.positions is None else media.positions.tobytes()
+
+
+def _read_media(spans: Iterable[tuple[int, int, bytes, bool]], positions: bytes | None) -> PromptMedia:
+    return PromptMedia(
+        spans=tuple(
+            ImageSpan(
+                first_token=first_token,
+                num_tokens=num_tokens,
+                places=np.frombuffer(places, np.int64),
+                digest=b"",
+                inputs={},
+                is_whole=is_whole,
+            )
+            for first_token, num_tokens, places, is_whole in spans
+        ),
+        positions=None if positions is None else np.frombuffer(positions, np.int64).reshape(3, -1),
+    )
+
+
+def _written_inserted(inserted: InsertedRows) -> tuple[Any, ...]:
+    return inserted.places.numpy().tobytes(), [_written_rows(each) for each in (inserted.vectors, *inserted.later)]
+
+
+def _read_inserted(places: bytes, tensors: Iterable[tuple[str, int, bytes]]) -> InsertedRows:
+    vectors, *later = (_read_rows(*written) for written in tensors)
+    return InsertedRows(torch.frombuffer(bytearray(places), dtype=torch.int64), vectors, tuple(later))
 
 
 def logits_message(hidden: Tensor) -> Message:
@@ -60,11 +135,18 @@ def logits_message(hidden: Tensor) -> Message:
 
     :param hidden: ``[num_rows, hidden_size]``, on the CPU
     """
-    content = hidden.contiguous().view(torch.uint8).numpy().tobytes()
-    return (LOGITS, str(hidden.dtype).removeprefix("torch."), hidden.shape[1], content)
+    return (LOGITS, *_written_rows(hidden))
 
 
 def logits_rows(message: Message) -> Tensor:
     """Return the hidden states of a message."""
-    _, dtype, hidden_size, content = message
-    return torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype)).view(-1, hidden_size)
+    return _read_rows(*message[1:])
+
+
+def _written_rows(rows: Tensor) -> tuple[str, int, bytes]:
+    content = rows.contiguous().view(torch.uint8).numpy().tobytes()
+    return str(rows.dtype).removeprefix("torch."), rows.shape[1], content
+
+
+def _read_rows(dtype: str, width: int, content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=getattr(torch, dtype)).view(-1, width)

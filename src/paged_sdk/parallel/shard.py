@@ -18,9 +18,10 @@ __all__ = ["SETTING", "WHOLE", "Shard", "shard_of", "token_slices"]
 
 SETTING: Final = "with_tensor_parallel"
 
-# Most formats of quantized weights have blocks of 256, 128, 64 or 32 elements.
-_BLOCKS: Final = (256, 128, 64, 32, 1)
-_TOKENS: Final = 64  # rows that packed matrices take together, four times
+# Most formats of quantized weights have blocks of 256, 128, 64 or 32 elements, and kernels take 16 rows together.
+_BLOCKS: Final = (256, 128, 64, 32, 16, 1)
+_PANEL: Final = 16  # rows that packed matrices take together
+_TOKENS: Final = 4 * _PANEL
 
 
 @frozen(kw_only=True)
@@ -68,6 +69,14 @@ class Shard:
         if count < self.size:
             raise ConfigError.of(SETTING, self.size, f"at most {count}, the size of a layer's MLP")
         unit = next(block for block in _BLOCKS if count % block == 0 and count // block >= self.size)
+        own = _share(count // unit, self.size, self.rank)
+        return slice(own.start * unit, own.stop * unit)
+
+    def outputs(self, count: int) -> slice | None:
+        """Return which of so many outputs of a layer's last matrices it computes; None: they cannot be divided well."""
+        if self.is_whole or count % _PANEL or count // _PANEL < self.size:
+            return None
+        unit = 2 * _PANEL if count % (2 * _PANEL) == 0 and count // (2 * _PANEL) >= self.size else _PANEL
         own = _share(count // unit, self.size, self.rank)
         return slice(own.start * unit, own.stop * unit)
 

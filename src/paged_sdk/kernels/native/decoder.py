@@ -110,6 +110,10 @@ class DecoderLayer:
     :ivar sinks: [num_heads], one more logit of each head, which has no value; None: there is none
     :ivar parallel: whether the feed-forward network reads what attention reads, and what both give is added at once
     :ivar rope: which of a step's rotary embeddings the layer uses, by index
+    :ivar attended_widths: of a layer that several processes compute, how many columns of attention's output each has,
+        int32: ``output`` has all columns then, and this process's rows; None: it has the columns of this process
+    :ivar inner_widths: likewise of what ``down`` multiplies
+    :ivar hidden_widths: how many rows of ``output``, and of ``down``, each has then
     """
 
     shape: AttentionShape
@@ -138,6 +142,9 @@ class DecoderLayer:
     parallel: bool = False
     activation: Literal["silu", "gelu_tanh", "relu2"] = "silu"
     rope: int = 0
+    attended_widths: Tensor | None = None
+    inner_widths: Tensor | None = None
+    hidden_widths: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
         hidden, size = self.hidden_size, self.shape.head_dim
@@ -159,14 +166,18 @@ class DecoderLayer:
             raise ConfigError.of(
                 "parallel", True, "False with experts, and with a norm before the feed-forward network"
             )
-        expected = {"qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden), "output": (hidden, queries)}
+        expected = {
+            "qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden),
+            "output": self._last_shape(self.output, self.attended_widths, queries),
+        }
         found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": _shape(self.output)}
         if self.router is None:
             check_weights([each.weight for each in (self.gate, self.up) if each is not None])
             inner = self.up.weight.rows
             if hidden % 16 or inner % 16:
                 raise ConfigError.of("hidden and inner size", (hidden, inner), "multiples of 16")
-            expected |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+            expected |= {"gate": (inner, hidden), "up": (inner, hidden)}
+            expected["down"] = self._last_shape(self.down, self.inner_widths, inner)
             found |= {"gate": _shape(self.gate or self.up), "up": _shape(self.up), "down": _shape(self.down)}
         else:
             self._check_experts(self.router)
@@ -176,6 +187,15 @@ class DecoderLayer:
     @property
     def hidden_size(self) -> int:
         return self.qkv[0].weight.cols
+
+    def _last_shape(self, last: Projection, widths: Tensor | None, own_width: int) -> tuple[int, int]:
+        """Return the shape that ``output`` or ``down`` is to have."""
+        if widths is None:
+            return self.hidden_size, own_width
+        of_hidden = [] if self.hidden_widths is None else self.hidden_widths.tolist()
+        if sum(of_hidden) != self.hidden_size or last.weight.rows not in of_hidden or own_width not in widths.tolist():
+            raise ConfigError.of("hidden_widths", of_hidden, f"parts of {self.hidden_size}, this process's among them")
+        return last.weight.rows, int(widths.sum())
 
     def _check_experts(self, router: Router) -> None:
         check_matrix("router.weight", router.weight, (router.num_experts, self.hidden_size))
@@ -234,7 +254,8 @@ class NativeDecoder:
         self._args = Decoder(
             ropes=addressof(self._ropes),
             workspace=workspace.handle,
-            sum=None if shared is None else shared.address,
+            sum=None if shared is None else shared.sum_address,
+            gather=None if shared is None else shared.gather_address,
             group=None if shared is None else shared.handle,
             num_threads=workspace.num_threads,
         )
@@ -243,6 +264,12 @@ class NativeDecoder:
         hidden, size = self.hidden_size, layer.shape.head_dim
         for matrix, each in zip(target.qkv, layer.qkv, strict=False):
             self._describe_projection(matrix, each)
+        for name in ("attended_widths", "inner_widths", "hidden_widths"):
+            widths: Tensor | None = getattr(layer, name)
+            assert widths is None or (widths.dtype is torch.int32 and widths.is_contiguous())
+            setattr(target, name, pointer(widths))  # the layer keeps it
+        if layer.hidden_widths is not None and self._shared is not None:
+            target.first_hidden = int(layer.hidden_widths[: self._shared.rank].sum())
         for name in ("output", "gate", "up", "down"):
             if (projection := getattr(layer, name)) is not None:
                 self._describe_projection(getattr(target, name), projection)

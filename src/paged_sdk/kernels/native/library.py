@@ -105,6 +105,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_ranks_bytes.restype = c_int64
     functions.paged_ranks_sum.argtypes = (POINTER(Ranks), c_void_p, c_int64)
     functions.paged_ranks_sum.restype = None
+    functions.paged_ranks_gather.argtypes = (POINTER(Ranks), c_void_p, c_int64, c_int64, c_void_p, c_void_p)
+    functions.paged_ranks_gather.restype = None
     functions.paged_ranks_end.argtypes = (POINTER(Ranks),)
     functions.paged_ranks_end.restype = None
     functions.paged_collapse_huge_page.argtypes = (c_void_p,)

@@ -44,7 +44,9 @@ class SharedSum:
     """Holds one process's view of the memory.
 
     :param file: see :func:`make_shared_memory`
-    :ivar address: of the function that native calls are given; ``handle`` is of what it is given
+    :ivar rank: this process's number
+    :ivar sum_address: of the function that adds up, for native calls; ``gather_address`` is of the one that puts
+        columns together, ``handle`` of what both are given
     """
 
     def __init__(self, library: NativeLibrary, file: int, *, rank: int, size: int) -> None:
@@ -52,10 +54,11 @@ class SharedSum:
         self._memory = mmap.mmap(file, _board(library, size, size))
         self._boards = [_board(library, size, each) for each in range(size)]
         self._one = torch.zeros(1)
-        self._rank = rank
+        self.rank = rank
         first = c_char.from_buffer(self._memory)
         self._ranks = Ranks(memory=addressof(first), capacity=_CAPACITY, rank=rank, size=size)
-        self.address: int = cast(library.functions.paged_ranks_sum, c_void_p).value or 0
+        self.sum_address: int = cast(library.functions.paged_ranks_sum, c_void_p).value or 0
+        self.gather_address: int = cast(library.functions.paged_ranks_gather, c_void_p).value or 0
         self.handle: int = addressof(self._ranks)
 
     @property
@@ -67,6 +70,18 @@ class SharedSum:
         """Add up a contiguous tensor of float32 in place, unless a rank has ended."""
         self._functions.paged_ranks_sum(byref(self._ranks), tensor.data_ptr(), tensor.numel())
 
+    def join(self, own: Tensor, widths: Tensor) -> Tensor:
+        """Put the columns of rows together of which each rank has some, for all ranks, unless a rank has ended.
+
+        :param own: this rank's, float32 ``[num_rows, width]``, with the same rows on all ranks and contiguous ones
+        :param widths: how many columns each rank has, contiguous int32
+        """
+        out = own.new_empty(len(own), int(widths.sum()))
+        self._functions.paged_ranks_gather(
+            byref(self._ranks), own.data_ptr(), own.stride(0), len(own), widths.data_ptr(), out.data_ptr()
+        )
+        return out
+
     def gather(self, own: Tensor, widths: Sequence[int]) -> Tensor | None:
         """Put the columns of rows together of which each rank has some.
 
@@ -76,13 +91,13 @@ class SharedSum:
         """
         num_rows, step = len(own), _BOARD // max(widths)
         assert step > 0, "a row does not fit"
-        out = own.new_empty(num_rows, sum(widths)) if self._rank == 0 else None
+        out = own.new_empty(num_rows, sum(widths)) if self.rank == 0 else None
         for first in range(0, num_rows, step):
             rows = slice(first, min(first + step, num_rows))
             if first:
                 self.add_(self._one)  # so that the first rank has read what would be overwritten
-            if self._rank:
-                self._on_board(self._rank, own[rows].shape).copy_(own[rows])
+            if self.rank:
+                self._on_board(self.rank, own[rows].shape).copy_(own[rows])
             self.add_(self._one)
             if out is not None:
                 others = [self._on_board(rank, (len(own[rows]), width)) for rank, width in enumerate(widths) if rank]

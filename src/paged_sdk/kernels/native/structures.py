@@ -209,6 +209,9 @@ class Layer(Structure):
         ("key_norm", c_void_p),
         ("query_norm_bias", c_void_p),
         ("key_norm_bias", c_void_p),
+        ("attended_widths", c_void_p),
+        ("inner_widths", c_void_p),
+        ("hidden_widths", c_void_p),
         ("heads", Heads),
         ("cache", Cache),
         ("num_qkv", c_int32),
@@ -219,6 +222,7 @@ class Layer(Structure):
         ("norm", c_int32),
         ("head_norm", c_int32),
         ("parallel", c_int32),
+        ("first_hidden", c_int32),
     )
 
 
@@ -236,6 +240,7 @@ class Decoder(Structure):
         ("adapters", c_void_p),
         ("adapter_of_row", c_void_p),
         ("sum", c_void_p),
+        ("gather", c_void_p),
         ("group", c_void_p),
         ("num_layers", c_int32),
         ("num_rows", c_int32),

@@ -199,6 +199,10 @@ struct paged_rope {
 // One decoder layer: attention and gated feed-forward, each after a norm and added to the residual stream, after a
 // second norm, an RMSNorm, where that is given. In parallel, the feed-forward reads what attention reads, and what both
 // give is added at once. With a router, gate, up and down are stacks of matrices as in paged_experts_args.
+//
+// Of a layer that several processes compute, each has some heads and neurons. Without widths, the matrices after them
+// have the columns of these, and what processes get is added up. With widths, they have all columns and some rows, and
+// what processes have is put together before and after: every number is then what one process alone would get.
 struct paged_layer {
   paged_weight qkv[3];  // or one that is all three
   paged_weight output;
@@ -216,6 +220,9 @@ struct paged_layer {
   const float* key_norm;
   const float* query_norm_bias;  // of shared layer norms; null: none
   const float* key_norm_bias;
+  const int32_t* attended_widths;  // of every process, of what attention gives; null: output has this process's columns
+  const int32_t* inner_widths;     // of what down multiplies; null likewise
+  const int32_t* hidden_widths;    // of what output and down give; null: all
   paged_heads heads;
   paged_cache cache;
   int32_t num_qkv;
@@ -226,6 +233,7 @@ struct paged_layer {
   int32_t norm;
   int32_t head_norm;
   int32_t parallel;
+  int32_t first_hidden;  // the first of this process's hidden_widths columns
 };
 
 // The matrices of a layer whose products adapters may update, in this order; query, key and value, and gate and up, may
@@ -252,6 +260,11 @@ struct paged_update {
 // Adds up what several processes have, count numbers at data each, in place. It is called by one thread at a time.
 using PagedSum = void (*)(void* group, float* data, int64_t count);
 
+// Puts together rows of which each process has some columns, widths[i] of process i: out [num_rows, sum of widths].
+// Rows of `own` are stride numbers apart. It is called likewise.
+using PagedGather = void (*)(void* group, const float* own, int64_t stride, int64_t num_rows, const int32_t* widths,
+                             float* out);
+
 // One process of several that share memory (ranks.cpp).
 struct paged_ranks {
   void* memory;
@@ -277,6 +290,7 @@ struct paged_decoder_args {
   const paged_update* const* adapters;  // [num_adapters], each [num_layers, PAGED_PROJECTIONS]
   const int32_t* adapter_of_row;        // [num_rows]; -1: none
   PagedSum sum;  // of what attention gives, and what feed-forward gives, of which others have parts; null: nobody has
+  PagedGather gather;  // null likewise
   void* group;
   int32_t num_layers;
   int32_t num_rows;

@@ -41,6 +41,8 @@ struct DecoderScratch {
   float* attended;   // [rows, queries]
   float* gated;      // [rows, inner], or DenseRows of as many
   float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm, or of both in parallel
+  float* joined;     // [rows, queries or inner] of all processes
+  float* part;       // [rows, rows of output or down]: columns of the branch, where others have the rest
   float* normed;     // [rows, hidden], after a layer norm
   uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
@@ -48,12 +50,12 @@ struct DecoderScratch {
   AdapterScratch adapters;
 
   struct Sizes {
-    size_t activations, projected, attended, gated, branch, normed, sums, attention, mixture;
+    size_t activations, projected, attended, gated, branch, joined, part, normed, sums, attention, mixture;
     AdapterScratch::Sizes adapters;
 
     explicit Sizes(const paged_decoder_args& args)
-        : activations(0), projected(0), attended(0), gated(0), branch(0), normed(0), attention(0), mixture(0),
-          adapters(args) {
+        : activations(0), projected(0), attended(0), gated(0), branch(0), joined(0), part(0), normed(0), attention(0),
+          mixture(0), adapters(args) {
       const size_t row = sizeof(float) * args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
@@ -70,6 +72,9 @@ struct DecoderScratch {
           for (const paged_weight* weight : {&first_of_mlp(layer), &layer.down})
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
         }
+        for (const auto& [widths, last] : {std::pair{layer.attended_widths, &layer.output},
+                                           std::pair{layer.inner_widths, &layer.down}})
+          if (widths != nullptr) grow(joined, row * last->cols), grow(part, row * last->rows);
         if (layer.norm == PAGED_LAYER_NORM) grow(normed, row * layer.qkv[0].cols);
         // Few rows of a sequence may be attended to in another way than many.
         const paged_decoder_args read = only_read(args);
@@ -80,8 +85,8 @@ struct DecoderScratch {
       sums = ThreadSums::bytes_of(args.num_rows);
     }
     size_t total(int num_threads) const {
-      return activations + projected + attended + gated + branch + normed + sums * num_threads + attention + mixture +
-             adapters.total();
+      return activations + projected + attended + gated + branch + joined + part + normed + sums * num_threads +
+             attention + mixture + adapters.total();
     }
 
    private:
@@ -100,6 +105,8 @@ struct DecoderScratch {
     out.attended = reinterpret_cast<float*>(take(sizes.attended));
     out.gated = reinterpret_cast<float*>(take(sizes.gated));
     out.branch = reinterpret_cast<float*>(take(sizes.branch));
+    out.joined = reinterpret_cast<float*>(take(sizes.joined));
+    out.part = reinterpret_cast<float*>(take(sizes.part));
     out.normed = reinterpret_cast<float*>(take(sizes.normed));
     out.sums = take(sizes.sums * num_threads);
     out.attention = take(sizes.attention);
@@ -125,9 +132,31 @@ inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, i
                    });
 }
 
-// Adds to the branch what other processes have of it.
-inline void add_others(const paged_decoder_args& args, const DecoderScratch& scratch, int num_rows, int hidden) {
-  if (args.sum != nullptr) args.sum(args.group, scratch.branch, static_cast<int64_t>(num_rows) * hidden);
+// Rows of which other processes have columns, as a whole; those of this process where nobody has others.
+inline UpdateInput join_columns(const paged_decoder_args& args, const int32_t* widths, const UpdateInput own, int cols,
+                                const DecoderScratch& scratch) {
+  if (widths == nullptr) return own;
+  args.gather(args.group, own.data, own.stride, args.num_rows, widths, scratch.joined);
+  return {scratch.joined, cols, cols};
+}
+
+// Whether rows of the residual stream itself are put together, rather than of a branch that is added to it: one process
+// adds to the stream as it multiplies, and what adapters say after it.
+inline bool joins_stream(const paged_layer& layer, const int32_t* widths) {
+  return widths != nullptr && layer.attention_output_norm == nullptr && layer.parallel == 0;
+}
+
+// Takes in what other processes have of the branch, or of the stream: columns where `last`, the matrix that it comes
+// from, has all columns of the input, whose widths are given; or else parts of every sum.
+inline void take_others(const paged_decoder_args& args, const paged_layer& layer, const int32_t* widths,
+                        const paged_weight& last, const DecoderScratch& scratch, int hidden) {
+  if (args.sum == nullptr) return;
+  if (widths != nullptr) {
+    float* const out = joins_stream(layer, widths) ? args.hidden : scratch.branch;
+    args.gather(args.group, scratch.part, last.rows, args.num_rows, layer.hidden_widths, out);
+  } else {
+    args.sum(args.group, scratch.branch, static_cast<int64_t>(args.num_rows) * hidden);
+  }
 }
 
 // stream += branch, where attention and feed-forward are in parallel, or other processes have parts of it.
@@ -153,17 +182,6 @@ inline Task prepare_normed(Job& job, const paged_layer& layer, const paged_weigh
                       scratch.normed + row * hidden);
   });
   co_await prepare_rows(job, weight, {scratch.normed, hidden, PAGED_FLOAT32}, nullptr, 0.0f, out);
-}
-
-// Brings what a feed-forward network without a gate has between its matrices into the form that the second one
-// multiplies.
-inline Task prepare_plain(Job& job, const paged_layer& layer, float* hidden_rows, const Operand out) {
-  const int inner = layer.up.rows;
-  co_await job.phase(out.num_rows, row_cost(inner), [&](int64_t first, int64_t last, int) {
-    for (int64_t at = first * inner; at < last * inner; at += 16)
-      store_floats(hidden_rows + at, activate(load_floats(hidden_rows + at), layer.activation));
-  });
-  co_await prepare_rows(job, layer.down, {hidden_rows, inner, PAGED_FLOAT32}, nullptr, 0.0f, out);
 }
 
 inline int query_width(const paged_heads& heads) { return heads.num_heads * heads.head_dim; }
@@ -215,7 +233,7 @@ inline Task multiply_adapted(Job& job, const AdaptedRows& adapted, int index, in
   co_await multiply(job, &weight, 1, rows, to, sums);
   if (!adapted.change(index, projection, 1)) co_return;
   co_await add_updates(job, adapted, index, projection, 1, x, static_cast<float*>(to.data), to.stride, own.shrunk);
-  if (apart) co_await add_product(job, own.product, static_cast<float*>(out.data), rows.num_rows, weight.rows);
+  if (apart) co_await add_product(job, own.product, out, rows.num_rows, weight.rows);
 }
 
 // Feed-forward of rows whose adapters change it: gate and up are there as a whole before they are joined.
@@ -237,10 +255,11 @@ inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const Adap
                          width, own.shrunk);
   }
   co_await activate_rows(job, own.gate_up, inner, count == 2, layer.activation, rows);
+  const UpdateInput joined =
+      join_columns(args, layer.inner_widths, {own.gate_up, width, inner}, layer.down.cols, scratch);
   const Operand gated = Operand::at(scratch.activations, layer.down, rows);
-  co_await prepare_rows(job, layer.down, {own.gate_up, width, PAGED_FLOAT32}, nullptr, 0.0f, gated);
-  co_await multiply_adapted(job, adapted, index, PAGED_DOWN, layer.down, gated, UpdateInput{own.gate_up, width, inner},
-                            ends.out, own, sums);
+  co_await prepare_rows(job, layer.down, {joined.data, joined.stride, PAGED_FLOAT32}, nullptr, 0.0f, gated);
+  co_await multiply_adapted(job, adapted, index, PAGED_DOWN, layer.down, gated, joined, ends.out, own, sums);
 }
 
 // The rest: attention and feed-forward.
@@ -254,47 +273,64 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
   const bool parallel = layer.parallel != 0;
   const bool normed = layer.attention_output_norm != nullptr, summed = args.sum != nullptr;
   const bool apart = normed || parallel || summed;
-  const Output branch = apart ? plain_output(scratch.branch, hidden) : Output{stream, hidden, PAGED_FLOAT32, input};
+  const auto end_of = [&](const int32_t* widths, const paged_weight& last) {
+    const Matrix own{stream + layer.first_hidden, hidden, PAGED_FLOAT32};
+    if (joins_stream(layer, widths)) return Output{scratch.part, last.rows, PAGED_FLOAT32, own};
+    if (widths != nullptr) return plain_output(scratch.part, last.rows);
+    return apart ? plain_output(scratch.branch, hidden) : Output{stream, hidden, PAGED_FLOAT32, input};
+  };
   const AttentionPlan plan(heads, args.batch, args.num_threads);
   co_await attend_batch(job, plan, layer.cache, {scratch.projected, projected_width(heads), PAGED_FLOAT32},
                         plain_output(scratch.attended, queries), AttentionScratch::at(scratch.attention, plan));
+  const UpdateInput joined =
+      join_columns(args, layer.attended_widths, {scratch.attended, queries, queries}, layer.output.cols, scratch);
   const Operand attended = Operand::at(scratch.activations, layer.output, rows);
-  co_await prepare_rows(job, layer.output, {scratch.attended, queries, PAGED_FLOAT32}, nullptr, 0.0f, attended);
-  co_await multiply_adapted(job, adapted, index, PAGED_OUTPUT, layer.output, attended,
-                            UpdateInput{scratch.attended, queries, queries}, branch, scratch.adapters, sums);
+  const Output attention_end = end_of(layer.attended_widths, layer.output);
+  co_await prepare_rows(job, layer.output, {joined.data, joined.stride, PAGED_FLOAT32}, nullptr, 0.0f, attended);
+  co_await multiply_adapted(job, adapted, index, PAGED_OUTPUT, layer.output, attended, joined, attention_end,
+                            scratch.adapters, sums);
   if (!parallel) {
-    add_others(args, scratch, rows, hidden);
-    if (summed && !normed) co_await add_whole(job, scratch, stream, rows, hidden);
+    take_others(args, layer, layer.attended_widths, layer.output, scratch, hidden);
+    if (summed && !normed && !joins_stream(layer, layer.attended_widths))
+      co_await add_whole(job, scratch, stream, rows, hidden);
   }
   co_await add_branch(job, scratch, stream, rows, hidden, layer.attention_output_norm, layer.norm_eps);
 
-  MlpEnds ends{layer.mlp_norm, layer.mlp_norm_bias, branch};
-  if (parallel)
-    ends = {layer.attention_norm, layer.attention_norm_bias,
-            Output{scratch.branch, hidden, PAGED_FLOAT32, {scratch.branch, hidden, PAGED_FLOAT32}}};
+  MlpEnds ends{layer.mlp_norm, layer.mlp_norm_bias, end_of(layer.inner_widths, layer.down)};
+  if (parallel) {
+    ends = {layer.attention_norm, layer.attention_norm_bias, attention_end};
+    ends.out.residual = {attention_end.data, attention_end.stride, PAGED_FLOAT32};
+  }
   if (layer.router.weight != nullptr) {
-    co_await run_mixture(job, args, layer, stream, branch, scratch.mixture);
+    co_await run_mixture(job, args, layer, stream, ends.out, scratch.mixture);
   } else if (adapted.change(index, PAGED_GATE_UP, 3)) {
     co_await run_adapted_mlp(job, args, adapted, index, ends, scratch, sums);
   } else {
     const paged_weight& up = first_of_mlp(layer);
+    const int inner = layer.up.rows;
     const Operand mlp_input = Operand::at(scratch.activations, up, rows);
     co_await prepare_normed(job, layer, up, input, ends.norm, ends.bias, scratch, mlp_input);
-    const bool ready = layer.gate.data != nullptr && takes_hidden_as_it_comes(layer.gate, layer.down);
+    const bool ready = layer.gate.data != nullptr && layer.inner_widths == nullptr &&
+                       takes_hidden_as_it_comes(layer.gate, layer.down);
     uint8_t* const memory = ready ? reinterpret_cast<uint8_t*>(scratch.gated) : scratch.activations;
     const Operand gated = Operand::at(memory, layer.down, rows);
     if (layer.gate.data == nullptr) {
-      co_await multiply(job, &layer.up, 1, mlp_input, plain_output(scratch.gated, layer.up.rows), sums);
-      co_await prepare_plain(job, layer, scratch.gated, gated);
+      co_await multiply(job, &layer.up, 1, mlp_input, plain_output(scratch.gated, inner), sums);
+      co_await activate_rows(job, scratch.gated, inner, false, layer.activation, rows);
     } else {
-      co_await multiply_gated(job, layer.gate, layer.up, layer.down, mlp_input, layer.activation, scratch.gated, sums);
-      if (!ready)
-        co_await prepare_rows(job, layer.down, {scratch.gated, layer.gate.rows, PAGED_FLOAT32}, nullptr, 0.0f, gated);
+      co_await multiply_gated(job, layer.gate, layer.up, layer.down, ready, mlp_input, layer.activation, scratch.gated,
+                              sums);
+    }
+    if (!ready) {
+      const UpdateInput whole =
+          join_columns(args, layer.inner_widths, {scratch.gated, inner, inner}, layer.down.cols, scratch);
+      co_await prepare_rows(job, layer.down, {whole.data, whole.stride, PAGED_FLOAT32}, nullptr, 0.0f, gated);
     }
     co_await multiply(job, &layer.down, 1, gated, ends.out, sums);
   }
-  add_others(args, scratch, rows, hidden);
-  if (parallel || (summed && !normed)) co_await add_whole(job, scratch, stream, rows, hidden);
+  take_others(args, layer, layer.inner_widths, layer.down, scratch, hidden);
+  if (parallel || (summed && !normed && !joins_stream(layer, layer.inner_widths)))
+    co_await add_whole(job, scratch, stream, rows, hidden);
   co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps);
 }
 

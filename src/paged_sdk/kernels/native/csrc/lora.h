@@ -302,11 +302,11 @@ inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int fir
   });
 }
 
-// stream += product
-inline auto add_product(Job& job, const float* product, float* stream, int64_t num_rows, int hidden) {
-  return job.phase(num_rows, row_cost(hidden), [product, stream, hidden](int64_t first, int64_t last, int) {
-    for (int64_t at = first * hidden; at < last * hidden; at += 16)
-      store_floats(stream + at, add(load_floats(product + at), load_floats(stream + at)));
+// out = product + its residual, of a multiple of 16 columns.
+inline auto add_product(Job& job, const float* product, const Output out, int64_t num_rows, int cols) {
+  return job.phase(num_rows, row_cost(cols), [product, out, cols](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row)
+      for (int c = 0; c < cols; c += 16) out.store(row, c, 16, load_floats(product + row * cols + c), nullptr);
   });
 }
 

@@ -105,21 +105,21 @@ inline bool takes_hidden_as_it_comes(const paged_weight& gate, const paged_weigh
   return is_dense(gate.format) && is_dense(down.format);
 }
 
-// hidden = activation(gate x) * (up x): float32, or in down's form where takes_hidden_as_it_comes.
+// hidden = activation(gate x) * (up x): float32, or in down's form where it `takes` hidden as it comes.
 inline auto multiply_gated(Job& job, const paged_weight& gate, const paged_weight& up, const paged_weight& down,
-                           const Operand& x, int32_t activation, float* hidden, const ThreadSums& sums) {
+                           bool takes, const Operand& x, int32_t activation, float* hidden, const ThreadSums& sums) {
   const int64_t panels = num_panels(gate.rows);
   const int unit = is_dense(gate.format) ? (kDensePanels + 1) / 2 : 1;
   return job.phase(
       (panels + unit - 1) / unit,
       product_cost(2 * unit, gate.cols, x.num_rows + (is_hadamard(gate) ? kRotationRows : 0)),
-      [&gate, &up, &down, x, activation, hidden, sums, panels, unit](int64_t first, int64_t last, int thread) {
+      [&gate, &up, &down, takes, x, activation, hidden, sums, panels, unit](int64_t first, int64_t last, int thread) {
         if (is_hadamard(gate)) {
           multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, first, last, thread);
         } else if (is_dense(gate.format)) {
           first *= unit;
           last = last * unit < panels ? last * unit : panels;
-          if (takes_hidden_as_it_comes(gate, down)) {
+          if (takes) {
             const Operand out = Operand::at(reinterpret_cast<uint8_t*>(hidden), down, x.num_rows);
             multiply_dense_gated(gate, up, x.dense, activation, down, out.dense, sums.of(thread), first, last);
           } else {

@@ -1,5 +1,7 @@
 // Sums over processes of one machine, in memory that they share. Each writes what it has into a place of its own, waits
-// for the others, and adds up all of it in the order of the ranks: so all get the same bits.
+// for the others, and adds up all of it in the order of the ranks: so all get the same bits. What is to lie side by side
+// rather than to be added up goes the same way.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -63,13 +65,25 @@ bool wait_for(const Shared& shared, int rank, uint64_t turn) {
   return true;
 }
 
+// Copies rows of `width` numbers.
+void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_stride, int64_t num_rows, int64_t width) {
+  for (int64_t row = 0; row < num_rows; ++row)
+    std::memcpy(to + row * to_stride, from + row * from_stride, sizeof(float) * width);
+}
+
+// Tells the others that this rank has written to its place, and waits until all have.
+bool meet(paged_ranks& ranks, const Shared& shared) {
+  shared.turn_of(ranks.rank).store(ranks.turn, std::memory_order_release);
+  for (int rank = 0; rank < ranks.size; ++rank)
+    if (rank != ranks.rank && !wait_for(shared, rank, ranks.turn)) return false;
+  return true;
+}
+
 // One sum of at most as many numbers as a place has.
 bool add_part(paged_ranks& ranks, const Shared& shared, float* data, int64_t count) {
   ++ranks.turn;
   std::memcpy(shared.place(ranks, ranks.rank), data, sizeof(float) * count);
-  shared.turn_of(ranks.rank).store(ranks.turn, std::memory_order_release);
-  for (int rank = 0; rank < ranks.size; ++rank)
-    if (rank != ranks.rank && !wait_for(shared, rank, ranks.turn)) return false;
+  if (!meet(ranks, shared)) return false;
   std::memcpy(data, shared.place(ranks, 0), sizeof(float) * count);
   for (int rank = 1; rank < ranks.size; ++rank) {
     const float* other = shared.place(ranks, rank);
@@ -93,6 +107,32 @@ PAGED_EXPORT void paged_ranks_sum(void* group, float* data, int64_t count) {
   for (int64_t first = 0; first < count && ranks.failed == 0; first += ranks.capacity) {
     const int64_t part = count - first < ranks.capacity ? count - first : ranks.capacity;
     if (!paged::add_part(ranks, shared, data + first, part)) ranks.failed = 1;
+  }
+}
+
+// A PagedGather, likewise. As many rows as fit are written at a time, or columns of one row.
+PAGED_EXPORT void paged_ranks_gather(void* group, const float* own, int64_t stride, int64_t num_rows,
+                                     const int32_t* widths, float* out) {
+  auto& ranks = *static_cast<paged_ranks*>(group);
+  const paged::Shared shared(ranks);
+  int64_t widest = 1, all = 0;
+  for (int rank = 0; rank < ranks.size; ++rank) widest = std::max<int64_t>(widest, widths[rank]), all += widths[rank];
+  const int64_t cols = std::min(widest, ranks.capacity), rows = ranks.capacity / cols;
+  for (int64_t row = 0; row < num_rows; row += rows) {
+    const int64_t count = std::min(rows, num_rows - row);
+    for (int64_t col = 0; col < widest; col += cols) {
+      const auto width_of = [&](int rank) { return std::clamp<int64_t>(widths[rank] - col, 0, cols); };
+      if (ranks.failed != 0) return;
+      ++ranks.turn;
+      const int64_t width = width_of(ranks.rank);
+      float* const place = shared.place(ranks, ranks.rank);
+      if (width > 0) paged::copy_rows(own + row * stride + col, stride, place, width, count, width);
+      if (!paged::meet(ranks, shared)) ranks.failed = 1;
+      float* to = out + row * all + col;
+      for (int rank = 0; rank < ranks.size && ranks.failed == 0; to += widths[rank++])
+        if (width_of(rank) > 0)
+          paged::copy_rows(shared.place(ranks, rank), width_of(rank), to, all, count, width_of(rank));
+    }
   }
 }
 

@@ -1,0 +1,211 @@
+"""Joins ranks that were started one by one, as torchrun starts them, to one model."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch._C._distributed_c10d import PrefixStore
+
+from paged_sdk.build.part import ModelPart
+from paged_sdk.build.placement import common_dtype
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.env import Environment
+from paged_sdk.errors import EngineError
+from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.step import InsertedRows
+from paged_sdk.logs import get_logger
+from paged_sdk.parallel.group import Group
+from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.messages import END, WAY, StepWriter
+from paged_sdk.threads import thread_must_start
+from paged_sdk.types.step import Step
+from paged_sdk.weights.checkpoint import file_stamps
+
+__all__ = ["LaunchedRanks", "follow_launch"]
+
+_log = get_logger(__name__)
+
+_END_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.1
+
+# The settings that have to be the same, since ranks would compute different things otherwise, or in another order.
+_SHARED: Final = (
+    "paged_attn",
+    "paged_meta",
+    "prefix_cache_n",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "isq",
+    "topology",
+    "batch_invariance",
+)
+_SHARED_VARIABLES: Final = ("paged_attn", "paged_meta", "prefix_cache_n", "isq")
+
+GoOn = Callable[[], None]
+
+
+class LaunchedRanks:
+    """Holds this process's place among ranks that were started one by one, as the first of them.
+
+    :param meeting: to which all have come
+    :param devices: those of this rank's part
+    :raises ConfigError: the others do not come, or have other settings
+    :ivar group: this process is rank 0
+    """
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        path: Path,
+        settings: BuildSettings,
+        environment: Environment,
+        devices: tuple[torch.device, ...],
+        go_on: GoOn,
+    ) -> None:
+        self._meeting = meeting
+        self._device = devices[0]
+        self._writer = StepWriter()
+        self._owner = os.getpid()
+        self._is_open = True
+        self.group: Group = Group(0, meeting.launch.size, meeting.explain)
+        meeting.compare(_about(path, settings, environment, devices), go_on)
+
+    def watched(self, go_on: GoOn) -> GoOn:
+        """Return what to call while this rank loads its part, which raises a ModelLoadError if another has ended."""
+        return _watched(self._meeting, go_on)
+
+    def join(self, go_on: GoOn) -> None:
+        """Wait until all have loaded their parts, and connect to them.
+
+        :param go_on: called from time to time; what it raises ends the waiting
+        :raises ModelLoadError: one of them cannot load its part
+        """
+        _join(self._meeting, self.group, self._device, go_on)
+
+    def run(self, step: Step, inserted: InsertedRows | None) -> None:
+        """Have the others begin a step, which this process must compute, too.
+
+        :param inserted: what takes the place of its tokens' embeddings
+        :raises EngineDeadError: one of them has ended
+        """
+        self.group.tell(self._writer.message(step, inserted))
+
+    def choose(self, way: str) -> None:
+        """Have the others run the next step another way than one operation at a time."""
+        self.group.tell((WAY, way))
+
+    def check(self) -> None:
+        """Look whether all that the others had to compute since is whole.
+
+        :raises EngineDeadError: one of them has ended
+        """
+        self.group.check()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Let the other ranks end; a second call does nothing, and neither does one in a forked child.
+
+        :param error: what has ended this one's part
+        """
+        if not self._is_open or self._owner != os.getpid():
+            return
+        self._is_open = False
+        if error is not None:
+            self._meeting.fail(error)
+        elif self.group.is_joined:
+            with suppress(EngineError):
+                self.group.tell((END,))
+                self._meeting.end(_END_SECONDS)
+        self._meeting.close()
+        self.group.end()
+        self.group.leave()
+
+
+def follow_launch(
+    meeting: Meeting,
+    path: Path,
+    settings: BuildSettings,
+    environment: Environment,
+    devices: tuple[torch.device, ...],
+    workspace: Workspace | None,
+    go_on: GoOn,
+) -> None:
+    """Load this rank's part and compute it in step with the first rank, until that says that it has ended.
+
+    :param meeting: to which all have come
+    :raises ConfigError: the first rank has other settings
+    :raises ModelLoadError: a rank cannot load its part
+    :raises EngineDeadError: another rank has ended otherwise
+    """
+    rank, size = meeting.launch.rank, meeting.launch.size
+    group = Group(rank, size, meeting.explain)
+    try:
+        meeting.compare(_about(path, settings, environment, devices), go_on)
+        part = ModelPart.load(path, settings, environment, devices[0], workspace, group, _watched(meeting, go_on))
+        _join(meeting, group, devices[0], go_on)
+        _log.info("Rank %d of %d computes its part of %s.", rank, size, path.name)
+        _run(lambda: part.follow(group), go_on)
+    finally:
+        group.end()
+        group.leave()
+
+
+def _watched(meeting: Meeting, go_on: GoOn) -> GoOn:
+    def going_on() -> None:
+        meeting.check()
+        go_on()
+
+    return going_on
+
+
+def _join(meeting: Meeting, group: Group, device: torch.device, go_on: GoOn) -> None:
+    meeting.wait(go_on)
+    group.join(PrefixStore("gloo", meeting.store), address=meeting.address, device=device)
+    meeting.on_loss(group.end)
+
+
+def _run(work: Callable[[], None], go_on: GoOn) -> None:
+    """Do something on another thread, which is left alone should the waiting for it end.
+
+    :param go_on: called from time to time; what it raises ends the waiting
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, name="paged-sdk rank", daemon=True)
+    with thread_must_start("to follow the first rank in"):
+        thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_SECONDS)
+        go_on()
+    if raised:
+        raise raised[0]
+
+
+def _about(
+    path: Path, settings: BuildSettings, environment: Environment, devices: tuple[torch.device, ...]
+) -> dict[str, str]:
+    """Return what has to be the same on all ranks, in words."""
+    sizes = [size for size, _ in file_stamps(path).values()]
+    return {
+        "paged-sdk": version("paged-sdk"),
+        "torch": torch.__version__,
+        "native kernels": "none" if load() is None else "there",
+        "model": f"{len(sizes)} files of {sum(sizes)} bytes",
+        "device": devices[0].type,
+        "dtype": str(common_dtype(settings.dtype, devices)),
+        **{name: str(getattr(settings, name)) for name in _SHARED},
+        **{f"environment's {name}": str(getattr(environment, name)) for name in _SHARED_VARIABLES},
+    }

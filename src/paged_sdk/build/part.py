@@ -1,0 +1,127 @@
+"""Loads the part of a model that a rank after the first holds, and computes it in step with the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from attrs import evolve, frozen
+
+from paged_sdk.attention.backend import KvStorage
+from paged_sdk.build.adapters import make_bank
+from paged_sdk.build.device_setup import prepare_thread
+from paged_sdk.build.device_steps import make_device_decoding
+from paged_sdk.build.free_memory import return_free_memory
+from paged_sdk.build.fusing import fuse, unfused
+from paged_sdk.build.kv_memory import size_pools
+from paged_sdk.build.kv_storage import make_storage
+from paged_sdk.build.loaded_model import LoadedModel, load_weights
+from paged_sdk.build.requantization import WeightRequantizer
+from paged_sdk.build.sizing import resolve_engine_config
+from paged_sdk.build.step_memory import activations_of
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.config.env import Environment
+from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.models.decoder import DecoderModel
+from paged_sdk.models.fused_decoder import fused_spans
+from paged_sdk.models.sharded import SharedHead
+from paged_sdk.parallel.group import Group
+from paged_sdk.runner.follower import follow
+
+__all__ = ["ModelPart"]
+
+
+@frozen
+class ModelPart:
+    """Holds what a rank has loaded."""
+
+    loaded: LoadedModel
+    environment: Environment
+    config: EngineConfig
+    storage: KvStorage
+    device: torch.device
+    workspace: Workspace | None
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        settings: BuildSettings,
+        environment: Environment,
+        device: torch.device,
+        workspace: Workspace | None,
+        group: Group,
+        go_on: Callable[[], None],
+    ) -> ModelPart:
+        """Load it; see :func:`~paged_sdk.build.loaded_model.load_weights`."""
+        loaded = load_weights(path, settings, environment, device, workspace, go_on, group=group)
+        config = resolve_engine_config(
+            loaded.model.config,
+            settings,
+            environment,
+            devices=loaded.placement.devices,
+            max_model_len=loaded.max_model_len,
+        )
+        part = cls(loaded, environment, config, make_storage(loaded, config, workspace), device, workspace)
+        return_free_memory()
+        return part
+
+    def follow(self, group: Group) -> None:
+        """Compute all steps, until the first rank says that it was the last.
+
+        :param group: the ranks, which are connected
+        :raises EngineDeadError: another rank has ended
+        """
+        model = self.loaded.model
+        assert isinstance(model, DecoderModel)
+        assert isinstance(model.head, SharedHead)
+        prepare_thread(self.device, self.loaded.settings.num_threads if self.workspace is None else 1)
+        config = self._sized(group) if group.is_on_devices else evolve(self.config, num_blocks=group.hear()[0])
+        backend = self.storage.make(config.num_blocks)
+        fused = fuse(model, backend, self.loaded.settings)
+        path = None
+        if group.is_on_devices:
+            path = make_device_decoding(
+                fused,
+                backend,
+                config,
+                processors=(),
+                vocab_size=model.config.vocab_size,
+                placement=self.loaded.placement,
+                visible=False,
+                make_slots=None,
+                group=group,
+            )
+        bank = make_bank(self.loaded, fused)
+        requantize = WeightRequantizer(
+            self.loaded,
+            self.environment,
+            config,
+            workspace=self.workspace,
+            make_device_decoding=lambda model, backend: None,
+        )
+        while (isq := follow(fused, model.head, backend, group, bank, path)) is not None:
+            assert path is None, "it would have to be recorded again"
+            del fused, backend  # so that old weights go while new ones come
+            made = requantize(isq, lambda: None)
+            fused, backend = made.model, made.backend
+            del made
+            bank.hold(fused_spans(fused))
+
+    def _sized(self, group: Group) -> EngineConfig:
+        """Decide with the other ranks how large the KV pool is: as large as fits on the device of each."""
+        model, placement = self.loaded.model, self.loaded.placement
+        activations = activations_of(
+            unfused(model),
+            self.storage,
+            self.config,
+            processors=(),
+            vocab_size=model.config.vocab_size,
+            placement=placement,
+            group=group,
+        )
+        placed = [(model.config, placement)]
+        config = size_pools(self.config, placed, dtype=self.loaded.dtype, activations=activations)
+        return evolve(config, num_blocks=group.smallest(config.num_blocks))
