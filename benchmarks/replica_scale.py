@@ -21,7 +21,7 @@ from typing import Annotated, Final
 import typer
 from attrs import frozen
 
-from benchmarks.replica_sim import BLOCK_SIZE, Engine, Queue, Simulation, Turn
+from benchmarks.replica_sim import BLOCK_SIZE, MOST_TEXTS, Engine, Queue, Simulation, Turn
 from benchmarks.replica_trace import QWEN, ChatRules, chats
 from paged_sdk.routing import Router
 
@@ -78,7 +78,7 @@ def simulate(
     tenants: int,
     num_blocks: int = BLOCKS,
     speed: float = 1.0,
-    max_num_seqs: int = 32,
+    max_num_seqs: int = MOST_TEXTS,
     queues: bool = False,
     policy: Callable[[int], int] | None = None,
     deaths: Sequence[int] = (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -23,9 +23,11 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.scheduler.sequence import Sequence as Text
 
-__all__ = ["BLOCK_SIZE", "Engine", "Queue", "Replica", "Simulation", "Turn"]
+__all__ = ["BLOCK_SIZE", "MOST_TEXTS", "Engine", "Queue", "Replica", "Simulation", "Turn"]
 
 BLOCK_SIZE: Final = 32
+MOST_TEXTS: Final = 32
+"""Of one replica at once."""
 GREEDY: Final = SamplingParams.deterministic()
 
 
@@ -163,7 +165,13 @@ class Engine:
     """
 
     def __init__(
-        self, simulation: Simulation, costs: Costs, *, num_blocks: int, max_num_seqs: int = 32, speed: float = 1.0
+        self,
+        simulation: Simulation,
+        costs: Costs,
+        *,
+        num_blocks: int,
+        max_num_seqs: int = MOST_TEXTS,
+        speed: float = 1.0,
     ) -> None:
         config = EngineConfig(
             num_blocks=num_blocks,
@@ -233,8 +241,12 @@ class Engine:
 class Queue:
     """Answers turns as a queue with the same costs (a :class:`Replica`), where schedulers would be too many.
 
-    Prompts are computed one after the other, beside texts at two thirds of the speed. Texts take steps of as many as
-    run when they begin, three times as long while prompts are computed. The least recently used blocks go first.
+    Prompts are computed one after the other, beside texts at two thirds of the speed. All texts have a token in each
+    step, which takes as long as one of so many texts does, and three times as long while a prompt is computed. The
+    least recently used blocks go first.
+
+    :ivar _tokens: how many tokens a text would have that has been here from the start
+    :ivar _texts: turns that are being answered, with the number of ``_tokens`` at which they end
     """
 
     def __init__(self, simulation: Simulation, costs: Costs, *, num_blocks: int) -> None:
@@ -242,26 +254,26 @@ class Queue:
         self._costs = costs
         self._num_blocks = num_blocks
         self._blocks: OrderedDict[int, None] = OrderedDict()
-        self._live: set[Turn] = set()
-        self._free_at = 0.0
-        self._prompt_seconds = 0.0
-        self._num_texts = 0
+        self._waiting: deque[tuple[Turn, int]] = deque()
+        self._is_computing = False
+        self._tokens = 0.0
+        self._texts: list[tuple[float, int, Turn]] = []
+        self._num_keys = 0
+        self._counted_at = 0.0
+        self._num_changes = 0
+        self._num_begun = 0
         self._is_dead = False
 
     def submit(self, turn: Turn) -> None:
-        self._live.add(turn)
         num_cached = min(self._use(turn.hashes) * BLOCK_SIZE, turn.num_prompt - 1)
-        missing, costs, now = turn.num_prompt - num_cached, self._costs, self._simulation.now
-        seconds = (missing * costs.token_ms + missing * (turn.num_prompt - missing / 2) * costs.pair_ms) / 1e3
-        seconds *= 1.5 if self._num_texts else 1.0
-        seconds += costs.texts_seconds(self._num_texts)
-        self._prompt_seconds += seconds
-        self._free_at = max(self._free_at, now) + seconds
-        self._simulation.after(self._free_at - now, lambda: self._begin(turn, num_cached))
+        self._waiting.append((turn, num_cached))
+        if not self._is_computing:
+            self._count_tokens()
+            self._compute()
 
     def die(self) -> list[Turn]:
         self._is_dead = True
-        return list(self._live)
+        return [turn for turn, _ in self._waiting] + [turn for _, _, turn in self._texts]
 
     def _use(self, hashes: Sequence[bytes]) -> int:
         """Return how many blocks are there, and have all."""
@@ -274,22 +286,62 @@ class Queue:
             blocks.popitem(last=False)
         return num_found
 
-    def _begin(self, turn: Turn, num_cached: int) -> None:
-        if self._is_dead:
-            return
-        self._num_texts += 1
-        self._simulation.started(turn, num_cached)
-        share = min(self._prompt_seconds / max(self._simulation.now, 1.0), 1.0)
-        step = self._costs.texts_seconds(self._num_texts) + turn.num_prompt * self._num_texts * self._costs.key_ms / 1e3
-        self._simulation.after((turn.num_answer - 1) * step * (1 + 2 * share), lambda: self._end(turn))
+    def _step_seconds(self) -> float:
+        seconds = self._costs.step_seconds(len(self._texts), self._num_keys, 0, 0)
+        return 3 * seconds if self._is_computing else seconds
 
-    def _end(self, turn: Turn) -> None:
+    def _count_tokens(self) -> None:
+        """Be told that something is about to change."""
+        now = self._simulation.now
+        if self._texts:
+            self._tokens += (now - self._counted_at) / self._step_seconds()
+        self._counted_at = now
+
+    def _compute(self) -> None:
+        """Compute the next prompt, if one waits and there is room for its text."""
+        self._is_computing = bool(self._waiting) and len(self._texts) < MOST_TEXTS
+        if self._is_computing:
+            turn, num_cached = self._waiting[0]
+            missing, costs = turn.num_prompt - num_cached, self._costs
+            seconds = (missing * costs.token_ms + missing * (turn.num_prompt - missing / 2) * costs.pair_ms) / 1e3
+            if self._texts:
+                seconds *= 1.5
+            seconds += costs.texts_seconds(0)
+            self._simulation.after(seconds, self._begin)
+        self._await_end()
+
+    def _begin(self) -> None:
+        """Let the prompt that was computed be answered."""
         if self._is_dead:
             return
-        self._num_texts -= 1
-        self._live.discard(turn)
+        self._count_tokens()
+        turn, num_cached = self._waiting.popleft()
+        self._simulation.started(turn, num_cached)
+        self._num_begun += 1
+        heapq.heappush(self._texts, (self._tokens + turn.num_answer - 1, self._num_begun, turn))
+        self._num_keys += turn.num_prompt
+        self._compute()
+
+    def _await_end(self) -> None:
+        """Wait for the text that ends first, as long as nothing changes."""
+        self._num_changes += 1
+        if self._texts:
+            num_changes = self._num_changes
+            seconds = max(self._texts[0][0] - self._tokens, 0.0) * self._step_seconds()
+            self._simulation.after(seconds, lambda: self._end(num_changes))
+
+    def _end(self, num_changes: int) -> None:
+        if self._is_dead or num_changes != self._num_changes:
+            return
+        self._count_tokens()
+        self._tokens, _, turn = heapq.heappop(self._texts)
+        self._num_keys -= turn.num_prompt
         answer = [7] * turn.num_answer
         self._use(block_hashes([*turn.chat.tokens, *answer], BLOCK_SIZE))
+        if self._is_computing:
+            self._await_end()
+        else:
+            self._compute()
         self._simulation.ended(turn, answer)
 
 

@@ -26,7 +26,11 @@ from paged_sdk import (
     RequestTimeoutError,
     SamplingParams,
     TextModelBuilder,
+    preparation,
 )
+from paged_sdk.kv import paged
+from paged_sdk.kv.block_hash import block_hashes
+from paged_sdk.routing.routed_worker import Replica
 from paged_sdk.server import create_app
 from paged_sdk.testing import FakeModel, fake_model
 from tiny import build_model, make_checkpoint
@@ -79,6 +83,26 @@ async def test_it_answers_as_any_model() -> None:
         assert model.config.max_queue == 3 * 4096
     with pytest.raises(ModelClosedError):
         await said(model, hello())
+
+
+async def test_a_prompt_is_named_once_for_the_router_and_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: dict[str, list[bytes]] = {}
+    for module in (preparation, paged):
+
+        def note(*args: Any, place: str = module.__name__, **options: Any) -> list[bytes]:
+            hashes = block_hashes(*args, **options)
+            named.setdefault(place, []).extend(hashes)
+            return hashes
+
+        monkeypatch.setattr(module, "block_hashes", note)
+    request = hello("A prompt of some length. " * 20, cache_salt="mine")
+    async with ReplicaSet([fake_model("An answer of some length. " * 10) for _ in range(2)]) as model:
+        assert await said(model, request) == await said(model, request)
+        assert model.stats().prefix_hits > 400
+    ours, engines = (named[module.__name__] for module in (preparation, paged))
+    assert len(ours) > 2 * len(set(ours)) - 1 > 20  # the same ones twice
+    assert engines  # of the answers
+    assert not set(ours) & set(engines)
 
 
 async def test_conversations_stay_and_tenants_spread() -> None:
@@ -162,6 +186,28 @@ async def test_a_replica_that_is_closed_is_left_out() -> None:
         assert await said(model, hello()) == "two"
         await model.reset_prefix_cache()
         assert await said(model, hello()) == "two"
+
+
+async def test_replicas_come_and_go() -> None:
+    first, second = fake_model(LONG, delay=0.002), fake_model("Two.")
+    async with second, ReplicaSet([first]) as model:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(said, model, hello(sampling=SamplingParams(max_len=60)))
+            await until(lambda: model.stats().running == 1)
+            insides = second._insides
+            assert model._routed.add(Replica(insides.worker, insides.adapters, 4096)) == 1
+            assert await said(model, hello("Another?")) == "Two."
+            model._routed.remove(0)
+            model._routed.remove(0)
+            assert await said(model, hello()) == "Two."
+        assert first.stats().completion_tokens == 60  # what it had under way went on to its end
+        assert counts([first, second]) == [1, 2]
+        tokens = model.stats().completion_tokens
+        assert model.stats().blocks_total == 4096
+        model._routed.remove(1)
+        assert model.stats().completion_tokens == tokens >= 10
+        with pytest.raises(EngineDeadError, match="no replica"):
+            await said(model, hello())
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from paged_sdk import ConfigError
-from paged_sdk.kv.block_hash import CacheKey, block_hash, block_hashes
+from paged_sdk.kv.block_hash import CacheKey, block_hashes
 from paged_sdk.routing import Route, Router
 from paged_sdk.routing.known_prefixes import DEPTHS, GAPS, KnownPrefixes, landmarks
 
@@ -27,17 +27,6 @@ def routed(router: Router, tokens: list[int], salt: bytes = b"", **more: Any) ->
     route = router.route(names(tokens, salt), len(tokens), **more)
     assert route is not None
     return route
-
-
-@pytest.mark.parametrize("keys", [(), (CacheKey(b"salt"),), (CacheKey(b"image", 9), CacheKey(b"adapter", 2))])
-def test_a_prompt_is_named_as_its_blocks_are(keys: tuple[CacheKey, ...]) -> None:
-    tokens = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9]
-    chain = [b""]
-    for start in range(0, 12, SIZE):
-        chain.append(block_hash(chain[-1], tokens[start : start + SIZE], keys, start=start))
-    assert block_hashes(tokens, SIZE, keys) == chain[1:]
-    assert block_hashes(tokens, SIZE, keys, most=2) == chain[1:3]
-    assert block_hashes(tokens[:3], SIZE, keys) == []
 
 
 def test_landmarks_are_dense_at_the_start_and_cover_every_block() -> None:
@@ -113,6 +102,20 @@ def test_a_closed_replica_gets_nothing_and_is_forgotten() -> None:
     assert router.route(names(prompt), 40) is None
 
 
+def test_a_replica_that_comes_later_takes_what_the_others_are_too_busy_for() -> None:
+    router = Router([100], block_size=SIZE, max_entries=60)
+    prompt = list(range(40))
+    assert routed(router, prompt).replica == 0
+    assert router.open(100) == 1
+    assert [routed(router, prompt).replica for _ in range(2)] == [0, 1]  # until it is busier than that is worth
+    router.close(0)
+    assert routed(router, prompt).num_matched == 10
+    assert router.open(100) == 2  # not the number of the one that is gone, whose requests may still end
+    assert router.open_replicas == (1, 2)
+    with pytest.raises(ConfigError, match="capacity"):
+        router.open(-1)
+
+
 def test_what_a_pool_has_no_room_for_is_forgotten_longest_prefixes_first() -> None:
     router = Router([12], block_size=SIZE)
     first, second = list(range(40)), list(range(100, 140))
@@ -186,8 +189,18 @@ class RouterMachine(RuleBasedStateMachine):
         self.live: list[tuple[Route, int]] = []
         self.sent: list[set[bytes]] = [set() for _ in range(4)]
         self.open = {0, 1, 2, 3}
+        self.capacities = [30, 30, 8, 0]
 
-    @rule(tokens=TOKENS, salt=st.sampled_from([b"", b"a"]), avoid=st.sets(st.integers(0, 3)), texts=st.integers(0, 2))
+    @precondition(lambda self: len(self.capacities) < 8)
+    @rule(capacity=st.sampled_from([0, 8, 30]))
+    def come(self, capacity: int) -> None:
+        replica = self.router.open(capacity)
+        assert replica == len(self.capacities)
+        self.capacities.append(capacity)
+        self.sent.append(set())
+        self.open.add(replica)
+
+    @rule(tokens=TOKENS, salt=st.sampled_from([b"", b"a"]), avoid=st.sets(st.integers(0, 7)), texts=st.integers(0, 2))
     def send(self, tokens: list[int], salt: bytes, avoid: set[int], texts: int) -> None:
         hashes = names(tokens, salt)
         route = self.router.route(hashes, len(tokens), num_texts=texts, avoid=avoid)
@@ -213,8 +226,9 @@ class RouterMachine(RuleBasedStateMachine):
             self.router.finished(route, generated)
             del self.live[place]
 
-    @rule(replica=st.integers(0, 3))
-    def close(self, replica: int) -> None:
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        replica = data.draw(st.integers(0, len(self.capacities) - 1))
         self.router.close(replica)
         self.open.discard(replica)
         self.sent[replica].clear()
@@ -227,7 +241,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @invariant()
     def loads_are_those_of_what_is_under_way(self) -> None:
-        for replica in range(4):
+        for replica in range(len(self.capacities)):
             here = [(route, texts) for route, texts in self.live if route.replica == replica]
             expected = sum(texts * 7 + (0 if route.has_started else route.num_missing) for route, texts in here)
             assert self.router.load(replica) == expected
@@ -236,7 +250,7 @@ class RouterMachine(RuleBasedStateMachine):
     def beliefs_are_bounded(self) -> None:
         assert set(self.router.open_replicas) == self.open
         assert self.router.num_entries <= 60
-        for replica, capacity in enumerate((30, 30, 8, 0)):
+        for replica, capacity in enumerate(self.capacities):
             assert 0 <= self.router.num_blocks(replica) <= capacity
 
     @invariant()
@@ -245,8 +259,10 @@ class RouterMachine(RuleBasedStateMachine):
         for replica, held in enumerate(prefixes._held):
             assert sum(held.values()) == prefixes.num_blocks(replica)
             for key in held:
-                assert key < 0 or replica in prefixes._holders[key]
-        assert sum(map(len, prefixes._holders.values())) == sum(key >= 0 for held in prefixes._held for key in held)
+                assert isinstance(key, int) or replica in prefixes._holders[key]
+        assert sum(map(len, prefixes._holders.values())) == sum(
+            isinstance(key, bytes) for held in prefixes._held for key in held
+        )
 
 
 RouterMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)

@@ -108,6 +108,7 @@ class Engine:
         """
         if request.adapter is not None and request.adapter.number in self._retired_adapters:
             raise InvalidRequestError.of("adapter", request.adapter.name, "a loaded adapter: it was just unloaded")
+        assert request.language is None or request.grammar is not None, "its grammar was to be compiled on the way here"
         root = Sequence(self._next_seq_id, request)
         state = self._output.begin(root, listener, outbox)
         self._scheduler.add(root)

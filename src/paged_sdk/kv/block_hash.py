@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Sequence
 from hashlib import sha256
+from typing import Final
 
 from attrs import frozen
 
-__all__ = ["CacheKey", "block_hash", "block_hashes"]
+__all__ = ["CacheKey", "block_hashes"]
+
+DIGEST_BLOCKS: Final = 16
+ROOT: Final = bytes(32)
+"""Stands for the hash of the block before the first."""
+KEY_MARK: Final = b"\xff" * 4
 
 
 @frozen
@@ -27,46 +34,57 @@ class CacheKey:
     first_token: int = 0
 
 
-def block_hash(parent: bytes, token_ids: Sequence[int], keys: Iterable[CacheKey] = (), *, start: int = 0) -> bytes:
-    """Hash a full block: SHA-256 over its parent's hash, its tokens, and the keys that begin in it.
+def block_hashes(
+    token_ids: Sequence[int],
+    block_size: int,
+    keys: Sequence[CacheKey] = (),
+    *,
+    known: Sequence[bytes] = (),
+    most: int = sys.maxsize,
+) -> list[bytes]:
+    """Hash the full blocks of a sequence: SHA-256 over all that leads to a block, its own tokens included.
+
+    Every 16th block begins a new digest with the hash of the one before it, so that hashing goes on after any block
+    with 15 blocks read again at most. Within the 16, one digest goes on from block to block: 64 blocks of 32 tokens
+    take 36 us, of which 12 are for taking the tokens out of a list; with a digest of its own for each they take 45.
 
     Two blocks with one hash hold the same KV, and tokens are not compared after a hit: finding two inputs with one
-    SHA-256 digest takes about 2**128 attempts, even for somebody who chooses the prompts.
+    SHA-256 digest takes about 2**128 attempts, even for somebody who chooses the prompts. Beside tokens, the keys that
+    begin in a block are hashed before it, each after a mark that is no token; so no two inputs give the same bytes.
 
-    :param parent: hash of the block before it; empty for the first block
-    :param token_ids: the tokens of the block, each below 2**32
-    :param keys: the sequence's keys; those that begin in other blocks are ignored
-    :param start: position of the block's first token
-    """
-    # Every part has a known length, so that no two inputs give the same bytes.
-    digest = sha256(parent)
-    digest.update(struct.pack(f"<{len(token_ids)}I", *token_ids))
-    for key in keys:
-        if start <= key.first_token < start + len(token_ids):
-            digest.update(struct.pack("<QQ", key.first_token - start, len(key.content)))
-            digest.update(key.content)
-    return digest.digest()
-
-
-def block_hashes(
-    token_ids: Sequence[int], block_size: int, keys: Sequence[CacheKey] = (), *, most: int = sys.maxsize
-) -> list[bytes]:
-    """Hash the full blocks of a sequence, from its start on: what :func:`block_hash` gives for one after the other.
-
-    Tokens are packed once and not for each block: a block of 32 takes 0.8 us here and 1.2 us there.
-
-    :param most: how many blocks are hashed at most
+    :param token_ids: tokens, each below 2**32 - 1
+    :param keys: the sequence's keys; those that begin in no full block are ignored
+    :param known: hashes of the first blocks, which are not returned again
+    :param most: how many blocks are hashed at most, known ones included
     """
     num_blocks = min(len(token_ids) // block_size, most)
-    packed = struct.pack(f"<{num_blocks * block_size}I", *token_ids[: num_blocks * block_size])
-    with_keys = {key.first_token // block_size for key in keys}
-    width = block_size * 4
-    hashes, parent = [], b""
-    for index in range(num_blocks):
-        if index in with_keys:
-            start = index * block_size
-            parent = block_hash(parent, token_ids[start : start + block_size], keys, start=start)
-        else:
-            parent = sha256(parent + packed[index * width : (index + 1) * width]).digest()
-        hashes.append(parent)
+    if num_blocks <= len(known):
+        return []
+    begin = len(known) - len(known) % DIGEST_BLOCKS
+    if begin or len(token_ids) - num_blocks * block_size >= block_size:
+        token_ids = token_ids[begin * block_size : num_blocks * block_size]
+    packed, width = _packed(token_ids), block_size * 4
+    parts = [packed[place : place + width] for place in range(0, (num_blocks - begin) * width, width)]
+    for key in reversed(keys):
+        place, offset = divmod(key.first_token - begin * block_size, block_size)
+        if 0 <= place < len(parts):
+            parts[place] = KEY_MARK + struct.pack("<QQ", offset, len(key.content)) + key.content + parts[place]
+    digest = sha256(known[begin - 1] if begin else ROOT)
+    place = len(known) - begin
+    digest.update(b"".join(parts[:place]))
+    hashes: list[bytes] = []
+    while place < len(parts):
+        end = place - place % DIGEST_BLOCKS + DIGEST_BLOCKS
+        update, name = digest.update, digest.digest
+        for part in parts[place:end]:
+            update(part)
+            hashes.append(name())
+        place, digest = end, sha256(hashes[-1])
     return hashes
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from attrs import frozen
@@ -25,7 +26,7 @@ class KvTable:
     :ivar cache_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
     :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
     :ivar most_shared: how many leading tokens may have KV computed by others; None: all but the last
-    :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they were needed
+    :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they are known
     :ivar num_published: leading blocks that are already known by their hash
     :ivar num_out_of_window: leading blocks given back because they are out of every sliding window
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
@@ -46,7 +47,12 @@ class KvTable:
     )
 
     def __init__(
-        self, cache_keys: tuple[CacheKey, ...] = (), *, share: bool = True, most_shared: int | None = None
+        self,
+        cache_keys: tuple[CacheKey, ...] = (),
+        *,
+        share: bool = True,
+        most_shared: int | None = None,
+        hashes: Sequence[bytes] = (),
     ) -> None:
         self.ids: list[int] = []
         self.capacity: int = 0
@@ -54,7 +60,7 @@ class KvTable:
         self.cache_keys: tuple[CacheKey, ...] = cache_keys
         self.share: bool = share
         self.most_shared: int | None = most_shared
-        self.hashes: list[bytes] = []
+        self.hashes: list[bytes] = list(hashes)
         self.num_published: int = 0
         self.num_out_of_window: int = 0
         self.epoch: int = 0

@@ -6,7 +6,7 @@ import sys
 from itertools import islice
 
 from paged_sdk.kv.block import Block
-from paged_sdk.kv.block_hash import block_hash
+from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.kv.block_pool import BlockPool
 from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
 
@@ -215,8 +215,11 @@ class KvCacheManager:
 
     def _extend_hashes(self, table: KvTable, token_ids: list[int], num_tokens: int) -> None:
         """Hash the full blocks of the first ``num_tokens`` tokens that are not hashed yet."""
-        hashes, size = table.hashes, self.block_size
-        for index in range(len(hashes), num_tokens // size):
-            parent = hashes[-1] if hashes else b""
-            block = token_ids[index * size : (index + 1) * size]
-            hashes.append(block_hash(parent, block, table.cache_keys, start=index * size))
+        if num_tokens >= (len(table.hashes) + 1) * self.block_size:
+            table.hashes += block_hashes(
+                token_ids,
+                self.block_size,
+                table.cache_keys,
+                known=table.hashes,
+                most=num_tokens // self.block_size,
+            )

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 from attrs import evolve
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model, ModelInsides
+from paged_sdk.remote.face import RemoteModel, traits_of
+from paged_sdk.routing.in_processes import build_in_processes
 from paged_sdk.routing.routed_worker import Replica, ReplicaAdapters, RoutedWorker
 from paged_sdk.types.stats import ModelStats
 
-__all__ = ["ReplicaSet", "ReplicatedModel"]
-
-PROBE = "The 3 quick brown foxes, naïve as ever:\n\tdef jump(over=['lazy', 'dogs']): ...  # 日本語"
+__all__ = ["ReplicaSet", "ReplicatedModel", "as_replica"]
 
 
 class _Builder(Protocol):
@@ -31,13 +31,15 @@ ReplicaSource: TypeAlias = Model | _Builder
 class ReplicatedModel(Model):
     """Is several models that are the same, as one. Make one with :class:`ReplicaSet`."""
 
-    def __init__(self, replicas: Sequence[Model]) -> None:
+    def __init__(
+        self, replicas: Sequence[Model], *, adapters: Callable[[RoutedWorker], ReplicaAdapters] = ReplicaAdapters
+    ) -> None:
         first = replicas[0]
         for place, replica in enumerate(replicas):
             _check_same(first, replica, place)
         self._replicas = tuple(replicas)
         own = [replica._insides for replica in replicas]
-        members = [Replica(each.worker, each.adapters, _num_blocks(each)) for each in own]
+        members = [as_replica(each) for each in replicas]
         configs = [each.preparer.config for each in own]
         self._routed = RoutedWorker(members, first.config.block_size)
         preparer = evolve(
@@ -49,8 +51,9 @@ class ReplicatedModel(Model):
                 max_queue=sum(config.max_queue for config in configs),
             ),
             max_prompt_tokens=min(each.preparer.max_prompt_tokens for each in own),
+            compiles=any(each.preparer.compiles for each in own),
         )
-        self._set_up(evolve(own[0], preparer=preparer, worker=self._routed, adapters=ReplicaAdapters(members)))
+        self._set_up(evolve(own[0], preparer=preparer, worker=self._routed, adapters=adapters(self._routed)))
 
     @property
     def replicas(self) -> tuple[Model, ...]:
@@ -60,10 +63,6 @@ class ReplicatedModel(Model):
     def replica_stats(self) -> tuple[ModelStats, ...]:
         """Return a snapshot of each replica's engine after its last step."""
         return self._routed.replica_stats
-
-    async def reset_prefix_cache(self) -> None:
-        await super().reset_prefix_cache()
-        self._routed.forget_prefixes()
 
     async def aclose(self, *, drain: bool = False) -> None:
         self._routed.close(drain=drain)
@@ -84,12 +83,18 @@ class ReplicaSet:
     A model whose engine dies gets no more requests. Those of its requests of which nothing has been heard yet are sent
     to the others; the rest end with :class:`EngineDeadError` and what they have said so far.
 
+    In processes of their own, replicas run Python at the same time, and a process that dies takes no other with it.
+    This one keeps the tokenizer and the chat template, and no weights. A replica's process ends when the model is
+    closed, and when this process does, however that may be. The script needs no guard against being run again.
+
     :param replicas: models, which it takes over and closes; or builders. All of one checkpoint, with the same context
-        and block size
+        and block size. ``[builder] * 4`` is four of one kind
+    :param in_processes: build what builders build in processes of their own. The processors are divided among them,
+        where a builder does not say on how many threads its model computes
     :raises ConfigError: something else, or models that differ
     """
 
-    def __init__(self, replicas: Iterable[ReplicaSource]) -> None:
+    def __init__(self, replicas: Iterable[ReplicaSource], *, in_processes: bool = False) -> None:
         allowed = "at least one model or builder"
         if isinstance(replicas, str | bytes) or not isinstance(replicas, Iterable):
             raise ConfigError.of("replicas", replicas, allowed)
@@ -102,7 +107,10 @@ class ReplicaSet:
         models = [id(each) for each in sources if isinstance(each, Model)]
         if len(set(models)) < len(models):
             raise ConfigError.of("replicas", sources, "each model once")
+        if not isinstance(in_processes, bool):
+            raise ConfigError.of("in_processes", in_processes, "True or False")
         self._sources = sources
+        self._in_processes = in_processes
         self._model: Model | None = None
         self._has_begun = False
 
@@ -129,14 +137,21 @@ class ReplicaSet:
         self._has_begun = True
         open_models = {place: source for place, source in enumerate(self._sources) if isinstance(source, Model)}
         try:
+            if self._in_processes:
+                open_models |= await self._built_in_processes(open_models)
             for place, source in enumerate(self._sources):
-                if not isinstance(source, Model):  # one after the other, so that an error finds those that are open
-                    open_models[place] = await source.build()
+                if place not in open_models:  # one after the other, so that an error finds those that are open
+                    open_models[place] = await cast(_Builder, source).build()
             return ReplicatedModel([open_models[place] for place in range(len(self._sources))])
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(Exception):
                 await _close_all(open_models.values())
             raise
+
+    async def _built_in_processes(self, open_models: Mapping[int, Model]) -> Mapping[int, Model]:
+        builders = {place: each for place, each in enumerate(self._sources) if place not in open_models}
+        preparers = (model._insides.preparer for model in open_models.values())
+        return await build_in_processes(builders, next(preparers, None), num_replicas=len(self._sources))
 
 
 async def _close_all(models: Iterable[Model], *, drain: bool = False) -> None:
@@ -156,6 +171,12 @@ async def _close_all(models: Iterable[Model], *, drain: bool = False) -> None:
         raise errors[0]
 
 
+def as_replica(model: Model) -> Replica:
+    """Return a model as what requests are sent to."""
+    insides = model._insides
+    return Replica(insides.worker, insides.adapters, _num_blocks(insides))
+
+
 def _num_blocks(insides: ModelInsides) -> int:
     """Return how many blocks of prefixes an engine can hold; without pages it keeps whole sequences."""
     config = insides.preparer.config
@@ -164,30 +185,22 @@ def _num_blocks(insides: ModelInsides) -> int:
     return config.num_blocks if config.paged else config.prefix_cache_n * (config.max_model_len // config.block_size)
 
 
-def _probe(model: Model) -> tuple[int, ...]:
-    return tuple(model._insides.preparer.text.tokenizer.encode(PROBE, add_special_tokens=False))
-
-
 def _check_same(first: Model, other: Model, place: int) -> None:
     """Check that two models can be replicas of one.
 
     :raises ConfigError: they differ in what requests are made by
     """
-    compared: dict[str, Callable[[Model], object]] = {
-        "architecture": lambda model: model.architecture,
-        "vocabulary size": lambda model: model._insides.preparer.vocab_size,
-        "hidden size": lambda model: model._insides.hidden_size,
-        "tokens of a text": _probe,
-        "max_model_len": lambda model: model.max_sequence_length,
-        "block size": lambda model: model.config.block_size,
-        "images": lambda model: model.takes_images,
-        "adapters": lambda model: sorted(info.digest for info in model.adapter_infos),
-    }
-    for what, read in compared.items():
-        if read(first) != read(other):
+    own, others = _traits(first), _traits(other)
+    for what, value in own.items():
+        if others[what] != value:
             raise ConfigError(
                 f"replicas[{place}] is another model than replicas[0]: its {what} differs",
                 setting="replicas",
                 value=place,
                 allowed="models of one checkpoint, with the same settings",
             )
+
+
+def _traits(model: Model) -> Mapping[str, object]:
+    traits = model.traits if isinstance(model, RemoteModel) else traits_of(model._insides)
+    return {**traits, "adapters": sorted(info.digest for info in model.adapter_infos)}

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import Final, TypeVar
 
 from attrs import evolve, fields, frozen
 
-from paged_sdk.engine.engine import Engine
+from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, QueueFullError
 from paged_sdk.guard import request_failure
-from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.routing.router import Route, Router
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.engine_access import EngineAccess
-from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.event_loop import OutputLoop
+from paged_sdk.worker.owner import closed_model
 from paged_sdk.worker.subscription import Subscriber
 
 __all__ = ["Replica", "ReplicaAdapters", "RoutedWorker"]
-
-_T = TypeVar("_T")
-
-MOST_BLOCKS: Final = 1024
-"""Of a prompt so many blocks are named, 32,768 tokens as a rule: on the event loop this takes a millisecond."""
 
 
 @frozen(eq=False)
@@ -63,12 +57,14 @@ class RoutedWorker:
     May be used from any thread. Finalizers may call :meth:`abort`, amid a call of the same thread that holds the lock:
     so that one takes no lock, and what has ended is told to the router before the next request.
 
+    Engines may come and go (:meth:`add`, :meth:`remove`). Each has a number that no other ever has.
+
     :param block_size: tokens of a block, in all engines
     """
 
     def __init__(self, replicas: Sequence[Replica], block_size: int) -> None:
-        self._replicas = tuple(replicas)
-        self._block_size = block_size
+        self._replicas: Mapping[int, Replica] = dict(enumerate(replicas))  # replaced, not changed: others read it
+        self._gone = ModelStats()
         self._router = Router([each.num_blocks for each in replicas], block_size=block_size)
         self._lock = threading.Lock()
         self._live: dict[str, _LiveRequest] = {}
@@ -76,25 +72,50 @@ class RoutedWorker:
         self._is_closing = False
 
     @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Return the engines that there are now."""
+        return tuple(self._replicas.values())
+
+    @property
     def replica_stats(self) -> tuple[ModelStats, ...]:
         """Return the snapshot of each engine."""
-        return tuple(each.worker.stats for each in self._replicas)
+        return tuple(each.worker.stats for each in self.replicas)
 
     @property
     def stats(self) -> ModelStats:
-        """Return the sum of all snapshots; the speed-up by drafts is the mean."""
+        """Return the sum of all snapshots; the speed-up by drafts is the mean. What engines that are gone have counted
+        stays in it.
+        """
         every = self.replica_stats
-        sums = {each.name: sum(getattr(stats, each.name) for stats in every) for each in fields(ModelStats)}
-        return ModelStats(**sums | {"draft_speed_up": sums["draft_speed_up"] / len(every)})
+        return _sum([*every, self._gone], speed_ups=every)
 
     def check(self) -> None:
         """Raise if no engine takes requests: what the first of them refuses them with."""
-        errors = [each.why_not for each in self._replicas]
+        errors = [each.why_not for each in self.replicas]
+        if not errors:
+            raise closed_model() if self._is_closing else _none_runs()
         if errors[0] is not None and all(errors):
             raise errors[0]
 
     def check_process(self) -> None:
-        self._replicas[0].worker.check_process()
+        for each in self.replicas:
+            each.worker.check_process()
+
+    def add(self, replica: Replica) -> int:
+        """Send requests to one more engine from now on, and return its number."""
+        with self._lock:
+            number = self._router.open(replica.num_blocks)
+            self._replicas = {**self._replicas, number: replica}
+        return number
+
+    def remove(self, number: int) -> None:
+        """Send an engine nothing more; requests that it has go on there. Unknown numbers are ignored."""
+        with self._lock:
+            replica = self._replicas.get(number)
+            if replica is not None:
+                self._router.close(number)
+                self._replicas = {each: left for each, left in self._replicas.items() if each != number}
+                self._gone = _sum([self._gone, _past(replica.worker.stats)])
 
     def submit(self, request: Request, subscription: Subscriber) -> None:
         """Queue a request with the engine that serves it soonest; its outcome arrives at the subscription.
@@ -118,35 +139,33 @@ class RoutedWorker:
         live = self._live.get(request_id)
         if live is not None:
             live.is_aborted = True
-            route = live.route
-            if route is not None:
-                self._replicas[route.replica].worker.abort(request_id)
+            if live.replica is not None:
+                live.replica.worker.abort(request_id)
             self.end(live)
 
-    async def call(self, function: Callable[[Engine], _T]) -> _T:
-        """Run a function on each engine that takes requests, one after the other, and return the last one's result."""
+    async def reset_prefix_cache(self) -> None:
+        """Have each engine that takes requests forget its prefixes, one after the other."""
         self.check()
-        results = [await each.worker.call(function) for each in self._replicas if each.why_not is None]
-        return results[-1]
-
-    async def call_alone(self, function: Callable[[Engine, Callable[[], None]], _T]) -> _T:
-        """Run a function on each engine that takes requests, one after the other; the others go on meanwhile."""
-        self.check()
-        results = [await each.worker.call_alone(function) for each in self._replicas if each.why_not is None]
-        return results[-1]
-
-    def forget_prefixes(self) -> None:
-        """Take it that no engine holds a prefix any more."""
+        for each in self.replicas:
+            if each.why_not is None:
+                await each.worker.reset_prefix_cache()
         with self._lock:
             self._router.forget()
 
+    async def requantize(self, isq: IsqType) -> None:
+        """Have each engine that takes requests requantize, one after the other; the others go on meanwhile."""
+        self.check()
+        for each in self.replicas:
+            if each.why_not is None:
+                await each.worker.requantize(isq)
+
     def close(self, *, drain: bool = False) -> None:
         self._is_closing = True
-        for each in self._replicas:
+        for each in self.replicas:
             each.worker.close(drain=drain)
 
     def join(self, timeout: float | None = None) -> bool:
-        have_ended = [each.worker.join(timeout) for each in self._replicas]
+        have_ended = [each.worker.join(timeout) for each in self.replicas]
         return all(have_ended)
 
     # For the requests under way
@@ -157,21 +176,20 @@ class RoutedWorker:
         :raises PagedError: an engine refuses it alone, such as for an adapter that is not there any more
         """
         request = live.request
-        hashes = block_hashes(request.prompt_token_ids, self._block_size, request.cache_keys, most=MOST_BLOCKS)
         while not self._is_closing:
             with self._lock:
                 while self._ended:
                     self._router.finished(*self._ended.popleft())
                 route = self._router.route(
-                    hashes if request.shares_prefix else (),
+                    request.block_hashes if request.shares_prefix else (),
                     len(request.prompt_token_ids),
                     num_texts=request.num_choices if request.reading is None else 0,
                     avoid=live.tried,
                 )
-            if route is None:
-                return False
-            live.begin(route)
-            replica = self._replicas[route.replica]
+                if route is None:
+                    return False
+                replica = self._replicas[route.replica]
+            live.begin(route, replica)
             try:
                 replica.worker.submit(self._translated(request, replica), live)
             except (EngineDeadError, ModelClosedError):
@@ -189,8 +207,8 @@ class RoutedWorker:
 
     def note_failure(self, live: _LiveRequest) -> None:
         """Take a request back from the engine that it is at, and note if that one takes no more at all."""
-        route = live.take_back()
-        if route is not None and self._replicas[route.replica].why_not is not None:
+        replica, route = live.replica, live.take_back()
+        if replica is not None and route is not None and replica.why_not is not None:
             with self._lock:
                 self._router.close(route.replica)
 
@@ -223,11 +241,28 @@ class RoutedWorker:
         return evolve(request, adapter=replica.adapters.use(request.adapter.name))
 
 
+def _none_runs() -> EngineDeadError:
+    return EngineDeadError("no replica is running")
+
+
+def _sum(every: Sequence[ModelStats], *, speed_ups: Sequence[ModelStats] = ()) -> ModelStats:
+    """Return the sum of snapshots; the speed-up by drafts is the mean of some of them."""
+    sums = {each.name: sum(getattr(stats, each.name) for stats in every) for each in fields(ModelStats)}
+    mean = sum(each.draft_speed_up for each in speed_ups) / len(speed_ups) if speed_ups else 1.0
+    return ModelStats(**sums | {"draft_speed_up": mean})
+
+
+def _past(stats: ModelStats) -> ModelStats:
+    """Return what an engine that is gone has counted: it has no memory any more, and does nothing."""
+    return evolve(stats.at_rest(), blocks_total=0, blocks_free=0, prompt_tok_per_sec=0.0, completion_tok_per_sec=0.0)
+
+
 class _LiveRequest:
     """Passes on what an engine says of a request (a :class:`~paged_sdk.worker.subscription.Subscriber`).
 
     :ivar tried: the engines that have had it
     :ivar route: where it is
+    :ivar replica: likewise
     :ivar is_aborted: whether nobody waits for it any more
     """
 
@@ -235,6 +270,7 @@ class _LiveRequest:
         self.request = request
         self.tried: set[int] = set()
         self.route: Route | None = None
+        self.replica: Replica | None = None
         self.is_aborted = False
         self._worker = worker
         self._subscription = subscription
@@ -242,17 +278,17 @@ class _LiveRequest:
         self._num_generated = 0
 
     @property
-    def loop(self) -> EventLoop:
+    def loop(self) -> OutputLoop:
         return self._subscription.loop
 
-    def begin(self, route: Route) -> None:
+    def begin(self, route: Route, replica: Replica) -> None:
         """Be at another engine from now on."""
-        self.route = route
+        self.route, self.replica = route, replica
         self.tried.add(route.replica)
 
     def take_back(self) -> Route | None:
         """Be at no engine any more; return where it was."""
-        route, self.route = self.route, None
+        route, self.route, self.replica = self.route, None, None
         if route is not None:
             self._worker.note_end(route, self._num_generated)
         return route
@@ -284,22 +320,27 @@ class _LiveRequest:
 class ReplicaAdapters:
     """Knows the adapters of all replicas, which have the same (an :class:`~paged_sdk.loaded_adapters.Adapters`)."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = tuple(replicas)
+    def __init__(self, worker: RoutedWorker) -> None:
+        self._worker = worker
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self._first().names
+        return () if (first := self._first()) is None else first.names
 
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
-        return self._first().infos
+        return () if (first := self._first()) is None else first.infos
 
     def use(self, name: str | None) -> AdapterUse | None:
-        return self._first().use(name)
+        if name is None:
+            return None
+        if (first := self._first()) is None:
+            raise _none_runs()
+        return first.use(name)
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         """Load an adapter everywhere, or nowhere."""
+        self._worker.check()
         before = self.names
         done: list[Replica] = []
         try:
@@ -314,11 +355,13 @@ class ReplicaAdapters:
 
     async def unload(self, name: str) -> None:
         """Unload an adapter everywhere."""
+        self._worker.check()
         for replica in self._living():
             await replica.adapters.unload(name)
 
     def _living(self) -> list[Replica]:
-        return [each for each in self._replicas if each.why_not is None] or [self._replicas[0]]
+        every = self._worker.replicas
+        return [each for each in every if each.why_not is None] or list(every[:1])
 
-    def _first(self) -> Adapters:
-        return self._living()[0].adapters
+    def _first(self) -> Adapters | None:
+        return next((each.adapters for each in self._living()), None)

@@ -70,7 +70,8 @@ class Router:
     It takes and gives plain values, has no lock and reads no clock: a set of replicas and a simulator drive the same
     one. What it knows takes 50 MB at most.
 
-    :param capacities: how many blocks each replica's pool has; 0 for one that keeps no prefixes
+    :param capacities: how many blocks each replica's pool has; 0 for one that keeps no prefixes. Others may come later
+        (:meth:`open`), and any may go (:meth:`close`)
     :param block_size: tokens of a block
     :param tokens_per_text: what a text that is being generated counts for, in prompt tokens
     :param max_entries: how many prefixes are remembered at most, over all replicas
@@ -163,12 +164,23 @@ class Router:
         if self._is_open[route.replica]:
             self._prefixes.fill(route.replica, num_generated // self._block_size)
 
+    def open(self, capacity: int) -> int:
+        """Send requests to one more replica from now on, and return its number, which no other has had.
+
+        :param capacity: how many blocks its pool has; 0 for one that keeps no prefixes
+        """
+        replica = self._prefixes.add(_int("capacity", capacity, 0))
+        self._loads.append(0)
+        self._is_open.append(True)
+        self._open.append(replica)
+        return replica
+
     def close(self, replica: int) -> None:
         """Send a replica nothing more, and forget what it holds."""
         if self._is_open[replica]:
             self._is_open[replica] = False
             self._open.remove(replica)
-            self._prefixes.forget(replica)
+            self._prefixes.remove(replica)
 
     def forget(self) -> None:
         """Take it that no replica holds anything, as when their prefix caches were reset."""

@@ -9,7 +9,7 @@ from attrs import field, frozen
 from paged_sdk.chat.thoughts import ThoughtLimit
 from paged_sdk.chat.token_healing import Healing
 from paged_sdk.config.sampling import SamplingParams
-from paged_sdk.constraints.grammar import Grammar
+from paged_sdk.constraints.grammar import Grammar, Language
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.media import PromptMedia
@@ -37,11 +37,14 @@ class Request:
     :ivar prediction_token_ids: what the text will likely be; empty: nobody has said
     :ivar kept_special_ids: special tokens that have a text in its output, for what looks for them there
     :ivar thought_limit: when its thoughts end; None: when the model ends them, if it thinks
-    :ivar grammar: the compiled constraint; None: any text
+    :ivar language: what every text is a sentence of; None: any text
+    :ivar grammar: it, compiled; None: any text, or it is compiled on the way to the engine
     :ivar adapter: the adapter that the texts go through; None: none
     :ivar adapter_start: the first token that goes through it
     :ivar media: the images of the prompt; None: it has none
     :ivar cache_keys: everything beside the tokens that its KV depends on
+    :ivar block_hashes: names of the prompt's first full blocks, as far as somebody has made them; the engine makes the
+        others
     :ivar is_whole: whether its tokens attend to later ones too, so that all are computed in one step
     :ivar reading: what is read off the prompt, which then ends the request; None: it is continued by a text
     """
@@ -57,11 +60,13 @@ class Request:
     prediction_token_ids: Sequence[int] = ()
     kept_special_ids: frozenset[int] = frozenset()
     thought_limit: ThoughtLimit | None = None
+    language: Language | None = None
     grammar: Grammar | None = None
     adapter: AdapterUse | None = None
     adapter_start: int = 0
     media: PromptMedia | None = None
     cache_keys: tuple[CacheKey, ...] = ()
+    block_hashes: Sequence[bytes] = ()
     is_whole: bool = False
     reading: Reading | None = None
     options: RequestOptions = field(factory=RequestOptions)

@@ -98,7 +98,12 @@ class Sequence:
         self.num_choices: int = request.num_choices
         self.first_scheduled_at: float | None = None
         self.is_long: bool = False
-        self.table: KvTable = KvTable(request.cache_keys, share=request.shares_prefix, most_shared=request.most_shared)
+        self.table: KvTable = KvTable(
+            request.cache_keys,
+            share=request.shares_prefix,
+            most_shared=request.most_shared,
+            hashes=request.block_hashes,
+        )
         self.times_passed: int = 0
 
     def __repr__(self) -> str:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from paged_sdk.engine.engine import Engine
+from paged_sdk.config.isq import IsqType
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.subscription import Subscriber
 
 __all__ = ["EngineAccess"]
 
-_T = TypeVar("_T")
-
 
 class EngineAccess(Protocol):
-    """Takes requests for an engine, or for several that are one for the caller. See
-    :class:`~paged_sdk.worker.worker.Worker`, whose methods mean the same."""
+    """Takes requests for an engine, or for several that are one for the caller, or for one in another process. See
+    :class:`~paged_sdk.worker.worker.Worker`, whose methods mean the same. What is asked of an engine beside requests
+    has a name here, so that it can be asked from afar."""
 
     @property
     def stats(self) -> ModelStats: ...
@@ -30,9 +28,9 @@ class EngineAccess(Protocol):
 
     def abort(self, request_id: str) -> None: ...
 
-    async def call(self, function: Callable[[Engine], _T]) -> _T: ...
+    async def reset_prefix_cache(self) -> None: ...
 
-    async def call_alone(self, function: Callable[[Engine, Callable[[], None]], _T]) -> _T: ...
+    async def requantize(self, isq: IsqType) -> None: ...
 
     def close(self, *, drain: bool = False) -> None: ...
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import anyio.lowlevel
 
-__all__ = ["EventLoop", "Waiter"]
+__all__ = ["EventLoop", "OutputLoop", "Waiter"]
 
 
 class Waiter(Protocol):
@@ -21,6 +21,14 @@ class Waiter(Protocol):
 
     def wait(self) -> Awaitable[None]:
         """Wait until :meth:`set` is called."""
+        ...
+
+
+class OutputLoop(Protocol):
+    """Runs what brings output to those who read it, one after the other. Equal ones are woken together."""
+
+    def call_soon(self, callback: Callable[[], object]) -> bool:
+        """Have ``callback`` run, from any thread and without waiting; False if nothing is run any more."""
         ...
 
 

@@ -8,7 +8,7 @@ from paged_sdk.engine.events import Listener, RequestEvent
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
-from paged_sdk.worker.event_loop import EventLoop, Waiter
+from paged_sdk.worker.event_loop import EventLoop, OutputLoop, Waiter
 
 __all__ = ["Subscriber", "Subscription", "UnreadChoice"]
 
@@ -17,7 +17,7 @@ class Subscriber(Listener, Protocol):
     """Receives a request's output on the thread of one event loop."""
 
     @property
-    def loop(self) -> EventLoop: ...
+    def loop(self) -> OutputLoop: ...
 
 
 class UnreadChoice:

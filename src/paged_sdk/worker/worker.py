@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
@@ -16,16 +15,18 @@ from typing import Any, TypeVar
 import anyio
 from attrs import evolve
 
+from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
-from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError, PagedError
+from paged_sdk.errors import EngineDeadError, EngineError, PagedError
 from paged_sdk.guard import RequestGuard, clear_frames, request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
 from paged_sdk.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
-from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.event_loop import EventLoop, OutputLoop
 from paged_sdk.worker.mailbox import Abort, Call, CallAlone, Close, Command, Mailbox, Submit, Wake
+from paged_sdk.worker.owner import Owner, closed_model
 from paged_sdk.worker.subscription import Subscriber
 from paged_sdk.worker.throughput import ThroughputLog
 
@@ -61,12 +62,13 @@ class Worker:
         self._in_hand: Command | None = None
         self._alone: CallAlone | None = None  # whose turn comes when the requests under way have ended
         self._held: deque[Submit | CallAlone] = deque()  # what came after it
-        self._listeners: dict[EventLoop, _LoopListeners] = {}
+        self._listeners: dict[OutputLoop, _LoopListeners] = {}
         self._stats = engine.stats()
+        self._watchers: tuple[Callable[[], object], ...] = ()
         self._death: BaseException | None = None
         self._closing: Close | None = None
         self._ended = False
-        self._pid = os.getpid()
+        self._owner = Owner()
         # A daemon: an application that forgets to close must still be able to exit.
         self._thread = threading.Thread(target=self._run, name="paged-sdk-worker", daemon=True)
         try:
@@ -83,6 +85,21 @@ class Worker:
         """Return the snapshot taken after the last step."""
         return self._stats
 
+    @property
+    def has_ended(self) -> bool:
+        """Tell whether the thread has answered all that it ever will."""
+        return self._ended
+
+    def watch(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called on the thread whenever there are other :attr:`stats` and no output comes with them,
+        and when the thread has ended.
+        """
+        self._watchers += (callback,)
+
+    def unwatch(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` no more."""
+        self._watchers = tuple(each for each in self._watchers if each != callback)
+
     def check(self) -> None:
         """Raise if the engine can take no more work.
 
@@ -93,17 +110,14 @@ class Worker:
         if self._death is not None:
             raise self._dead()
         if self._closing is not None:
-            raise _closed()
+            raise closed_model()
 
     def check_process(self) -> None:
         """Raise if the worker's thread does not exist in this process.
 
         :raises ModelClosedError: this process is a forked child of the one that built it
         """
-        if os.getpid() != self._pid:
-            raise ModelClosedError(
-                f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
-            )
+        self._owner.check()
 
     def submit(self, request: Request, subscription: Subscriber) -> None:
         """Queue a request; its outcome, a refusal too, arrives at the subscription.
@@ -118,6 +132,14 @@ class Worker:
     def abort(self, request_id: str) -> None:
         """End a request and give its KV back within two steps. Safe in finalizers; unknown ids are ignored."""
         self._mailbox.put(Abort(request_id))
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix, between two steps."""
+        await self.call(Engine.reset_prefix_cache)
+
+    async def requantize(self, isq: IsqType) -> None:
+        """Hold the weights in another type, as :meth:`paged_sdk.Model.re_isq_model` says."""
+        await self.call_alone(lambda engine, go_on: engine.requantize(isq, go_on))
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Run ``function`` on the engine between two steps and return its result."""
@@ -154,7 +176,7 @@ class Worker:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread's end; False if it is still running after ``timeout`` seconds."""
-        if os.getpid() == self._pid and self._thread is not threading.current_thread():
+        if self._owner.is_here and self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -169,6 +191,7 @@ class Worker:
         self._stats = self._stats.at_rest()
         self._ended = True
         self._attempt(self._sweep)
+        self._attempt(self._tell_watchers)
 
     def _attempt(self, act: Callable[[], object]) -> None:
         """Do something and keep its exception, if that is the first, as what the engine has died of."""
@@ -189,7 +212,8 @@ class Worker:
         while self._take_commands():
             self._engine.step()
             self._take_stats()
-            self._publish()
+            if not self._publish():
+                self._tell_watchers()
             if self._throughput is not None:
                 with suppress(Exception):  # an application's own log handlers may raise
                     self._throughput.step_done(self._stats, time.monotonic())
@@ -199,6 +223,10 @@ class Worker:
         for listeners in self._listeners.values():
             self._abort_all(listeners)
         self._take_stats()
+
+    def _tell_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher()
 
     def _take_stats(self) -> None:
         stats, num_held = self._engine.stats(), sum(isinstance(each, Submit) for each in self._held)
@@ -220,6 +248,7 @@ class Worker:
             if has_work and not self._engine.is_stalled:
                 return True
             self._take_stats()
+            self._tell_watchers()
             self._in_hand = self._mailbox.wait()
             self._obey(self._in_hand)
 
@@ -239,7 +268,7 @@ class Worker:
 
     def _go_on(self) -> None:
         if self._closing is not None and not self._closing.drain:
-            raise _closed()
+            raise closed_model()
 
     def _run_for(self, future: Future[Any], function: Callable[[], Any]) -> None:
         """Run a function for whoever waits for its result."""
@@ -291,9 +320,11 @@ class Worker:
         self._engine.submit(request, subscription, listeners.outbox)
         listeners.subscriptions[request.request_id] = subscription
 
-    def _publish(self) -> None:
-        """Post the new events and wake each event loop once."""
+    def _publish(self) -> bool:
+        """Post the new events and wake each event loop once; return whether there were any."""
+        has_some = False
         for listeners in list(self._listeners.values()):
+            has_some = has_some or bool(listeners.outbox)
             try:
                 hears = not listeners.outbox or listeners.post()
             except Exception as error:  # nobody knows how much of it the loop has got
@@ -304,6 +335,7 @@ class Worker:
                     listeners.subscriptions.clear()
             if not listeners.subscriptions:
                 del self._listeners[listeners.loop]
+        return has_some
 
     def _abort_all(self, listeners: _LoopListeners) -> None:
         for request_id in listeners.subscriptions:
@@ -350,16 +382,12 @@ class Worker:
                     pass
 
     def _ending(self) -> PagedError:
-        return self._dead() if self._death is not None else _closed()
+        return self._dead() if self._death is not None else closed_model()
 
     def _dead(self) -> EngineDeadError:
         error = EngineDeadError(f"the engine stopped: {self._death!r}")
         error.__cause__ = self._death
         return error
-
-
-def _closed() -> ModelClosedError:
-    return ModelClosedError("the model is closed: build another one")
 
 
 class _LoopListeners:
@@ -368,7 +396,7 @@ class _LoopListeners:
     :ivar subscriptions: the subscriptions of the requests that have not ended, by id
     """
 
-    def __init__(self, loop: EventLoop) -> None:
+    def __init__(self, loop: OutputLoop) -> None:
         self.loop = loop
         self.outbox = Outbox()
         self.subscriptions: dict[str, Subscriber] = {}

@@ -1,0 +1,109 @@
+"""Make a model of an engine that runs elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import evolve, frozen
+
+from paged_sdk.config.embedding import EmbeddingRecipe
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.model import Model, ModelInsides
+from paged_sdk.preparation import RequestPreparer
+from paged_sdk.remote.adapters import RemoteAdapters
+from paged_sdk.remote.engine import RemoteEngine
+from paged_sdk.remote.host import adapters_of
+from paged_sdk.remote.link import Parcel
+from paged_sdk.remote.packing import pack, pack_preparer, unpack, unpack_preparer
+from paged_sdk.types.adapter import AdapterUse
+from paged_sdk.types.stats import ModelStats
+
+__all__ = ["Face", "RemoteModel", "pack_face", "traits_of", "unpack_face"]
+
+PROBE: Final = "The 3 quick brown foxes, naïve as ever:\n\tdef jump(over=['lazy', 'dogs']): ...  # 日本語"
+
+
+@frozen(kw_only=True)
+class Face:
+    """Holds what of a model is needed where requests are made: everything but its engine.
+
+    :ivar config: the engine's settings, and ``max_prompt_tokens`` what follows from them
+    :ivar adapters: those that it has by now
+    :ivar stats: the engine's figures by now
+    :ivar traits: what models that are the same have in common, see :func:`traits_of`
+    """
+
+    name: str
+    architecture: str
+    recipe: EmbeddingRecipe
+    hidden_size: int
+    config: EngineConfig
+    max_prompt_tokens: int
+    adapters: Mapping[str, AdapterUse]
+    stats: ModelStats
+    traits: Mapping[str, object]
+
+
+def traits_of(insides: ModelInsides) -> Mapping[str, object]:
+    """Return by what models differ that requests are made for: two with the same are of one checkpoint and one kind
+    of settings."""
+    preparer = insides.preparer
+    return {
+        "architecture": insides.architecture,
+        "vocabulary size": preparer.vocab_size,
+        "hidden size": insides.hidden_size,
+        "tokens of a text": tuple(preparer.text.tokenizer.encode(PROBE, add_special_tokens=False)),
+        "max_model_len": preparer.config.max_model_len,
+        "block size": preparer.config.block_size,
+        "images": preparer.images is not None,
+    }
+
+
+def pack_face(insides: ModelInsides, *, with_preparer: bool = True) -> Parcel:
+    """Write a model's face: a parcel of its own.
+
+    :param with_preparer: whether with all that requests are prepared by, which another model may have that is the same
+    """
+    face = Face(
+        name=insides.name,
+        architecture=insides.architecture,
+        recipe=insides.recipe,
+        hidden_size=insides.hidden_size,
+        config=insides.preparer.config,
+        max_prompt_tokens=insides.preparer.max_prompt_tokens,
+        adapters=adapters_of(insides),
+        stats=insides.worker.stats,
+        traits=traits_of(insides),
+    )
+    return [*pack(face), *(pack_preparer(insides.preparer) if with_preparer else ())]
+
+
+def unpack_face(parcel: Parcel) -> tuple[Face, RequestPreparer | None]:
+    """Read a model's face, and what its requests are prepared by, if that was sent: constraints are compiled where the
+    engine runs."""
+    face: Face = unpack(parcel)
+    return face, evolve(unpack_preparer(parcel[1:]), compiles=False) if parcel[1:] else None
+
+
+class RemoteModel(Model):
+    """Is a model whose engine runs elsewhere: this process has its tokenizer and chat template, and no weights.
+
+    :param preparer: of this model, or of another that is the same
+    :ivar traits: see :func:`traits_of`
+    """
+
+    def __init__(self, face: Face, preparer: RequestPreparer, engine: RemoteEngine) -> None:
+        self.traits: Mapping[str, object] = face.traits
+        self._set_up(
+            ModelInsides(
+                name=face.name,
+                architecture=face.architecture,
+                preparer=evolve(preparer, config=face.config, max_prompt_tokens=face.max_prompt_tokens),
+                worker=engine,
+                adapters=RemoteAdapters(engine),
+                recipe=face.recipe,
+                hidden_size=face.hidden_size,
+                check_isq=None,  # where the engine runs
+            )
+        )

@@ -1,0 +1,234 @@
+"""Run a model's engine in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Collection
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Final
+
+import anyio
+import anyio.to_thread
+from attrs import frozen
+
+from paged_sdk.build.child_process import Child, start_program
+from paged_sdk.errors import ConfigError, ModelLoadError
+from paged_sdk.logs import get_logger
+from paged_sdk.preparation import RequestPreparer
+from paged_sdk.remote.channel import Channel
+from paged_sdk.remote.engine import RemoteEngine
+from paged_sdk.remote.face import Face, RemoteModel, unpack_face
+from paged_sdk.remote.link import Parcel
+from paged_sdk.remote.messages import FromEngine
+from paged_sdk.remote.packing import pack, unpack
+from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
+from paged_sdk.threads import thread_must_start
+from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.owner import Owner
+
+__all__ = ["EngineProcess", "ProcessModel", "Replied"]
+
+_log = get_logger(__name__)
+
+_SEEN_SECONDS: Final = 2.0
+"""How long a process that has ended may take to be seen as such by the system, once its connection is closed."""
+
+
+@frozen(eq=False)
+class Replied:
+    """Holds what has come of building a model.
+
+    :ivar preparer: what requests are prepared by; None: it was not asked for
+    """
+
+    face: Face
+    preparer: RequestPreparer | None
+    engine: RemoteEngine
+
+
+class EngineProcess:
+    """Starts a process that builds a model, and carries messages to its engine (a
+    :class:`~paged_sdk.remote.link.Link`).
+
+    The process ends when its engine is closed, and whenever this one does, however that may be. It gets this process's
+    environment, and imports what this one can.
+
+    :param builder: builds the model there
+    :param name: names the replica in errors
+    :param wants_preparer: whether the model's tokenizer and all else that requests are prepared by is to come here
+    :param processors: those that it runs on; None: any
+    :raises ConfigError: the builder cannot be sent, or the system is Windows
+    :raises EngineError: the system gives this process no more processes or threads
+    """
+
+    def __init__(
+        self, builder: object, *, name: str, wants_preparer: bool, processors: Collection[int] | None = None
+    ) -> None:
+        if sys.platform == "win32":
+            raise ConfigError.of("in_processes", True, "False on Windows")
+        level = logging.getLogger("paged_sdk").getEffectiveLevel()
+        assignment = Assignment(
+            builder=_pickled(builder), log_level=level, wants_preparer=wants_preparer, processors=processors
+        )
+        self._name = name
+        self._owner = Owner()
+        self._built: Future[Replied] = Future()
+        self._engine: RemoteEngine | None = None
+        self._outgoing: SimpleQueue[Parcel | None] = SimpleQueue()
+        own, other = socket.socketpair()
+        try:
+            with other:
+                # It builds what the application would: it has the application's environment, too.
+                self._process = start_program(
+                    "paged_sdk.remote.program",
+                    str(other.fileno()),
+                    what="a replica",
+                    files=(other.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                )
+        except BaseException:
+            own.close()
+            raise
+        self._channel = Channel(own)
+        self._finalizer = weakref.finalize(self, _end, self._process, self._channel, self._owner)
+        self._writer = threading.Thread(target=self._write, name="paged-sdk replica out", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="paged-sdk replica in", daemon=True)
+        self.send(pack(assignment))
+        try:
+            with thread_must_start("to talk to a replica in"):
+                self._reader.start()
+                self._writer.start()
+        except BaseException:
+            self.end()
+            self._channel.release()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the process."""
+        return self._process.pid
+
+    async def built(self) -> Replied:
+        """Wait until the model is built.
+
+        :raises PagedError: what building it has raised there
+        :raises ModelLoadError: the process has ended before
+        """
+        done, loop = anyio.Event(), EventLoop()
+        self._built.add_done_callback(lambda _: loop.call_soon(done.set))
+        await done.wait()
+        return self._built.result()
+
+    def send(self, parcel: Parcel) -> None:
+        self._outgoing.put(parcel)
+
+    def join(self, timeout: float | None = None) -> bool:
+        if self._reader is not threading.current_thread():
+            self._reader.join(timeout)
+        return not self._reader.is_alive()
+
+    def end(self) -> None:
+        """End the process now, if it has not ended; a second call does nothing."""
+        if self._owner.is_here:
+            self._finalizer()
+            for thread in (self._reader, self._writer):
+                if thread.ident is not None and thread is not threading.current_thread():
+                    thread.join(_SEEN_SECONDS)
+
+    # On threads of its own
+
+    def _write(self) -> None:
+        try:
+            while (parcel := self._outgoing.get()) is not None:
+                self._channel.write(parcel)
+        except OSError:  # the other side is gone, as the reader finds out
+            pass
+
+    def _read(self) -> None:
+        try:
+            while (parcel := self._channel.read()) is not None:
+                self._take(parcel)
+        except BaseException as error:
+            reason = f"what it sends cannot be read: {error!r}"
+            _log.exception("%s: %s", self._full_name, reason)
+        else:
+            reason = self._how_it_ended()
+        _end(self._process, self._channel, self._owner)
+        self._channel.release()
+        self._outgoing.put(None)
+        with suppress(InvalidStateError):
+            self._built.set_exception(ModelLoadError(f"{self._full_name} could not build its model: {reason}"))
+        if self._engine is not None:
+            self._engine.lost(reason)
+
+    def _take(self, parcel: Parcel) -> None:
+        message: BeforeBuilt | FromEngine = unpack(parcel)
+        match message:
+            case LogLine(logger, level, text):
+                to = logging.getLogger(logger)
+                if to.isEnabledFor(level):
+                    to.log(level, "%s: %s", self._name, text)
+            case Built():
+                face, preparer = unpack_face(parcel[1:])
+                engine = RemoteEngine(self, name=self._full_name, stats=face.stats, adapters=face.adapters)
+                self._engine = engine
+                self._built.set_result(Replied(face, preparer, engine))
+            case Failed(error):
+                self._built.set_exception(error.received())
+            case _:
+                assert self._engine is not None, "its model is built"
+                self._engine.take(message)
+
+    @property
+    def _full_name(self) -> str:
+        return f"{self._name} (process {self._process.pid})"
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self._process.wait(_SEEN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "it has closed its connection"
+        return f"it has ended with signal {-status}" if status < 0 else f"it has ended with status {status}"
+
+
+class ProcessModel(RemoteModel):
+    """Is a model whose engine runs in a process of its own."""
+
+    def __init__(self, process: EngineProcess, replied: Replied, preparer: RequestPreparer) -> None:
+        super().__init__(replied.face, preparer, replied.engine)
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that the engine runs in."""
+        return self._process.pid
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        await super().aclose(drain=drain)
+        with anyio.CancelScope(shield=True), thread_must_start("to end a replica in"):
+            await anyio.to_thread.run_sync(self._process.end)
+
+
+def _pickled(builder: object) -> bytes:
+    try:
+        return pickle.dumps(builder)
+    except Exception as error:  # of any kind, from classes of the application
+        allowed = "builders whose values can be sent to another process"
+        raise ConfigError.of("replicas", builder, allowed) from error
+
+
+def _end(process: Child, channel: Channel, owner: Owner) -> None:
+    """End a process. A forked child of its owner leaves it alone."""
+    if not owner.is_here:
+        return
+    channel.close()
+    process.kill()
+    process.wait()

@@ -1,0 +1,137 @@
+"""The program of a replica's process: builds a model, and serves its engine to the process that has started it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from typing import Final, NoReturn
+
+import anyio
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.model import Model
+from paged_sdk.processors import keep_on
+from paged_sdk.remote.channel import Channel
+from paged_sdk.remote.face import pack_face
+from paged_sdk.remote.host import EngineHost
+from paged_sdk.remote.link import Parcel
+from paged_sdk.remote.packing import pack, unpack
+from paged_sdk.remote.sent_error import SentError
+from paged_sdk.remote.starting import Assignment, Built, Failed, LogLine
+from paged_sdk.worker.worker import Worker
+
+__all__ = ["main"]
+
+_LOOK_SECONDS: Final = 1.0
+_LOST: Final = 3
+"""The exit status where the other process has gone."""
+
+
+def main(descriptor: str) -> NoReturn:
+    """Build and serve what is asked for through a socket, until that is closed.
+
+    :param descriptor: the socket's, a number
+    """
+    # A terminal and a supervisor tell all processes of a program to end: this one has texts to finish, and ends with
+    # the one that has started it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    os.dup2(2, 1)  # what others print is not the program's output
+    channel = Channel(socket.socket(fileno=int(descriptor)))
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    first = channel.read()
+    if first is None:
+        os._exit(_LOST)
+    assignment: Assignment = unpack(first)
+    keep_on(assignment.processors)
+    _forward_logs(channel, assignment.log_level)
+    anyio.run(_serve, channel, assignment)
+    os._exit(0)  # nothing is left to be tidied up, and nothing that others wait for is to take time
+
+
+async def _serve(channel: Channel, assignment: Assignment) -> None:
+    reader = _Reader(channel)
+    try:
+        model = await _built(assignment)
+    except BaseException as error:
+        channel.write(pack(Failed(SentError.of(error))))
+        return
+    insides = model._insides
+    channel.write([*pack(Built()), *pack_face(insides, with_preparer=assignment.wants_preparer)])
+    host = EngineHost(insides, channel.write)
+    reader.begin(host)
+    await host.serve()
+    await model.aclose()
+
+
+async def _built(assignment: Assignment) -> Model:
+    try:
+        builder = pickle.loads(assignment.builder)
+    except Exception as error:  # of any kind, such as a class of __main__
+        raise ConfigError(
+            f"a replica's process cannot make its builder: {error}",
+            setting="replicas",
+            allowed="builders whose class and values can be imported, which those of __main__ cannot",
+        ) from error
+    model = await builder.build()
+    if not isinstance(model, Model) or not isinstance(model._insides.worker, Worker):
+        raise ConfigError.of("replicas", model, "builders of a model with an engine of its own")
+    return model
+
+
+class _Reader:
+    """Reads what the other process sends. When that has gone, this one goes, too."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._host: EngineHost | None = None
+        self._early: list[Parcel] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._run, name="paged-sdk reader", daemon=True).start()
+
+    def begin(self, host: EngineHost) -> None:
+        """Give the host what comes from now on, and what has come before."""
+        with self._lock:
+            self._host = host
+            for parcel in self._early:
+                host.receive(parcel)
+
+    def _run(self) -> None:
+        while (parcel := self._channel.read()) is not None:
+            with self._lock:
+                if self._host is None:
+                    self._early.append(parcel)
+                else:
+                    self._host.receive(parcel)
+        os._exit(_LOST)
+
+
+def _watch(parent: int) -> None:
+    """End this process when its parent has ended: a forked child of that one may hold the connection open."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(_LOST)
+
+
+def _forward_logs(channel: Channel, level: int) -> None:
+    logger = logging.getLogger(__name__.partition(".")[0])
+    logger.setLevel(level)
+    logger.addHandler(_Forwarding(channel))
+    logger.propagate = False
+
+
+class _Forwarding(logging.Handler):
+    def __init__(self, channel: Channel) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._channel.write(pack(LogLine.of(record)))
+        except Exception:  # of any kind: nobody hears it
+            self.handleError(record)

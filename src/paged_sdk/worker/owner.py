@@ -1,0 +1,36 @@
+"""Know which process an engine belongs to."""
+
+from __future__ import annotations
+
+import os
+
+from paged_sdk.errors import ModelClosedError
+
+__all__ = ["Owner", "closed_model"]
+
+
+class Owner:
+    """Stands for the process that has built a model: its threads and connections do not survive a fork."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether this is that process, and no forked child of it."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raise in another process.
+
+        :raises ModelClosedError: this is a forked child of the process that built the model
+        """
+        if not self.is_here:
+            raise ModelClosedError(
+                f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
+            )
+
+
+def closed_model() -> ModelClosedError:
+    """Make the error of a model that is closed."""
+    return ModelClosedError("the model is closed: build another one")
