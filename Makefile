@@ -4,12 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-browser test-long test-aarch64 test-packaging fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
+.PHONY: demo test test-browser test-long test-ray test-aarch64 test-packaging fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
 	@echo "make test      the whole test-suite, in two processes"
 	@echo "make test-long the tests that have a short form in the suite, in full: minutes"
+	@echo "make test-ray  replicas under Ray Serve, of which one is killed; installs Ray into an environment of its own"
 	@echo "make test-browser  the chat page in Chromium; needs chromium"
 	@echo "make test-aarch64  the native kernels for ARM, cross-compiled and emulated; needs g++-aarch64-linux-gnu, qemu-user"
 	@echo "make test-packaging  the sdist and the wheel, installed into empty environments, with and without a compiler; minutes"
@@ -49,6 +50,16 @@ test: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt llm-comply==0.5.0 schemathesis==4.32.5
 	$(BIN)/python -m pytest -q -m long
+	$(MAKE) test-ray
+
+# Ray brings what uvicorn would use by itself: it gets an environment of its own, before the other on the path.
+RAY := $(VENV)/ray
+test-ray: $(READY)
+	$(BIN)/python -m venv $(RAY)
+	site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  printf '%s\n' "$$($(BIN)/python -c "$$site")" "$(CURDIR)/src" > "$$($(RAY)/bin/python -c "$$site")/paged_sdk.pth"
+	$(RAY)/bin/python -m pip install --quiet --constraint constraints.txt 'ray[serve]==2.60.0'
+	$(RAY)/bin/python -m pytest -q -m long tests/ray_serve
 
 test-browser: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt playwright==1.65.2 axe-playwright-python==0.1.8

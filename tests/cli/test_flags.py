@@ -98,6 +98,7 @@ def test_nothing_but_a_prompt(command_line: CommandLine) -> None:
         (["--throughput-logging"], lambda b: b.with_throughput_logging()),
         (["--num-threads", "2"], lambda b: b.with_num_threads(2)),
         (["--tensor-parallel", "2"], lambda b: b.with_tensor_parallel(2)),
+        (["--tensor-parallel", "auto"], lambda b: b.with_tensor_parallel("auto")),
         (["--cpu"], lambda b: b.with_force_cpu()),
         (["--device", "cuda:1"], lambda b: b.with_device("cuda:1")),
         (["--imatrix", "a.dat"], lambda b: b.with_imatrix("a.dat")),

@@ -89,6 +89,25 @@ def test_a_file_can_say_what_options_can() -> None:
     assert names - said == {*earlier, "cpu"}  # which is "device": "cpu"
 
 
+def test_models_have_their_own_numbers_of_replicas(serve: Any) -> None:
+    said = {"models": [{"model": "a/b", "replicas": 2}, {"model": "c/d"}], "replicas": 3}
+    models, _ = serve(said)
+    assert [each.replicas for each in models] == [2, 3]
+    models, _ = serve(said, "--replicas", "1")
+    assert [each.replicas for each in models] == [1, 1]
+    assert "replicas" in serve({"replicas": 0}, code=2)
+
+
+def test_replicas_under_ray_serve(serve: Any) -> None:
+    said = {"models": [{"model": "a/b", "ray": True, "max_replicas": 4}, {"model": "c/d"}], "replicas": 2}
+    models, _ = serve(said)
+    assert [(each.ray, each.replicas, each.max_replicas) for each in models] == [(True, 2, 4), (False, 2, None)]
+    models, _ = serve({"models": [{"model": "a/b"}, {"model": "c/d"}]}, "--ray", "--replicas", "3")
+    assert [(each.ray, each.replicas, each.max_replicas) for each in models] == [(True, 3, None)] * 2
+    assert "give --ray" in serve({"max_replicas": 2}, code=2)
+    assert "to begin with" in serve({"ray": True, "replicas": 3, "max_replicas": 2}, code=2)
+
+
 def test_an_empty_file_is_as_no_options(serve: Any) -> None:
     builder, settings = serve({})
     assert builder.source.location.endswith(".gguf")

@@ -121,7 +121,17 @@ def _model(location: str, options: ModelOptions, images_by: str | None) -> Build
             builder = builder.with_mmproj(options.mmproj)
         if images_by is not None:
             builder = builder.with_image_limits(ImageLimits())
+    if (ranks := options.tensor_parallel) is not None:
+        builder = builder.with_tensor_parallel("auto" if ranks == "auto" else _number(ranks))
     return builder if options.isq is None else builder.with_isq(IsqType.parse(options.isq, setting="--isq"))
+
+
+def _number(text: str | int) -> int:
+    """Return the number of ranks; a file has it as a number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither a number nor auto", param_hint="--tensor-parallel") from None
 
 
 def _is_gguf(location: str, options: ModelOptions) -> bool:

@@ -253,9 +253,14 @@ class ModelOptions:
         BuilderSetting("num_threads"),
     ] = None
     tensor_parallel: Annotated[
-        int | None,
-        typer.Option("--tensor-parallel", help="Processes that compute the model together.", rich_help_panel=MODEL),
-        BuilderSetting("tensor_parallel"),
+        str | None,
+        typer.Option(
+            "--tensor-parallel",
+            metavar="N|auto",
+            help="Processes that compute the model together; auto: one for each GPU or NUMA node.",
+            rich_help_panel=MODEL,
+        ),
+        Setting("tensor_parallel"),
     ] = None
 
 

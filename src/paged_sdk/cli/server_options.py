@@ -64,6 +64,33 @@ class ServerOptions:
         typer.Option("--max-queue", help="Requests that may wait; more are refused (4096).", rich_help_panel=SERVER),
         BuilderSetting("max_queue"),
     ] = None
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas",
+            min=1,
+            help="Processes that hold the model, each as a whole; a request goes where it is served soonest.",
+            rich_help_panel=SERVER,
+        ),
+    ] = 1
+    ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray",
+            metavar=options.FLAG,
+            help="Run the replicas under Ray Serve, here or in the cluster that RAY_ADDRESS names.",
+            rich_help_panel=SERVER,
+        ),
+    ] = False
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(
+            "--max-replicas",
+            min=1,
+            help="With --ray: have up to so many replicas, as there is more or less to do.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
     max_body_mb: Annotated[
         int, typer.Option("--max-body-mb", min=1, help="MiB that a request may have.", rich_help_panel=SERVER)
     ] = 64

@@ -78,13 +78,20 @@ class ModelFile(TypedDict, total=False):
     calibration_file: Annotated[str | None, "A text to run through the model first."]
     topology: Annotated[str | dict[str, Layer] | None, "What single layers are: a YAML file, or its content."]
     num_threads: Annotated[int | None, Bounds(1), "CPU threads of one operation."]
-    tensor_parallel: Annotated[int | None, Bounds(1), "Processes that compute the model together."]
+    tensor_parallel: Annotated[
+        int | Literal["auto"] | None,
+        Bounds(1),
+        "Processes that compute the model together; auto: per GPU or NUMA node.",
+    ]
     paged: Annotated[Paged, "The KV cache."]
     prefix_cache_n: Annotated[int | None, Bounds(0), "0: no prefix cache."]
     max_seqs: Annotated[int | None, Bounds(1), "Sequences that are computed at once."]
     max_num_batched_tokens: Annotated[int | None, Bounds(1), "Tokens in one step."]
     max_seq_len: Annotated[int | None, Bounds(1), "Tokens in a sequence."]
     max_queue: Annotated[int | None, Bounds(1), "Requests that may wait; more are refused."]
+    replicas: Annotated[int, Bounds(1), "Processes that hold the model, each as a whole."]
+    ray: Annotated[bool, "Run the replicas under Ray Serve."]
+    max_replicas: Annotated[int | None, Bounds(1), "Under Ray Serve: up to so many, as there is more or less to do."]
     max_slowdown: Annotated[float | None, "By what factor texts may be slower while a prompt is computed beside them."]
     batch_invariance: Annotated[bool, "Compute a text the same, whatever is computed beside it."]
     throughput_logging: Annotated[bool, "Show speeds and the KV pool's state every few seconds of work."]

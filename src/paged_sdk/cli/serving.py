@@ -12,7 +12,7 @@ from typing import Any, Self
 import typer
 from attrs import frozen
 
-from paged_sdk import ConfigError, Model
+from paged_sdk import ConfigError, Model, ReplicaSet
 from paged_sdk.cli.groups import replaced
 from paged_sdk.cli.loading import AnyBuilder, builder_of, check_arch
 from paged_sdk.cli.options import EngineOptions, ModelOptions, OutputOptions, PagedOptions
@@ -32,11 +32,17 @@ class ServedModel:
 
     :ivar name: what clients call it; None: its own name
     :ivar arch: the family that it has to be of
+    :ivar replicas: how many processes hold it; 1: this one does, unless they run under Ray Serve
+    :ivar ray: whether they do
+    :ivar max_replicas: how many there may be then, as there is more to do; None: no more
     """
 
     builder: AnyBuilder
     name: str | None = None
     arch: str | None = None
+    replicas: int = 1
+    ray: bool = False
+    max_replicas: int | None = None
 
     @classmethod
     def of(
@@ -70,7 +76,14 @@ class ServedModel:
             adapters=said.get("adapter", adapters),
             topology=entry.topology,
         )
-        return cls(builder=builder, name=next(iter(server.served_model_name), None), arch=model.arch)
+        return cls(
+            builder=builder,
+            name=next(iter(server.served_model_name), None),
+            arch=model.arch,
+            replicas=server.replicas,
+            ray=server.ray,
+            max_replicas=_checked_most(server),
+        )
 
     async def open(self, terminal: Terminal) -> tuple[str, Model]:
         """Load it, and return it with its name.
@@ -79,13 +92,38 @@ class ServedModel:
         :raises PagedError: it cannot be loaded
         """
         with terminal.loading(self.builder.source.location):
-            model = await self.builder.build()
+            model = await self._load()
         try:
             check_arch(model.architecture, self.arch)
         except typer.BadParameter:
             await model.aclose()
             raise
         return self.name or model.name, model
+
+    async def _load(self) -> Model:
+        if self.ray:
+            from paged_sdk.ray import RayReplicas
+
+            if self.max_replicas is None:
+                return await RayReplicas(self.builder, num_replicas=self.replicas)
+            bounds = {"min_replicas": self.replicas, "max_replicas": self.max_replicas}
+            return await RayReplicas(self.builder, autoscaling_config=bounds)
+        if self.replicas == 1:
+            return await self.builder.build()
+        return await ReplicaSet([self.builder] * self.replicas, in_processes=True)
+
+
+def _checked_most(server: ServerOptions) -> int | None:
+    """Return how many replicas there may be.
+
+    :raises typer.BadParameter: fewer than there are, or Ray Serve is not to run them
+    """
+    most = server.max_replicas
+    if most is not None and not server.ray:
+        raise typer.BadParameter("only Ray Serve starts and ends replicas: give --ray", param_hint="--max-replicas")
+    if most is not None and most < server.replicas:
+        raise typer.BadParameter(f"there are {server.replicas} to begin with", param_hint="--max-replicas")
+    return most
 
 
 def keep_serving(
@@ -105,6 +143,9 @@ def keep_serving(
     except ImportError as error:
         raise ConfigError(f"the server needs {error.name}: pip install 'paged-sdk[server]'", setting="serve") from None
 
+    first = models[0]
+    if first.builder.build().rank > 0:  # the process of rank 0 answers requests
+        asyncio.run(first.open(terminal))
     try:
         is_local = is_loopback(host)
         if not is_local and not settings["api_keys"]:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paged_sdk import ModelStats, Usage
+from paged_sdk import Model, ModelStats, PagedError, Usage
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.served_models import ServedModels
 
@@ -99,6 +99,37 @@ class _ModelFigures(Collector):
             yield _filled(GaugeMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
         for field, says in COUNTERS.items():
             yield _filled(CounterMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
+        yield from self._of_replicas()
+
+    def _of_replicas(self) -> Iterable[Metric]:
+        """Return the same figures of each replica, and whether it runs, of the models that have several."""
+        replicas = {
+            (name, str(place)): replica
+            for name, model in self._models.all.items()
+            if len(model.replicas) > 1
+            for place, replica in enumerate(model.replicas)
+        }
+        if not replicas:
+            return
+        labels = ["model", "replica"]
+        up = GaugeMetricFamily("paged_sdk_replica_up", "1: the replica runs; 0: it has died.", labels=labels)
+        for of, replica in replicas.items():
+            up.add_metric(of, float(_runs(replica)))
+        yield up
+        for kind, named in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for field, says in named.items():
+                family = kind(f"paged_sdk_replica_{field}", f"Of each replica: {says}", labels=labels)
+                for of, replica in replicas.items():
+                    family.add_metric(of, getattr(replica.stats(), field))
+                yield family
+
+
+def _runs(model: Model) -> bool:
+    try:
+        model.check()
+    except PagedError:
+        return False
+    return True
 
 
 def _filled(

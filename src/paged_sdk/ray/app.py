@@ -1,0 +1,78 @@
+"""Make an application of Ray Serve's that answers as OpenAI's API has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from paged_sdk.errors import ConfigError
+from paged_sdk.model import Model
+from paged_sdk.ray.options import engine_options, ray_serve
+from paged_sdk.ray.replicas import open_model
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+    from paged_sdk.ray.replica import ModelBuilder
+    from paged_sdk.server import ModelServer, ServerSettings
+
+__all__ = ["serve_app"]
+
+
+def serve_app(
+    builder: ModelBuilder,
+    *,
+    model_name: str,
+    settings: ServerSettings | None = None,
+    engines: Mapping[str, Any] | None = None,
+    faces: Mapping[str, Any] | None = None,
+) -> Application:
+    """Return an application for ``serve.run``, or for a file of Ray Serve's to name: the server of
+    :func:`paged_sdk.server.create_app` behind Ray Serve's proxy, and the replicas that compute::
+
+        app = serve_app(TextModelBuilder("path/or/hub-id"), model_name="mine", engines={"num_replicas": 4})
+        serve.run(app)
+
+    :param model_name: what clients call the model
+    :param settings: of the server; None: those of :class:`~paged_sdk.server.ServerSettings`
+    :param engines: options of the replicas' deployment, as for :class:`RayReplicas`
+    :param faces: options of the server's deployment, as ``ray.serve.deployment`` takes them. Of several faces each
+        knows its own requests alone, and its router what it has sent itself
+    :raises ConfigError: Ray Serve or the server is not installed, or a value that cannot be used
+    """
+    serve = ray_serve()
+    try:
+        from paged_sdk.server import ServerSettings
+    except ImportError as error:
+        raise ConfigError(f"the server needs {error.name}: pip install 'paged-sdk[server]'", setting="serve") from None
+    from paged_sdk.ray.replica import EngineReplica
+
+    if not isinstance(model_name, str) or not model_name:
+        raise ConfigError.of("model_name", model_name, "a name of at least one character")
+    options = engine_options(engines or {})
+    make = partial(_face, model_name, options["name"], settings or ServerSettings())
+
+    def make_face() -> ModelServer:
+        return make()
+
+    engine = serve.deployment(EngineReplica, **options).bind(builder)
+    of_faces = {"name": "face", "max_ongoing_requests": 1_000_000, **(faces or {})}
+    application: Application = serve.deployment(serve.ingress(make_face)(), **of_faces).bind(engine)
+    return application
+
+
+def _face(model_name: str, deployment: str, settings: ServerSettings) -> ModelServer:
+    from paged_sdk.server import create_app
+
+    return create_app({model_name: partial(_model, deployment)}, settings)
+
+
+@asynccontextmanager
+async def _model(deployment: str) -> AsyncIterator[Model]:
+    """Open the model of the replicas in the same application."""
+    serve = ray_serve()
+    handle = serve.get_deployment_handle(deployment, serve.get_replica_context().app_name)
+    async with await open_model(handle) as model:
+        yield model

@@ -1,0 +1,98 @@
+"""Fill in what Ray Serve is to be told of the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
+
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.errors import ConfigError
+
+__all__ = ["engine_options", "most_replicas", "ray_serve", "resources_of"]
+
+TEXTS_PER_REPLICA: Final = 32
+"""So many texts a replica computes at once, unless its builder says otherwise."""
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "name": "engine",
+    "max_ongoing_requests": 1_000_000,  # the engine's queue has a limit of its own, and says so by a typed error
+    "health_check_period_s": 2.0,  # so soon one that has died is replaced; Ray Serve's own default is 10
+    "graceful_shutdown_timeout_s": 60.0,
+    "graceful_shutdown_wait_loop_s": 0.5,
+    "logging_config": {"enable_access_log": False},  # a line for each message would be some 300 a second
+}
+
+
+def ray_serve() -> ModuleType:
+    """Return Ray Serve.
+
+    :raises ConfigError: it is not installed, or too old
+    """
+    try:
+        serve = import_module("ray.serve")
+        import_module("ray.serve.request_router")
+    except ImportError as error:
+        raise ConfigError(
+            f"replicas under Ray Serve need {error.name}: pip install 'paged-sdk[ray]'",
+            setting="ray",
+            allowed="Ray 2.60 or later, with its extra serve",
+        ) from None
+    return serve
+
+
+def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the deployment of a model's replicas.
+
+    :param given: those that ``ray.serve.deployment`` takes, which count before ours
+    :raises ConfigError: Ray Serve is not installed, or a value that cannot be used
+    """
+    ray_serve()
+    from ray.serve.config import RequestRouterConfig
+
+    options = {**DEFAULTS, **given}
+    if "request_router_config" in given:
+        raise ConfigError.of("request_router_config", given["request_router_config"], "ours: paged_sdk.routing.Router")
+    options["request_router_config"] = RequestRouterConfig(
+        request_router_class="paged_sdk.ray.request_router:DirectedCalls"
+    )
+    if options.get("num_replicas") == "auto" and "autoscaling_config" not in given:
+        options["autoscaling_config"] = {"min_replicas": 1, "max_replicas": 100}
+    scaling = options.get("autoscaling_config")
+    if scaling is not None:
+        options["autoscaling_config"] = _autoscaling(scaling)
+        options.pop("num_replicas", None)
+    return options
+
+
+def resources_of(builder: object, num_replicas: int, cluster: Mapping[str, float]) -> dict[str, Any]:
+    """Return what Ray is to keep for each replica: GPUs if there are any that the model may use, otherwise its share of
+    the processors, or as many as its builder says.
+
+    :param num_replicas: how many there may be
+    :param cluster: what Ray has
+    """
+    settings = getattr(builder, "settings", None)
+    if not isinstance(settings, BuildSettings):
+        return {"num_cpus": 1}
+    ranks = settings.tensor_parallel if isinstance(settings.tensor_parallel, int) else 1
+    if cluster.get("GPU", 0) and not settings.device.startswith("cpu"):
+        return {"num_cpus": 1, "num_gpus": ranks}
+    return {"num_cpus": settings.num_threads or max(int(cluster.get("CPU", 1)) // num_replicas, 1)}
+
+
+def most_replicas(options: Mapping[str, Any]) -> int:
+    """Return how many replicas there may be by these options of a deployment."""
+    scaling = options.get("autoscaling_config")
+    most = options.get("num_replicas", 1) if scaling is None else scaling.get("max_replicas", 1)
+    return most if isinstance(most, int) and most > 0 else 1
+
+
+def _autoscaling(given: object) -> dict[str, Any]:
+    values = given if isinstance(given, Mapping) else getattr(given, "model_dump", dict)(exclude_unset=True)
+    if not isinstance(values, Mapping):
+        raise ConfigError.of("autoscaling_config", given, "a mapping, as Ray Serve has it")
+    if values.get("min_replicas", 1) < 1:
+        raise ConfigError.of("min_replicas", values["min_replicas"], "1 at least: a face needs a replica to begin with")
+    policy = {"policy_function": "paged_sdk.ray.autoscaling:replicas_for_texts"}
+    return {"target_ongoing_requests": TEXTS_PER_REPLICA, "policy": policy, **values}

@@ -1,0 +1,86 @@
+"""Define what a replica of Ray Serve's runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import Protocol
+
+import ray
+from attrs import evolve
+from ray import serve
+
+from paged_sdk.building import Building
+from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.model import Model
+from paged_sdk.ray.sessions import NoSessions, Sessions
+from paged_sdk.ray.watch import Watch
+from paged_sdk.remote.link import Parcel
+from paged_sdk.types.stats import ModelStats
+
+__all__ = ["EngineReplica", "ModelBuilder"]
+
+
+class ModelBuilder(Protocol):
+    """Builds a model. It is sent to where the replicas are."""
+
+    def build(self) -> Awaitable[Model]: ...
+
+
+class EngineReplica:
+    """Is a replica: a whole model. Ray Serve makes it, and calls its methods in one event loop.
+
+    :param says_why: whether an error while the model is built is kept for the face, which raises it with its type. Ray
+        Serve itself would try three times, and then tell the face no more than that it has failed
+    """
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, builder: ModelBuilder, *, says_why: bool = False
+    ) -> None:
+        self._model: Model | None = None
+        self._sessions: Sessions | NoSessions
+        try:
+            self._model = await _building(builder)
+        except Exception as error:
+            if not says_why:
+                raise
+            self._sessions = NoSessions(error)
+        else:
+            self._sessions = Sessions(serve.get_replica_context().replica_id.unique_id, self._model._insides)
+
+    async def watch(self, watch: Watch) -> None:
+        """Do nothing: it is what routes the call that takes notice of the watch."""
+
+    async def listen(self, session_id: str, target: str) -> AsyncIterator[list[Parcel]]:
+        """Open a session: see :meth:`Sessions.listen`."""
+        async for parcels in self._sessions.listen(session_id, target):
+            yield parcels
+
+    async def take(self, session_id: str, parcels: list[Parcel], target: str) -> None:
+        """Take parcels of a session; of one that is over, nothing."""
+        self._sessions.take(session_id, parcels)
+
+    def check_health(self) -> None:
+        """Raise if the engine has died: Ray Serve then starts another replica."""
+        self._sessions.end_silent()
+        if self._model is not None:
+            self._model.check()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return how many texts are under way or wait, which is what the number of replicas depends on."""
+        stats = ModelStats() if self._model is None else self._model.stats()
+        return {"texts": float(stats.running + stats.waiting)}
+
+    async def __del__(self) -> None:
+        if self._model is not None:
+            await self._model.aclose()
+
+
+def _building(builder: ModelBuilder) -> Awaitable[Model]:
+    """Build a model that computes with as many threads as Ray keeps processors for the replica, unless the builder says
+    how many.
+    """
+    source, settings = getattr(builder, "source", None), getattr(builder, "settings", None)
+    if not isinstance(source, ModelSource) or not isinstance(settings, BuildSettings) or settings.num_threads:
+        return builder.build()
+    kept = ray.get_runtime_context().get_assigned_resources().get("CPU", 1.0)
+    return Building(source, evolve(settings, num_threads=max(int(kept), 1)))

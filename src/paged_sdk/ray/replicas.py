@@ -1,0 +1,237 @@
+"""Make a model of replicas that run under Ray Serve."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import weakref
+from collections.abc import Callable, Coroutine, Generator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from paged_sdk.config.isq import IsqType
+from paged_sdk.errors import ConfigError, ModelLoadError
+from paged_sdk.model import Model
+from paged_sdk.ray.adapters import FleetAdapters
+from paged_sdk.ray.options import engine_options, most_replicas, ray_serve, resources_of
+from paged_sdk.ray.ray_loop import RayLoop
+from paged_sdk.routing.replica_set import ReplicatedModel
+from paged_sdk.routing.routed_worker import RoutedWorker
+from paged_sdk.threads import thread_must_start
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+    from paged_sdk.ray.fleet import Fleet
+    from paged_sdk.ray.replica import ModelBuilder
+
+__all__ = ["RayModel", "RayReplicas", "open_model"]
+
+_T = TypeVar("_T")
+
+
+class RayModel(ReplicatedModel):
+    """Is the replicas of a deployment of Ray Serve's, as one model. Make one with :class:`RayReplicas`.
+
+    :param models: the replicas that there are by now, by name
+    :param delete: ends the deployment; None: somebody else does
+    """
+
+    def __init__(
+        self, models: Mapping[str, Model], fleet: Fleet, loop: RayLoop, *, delete: Callable[[], object] | None = None
+    ) -> None:
+        super().__init__(list(models.values()), adapters=FleetAdapters)
+        self._fleet = fleet
+        self._ray_loop = loop
+        self._delete = delete
+        self._is_closing = False
+        adapters = self._insides.adapters
+        assert isinstance(adapters, FleetAdapters)
+        numbers = {name: number for number, name in enumerate(models)}
+        loop.call_soon(partial(fleet.begin, self._routed, adapters, numbers))
+        weakref.finalize(self, _let_go, self._routed, loop)
+
+    @property
+    def replicas(self) -> tuple[Model, ...]:
+        """Return the replicas that requests are sent to now."""
+        return self._fleet.models
+
+    async def re_isq_model(self, isq: IsqType) -> None:
+        """Refuse to: replicas that Ray Serve starts later would have other weights.
+
+        :raises ConfigError: always
+        """
+        raise ConfigError(
+            "replicas under Ray Serve keep the weights that they start with",
+            setting="isq",
+            value=isq,
+            allowed="with_isq of their builder",
+        )
+
+    async def aclose(self, *, drain: bool = False) -> None:
+        self._routed.close(drain=drain)
+        if self._is_closing:
+            await _in_thread(self._ray_loop.join)
+            return
+        self._is_closing = True
+        with anyio.CancelScope(shield=not drain):
+            await in_loop(self._ray_loop, self._fleet.close(drain=drain))
+        self._ray_loop.stop()
+        self._preparer.text.close()
+        if self._delete is not None:
+            with anyio.CancelScope(shield=True):
+                await _in_thread(self._delete)
+
+
+def _let_go(routed: RoutedWorker, loop: RayLoop) -> None:
+    routed.close()
+    loop.stop()
+
+
+class RayReplicas:
+    """Runs replicas of a model under Ray Serve, and makes one model of them when it is awaited; as an async context
+    manager it also ends them on exit::
+
+        async with RayReplicas(TextModelBuilder("path/or/hub-id"), num_replicas=4) as model:
+            response = await model.send_chat_request(messages)
+
+    What comes is a :class:`Model` as :class:`~paged_sdk.ReplicaSet` makes one, with the same router: requests go where
+    most of their prompt is in the prefix cache, and what has not been heard of when a replica dies goes elsewhere. This
+    process has the tokenizer and the chat template, and no weights. Replicas may come and go meanwhile, as Ray Serve's
+    autoscaling has it, or because it replaces one that has died.
+
+    Ray is started on this machine if it is not running and ``RAY_ADDRESS`` names no cluster; it then ends with the
+    model.
+
+    :param builder: builds a replica, where Ray puts it
+    :param name: of the application of Ray Serve's, in place of one that has it; None: a new one
+    :param options: of the deployment, as ``ray.serve.deployment`` takes them: ``num_replicas``, ``ray_actor_options``,
+        ``autoscaling_config`` ..., whose ``target_ongoing_requests`` counts texts that are under way or wait. Without
+        ``ray_actor_options`` a replica gets a GPU, or as many as it divides the model among, where Ray has some and the
+        builder has not chosen the CPU; otherwise its share of the processors
+    :raises ConfigError: Ray Serve is not installed, or a value that cannot be used
+    """
+
+    def __init__(self, builder: ModelBuilder, *, name: str | None = None, **options: Any) -> None:
+        if not callable(getattr(builder, "build", None)):
+            raise ConfigError.of("builder", builder, "a builder of a model")
+        if name is not None and not (isinstance(name, str) and name):
+            raise ConfigError.of("name", name, "a name of at least one character")
+        self._builder = builder
+        self._name = f"paged-sdk-{uuid.uuid4().hex[:8]}" if name is None else name
+        self._options = engine_options(options)
+        self._model: Model | None = None
+        self._has_begun = False
+
+    def __await__(self) -> Generator[Any, Any, RayModel]:
+        return self._build().__await__()
+
+    async def __aenter__(self) -> RayModel:
+        self._model = model = await self._build()
+        return model
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._model is not None:
+            await self._model.aclose()
+
+    async def _build(self) -> RayModel:
+        if self._has_begun:
+            raise ConfigError(
+                "these RayReplicas were used already: make others",
+                setting="builder",
+                allowed="one await or async with for each RayReplicas",
+            )
+        self._has_begun = True
+        cluster = _Cluster(self._name)
+        try:
+            handle = await _in_thread(partial(cluster.deploy, self._builder, self._options))
+            return await open_model(handle, delete=cluster.leave)
+        except BaseException:
+            with anyio.CancelScope(shield=True), suppress(Exception):
+                await _in_thread(cluster.leave)
+            raise
+
+
+async def open_model(handle: DeploymentHandle, *, delete: Callable[[], object] | None = None) -> RayModel:
+    """Make a model of a deployment that is there.
+
+    :param delete: ends the deployment when the model is closed
+    """
+    from paged_sdk.ray.fleet import Fleet
+
+    loop = RayLoop()
+    fleet = Fleet(handle, loop)
+    try:
+        return RayModel(await in_loop(loop, fleet.open()), fleet, loop, delete=delete)
+    except BaseException:
+        loop.stop()
+        raise
+
+
+class _Cluster:
+    """Is what Ray runs for one model.
+
+    :param name: of the application
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._started_ray = False
+
+    def deploy(self, builder: ModelBuilder, options: Mapping[str, Any]) -> DeploymentHandle:
+        """Start the replicas, and wait until they are there.
+
+        :raises ModelLoadError: they cannot be
+        """
+        import ray
+
+        serve = ray_serve()
+        if not ray.is_initialized():
+            # It warns that it leaves SIGTERM alone, as it should.
+            ray.init(include_dashboard=False, logging_level="error")
+            self._started_ray = True
+            logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        # A proxy would take port 8000, and nobody would ask it. What runs already keeps its own.
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        from paged_sdk.ray.replica import EngineReplica
+
+        if "ray_actor_options" not in options:
+            kept = resources_of(builder, most_replicas(options), ray.cluster_resources())
+            options = {**options, "ray_actor_options": kept}
+        application = serve.deployment(EngineReplica, **options).bind(builder, says_why=True)
+        try:
+            handle: DeploymentHandle = serve.run(application, name=self._name, route_prefix=None)
+        except RuntimeError as error:  # Ray Serve gives up, and says why in words alone
+            raise ModelLoadError(f"Ray Serve could not start the replicas: {error}") from error
+        return handle
+
+    def leave(self) -> None:
+        """End what was started, without an error if it is gone."""
+        import ray
+
+        with suppress(Exception):
+            ray_serve().delete(self._name)
+        if self._started_ray:
+            ray.shutdown()
+
+
+async def in_loop(loop: RayLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
+    """Run a task in the loop of Ray's, from any other."""
+    future = loop.start(coroutine)
+    try:
+        return await _in_thread(future.result)
+    except BaseException:
+        future.cancel()
+        raise
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    with thread_must_start("to wait for Ray in"):
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)

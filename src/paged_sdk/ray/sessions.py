@@ -1,0 +1,120 @@
+"""Serve the faces of one engine, each by a session of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from paged_sdk.model import ModelInsides
+from paged_sdk.ray.outgoing import Outgoing
+from paged_sdk.remote.face import pack_face
+from paged_sdk.remote.host import EngineHost
+from paged_sdk.remote.link import Parcel
+from paged_sdk.remote.messages import Close, Ended
+from paged_sdk.remote.packing import pack
+from paged_sdk.remote.sent_error import SentError
+
+__all__ = ["NoSessions", "Sessions"]
+
+SILENT_SECONDS: Final = 60.0
+"""A face of which nothing has been heard for so long is gone, and its requests end: it says something every ten."""
+
+
+class Sessions:
+    """Holds what a replica has to do with each face, in one event loop.
+
+    :param name: the replica's
+    """
+
+    def __init__(self, name: str, insides: ModelInsides, *, silent_seconds: float = SILENT_SECONDS) -> None:
+        self._name = name
+        self._insides = insides
+        self._silent_seconds = silent_seconds
+        self._sessions: dict[str, _Session] = {}
+
+    async def listen(self, session_id: str, target: str) -> AsyncIterator[list[Parcel]]:
+        """Open a session, and say in lists of parcels what comes of it: the model's face first. It ends with the
+        session; at once if another replica was meant, which is gone.
+        """
+        if target != self._name:
+            return
+        self._sessions[session_id] = session = _Session(self._insides)
+        try:
+            async for parcels in session.run():
+                yield parcels
+        finally:
+            del self._sessions[session_id]
+            session.close()
+
+    def take(self, session_id: str, parcels: list[Parcel]) -> None:
+        """Take parcels of a session; of one that is over, nothing."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            session.take(parcels)
+
+    def end_silent(self) -> None:
+        """End the sessions of faces that are gone."""
+        for session in self._sessions.values():
+            if session.silent_seconds > self._silent_seconds:
+                session.close()
+
+
+class NoSessions:
+    """Stands for the sessions of a replica whose model could not be built, and says why to all that ask."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self._was_said = False
+
+    async def listen(self, session_id: str, target: str) -> AsyncIterator[list[Parcel]]:
+        self._was_said = True
+        yield [pack(Ended(SentError.of(self._error)))]
+
+    def take(self, session_id: str, parcels: list[Parcel]) -> None:
+        """Take nothing: there is no session."""
+
+    def end_silent(self) -> None:
+        """Raise why there is none, once a face knows: a replica that raises it is not well, and is ended.
+
+        :raises Exception: it
+        """
+        if self._was_said:
+            raise self._error
+
+
+class _Session:
+    """Is what a replica has to do with one face."""
+
+    def __init__(self, insides: ModelInsides) -> None:
+        self._insides = insides
+        self._outgoing = Outgoing()
+        self._host = EngineHost(insides, self._outgoing.put, owns_engine=False)
+        self._heard_at = time.monotonic()
+
+    @property
+    def silent_seconds(self) -> float:
+        """Return for how long nothing has come."""
+        return time.monotonic() - self._heard_at
+
+    async def run(self) -> AsyncIterator[list[Parcel]]:
+        """Say the model's face, and then what comes of the requests, until the session is over."""
+        serving = asyncio.ensure_future(self._host.serve())
+        serving.add_done_callback(lambda _: self._outgoing.end())
+        try:
+            yield [[bytes(part) for part in pack_face(self._insides)]]
+            async for parcels in self._outgoing:
+                yield parcels
+        finally:
+            serving.cancel()
+
+    def take(self, parcels: list[Parcel]) -> None:
+        self._heard_at = time.monotonic()
+        for parcel in parcels:
+            self._host.receive(parcel)
+
+    def close(self) -> None:
+        """End the requests that are left: nobody reads what comes of them."""
+        self._outgoing.close()
+        self._host.receive(pack(Close(drain=False)))

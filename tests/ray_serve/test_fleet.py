@@ -1,0 +1,276 @@
+"""Replicas under Ray Serve, with a stand-in for it: a face follows them as they come, go and die."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from stand_in import StandIn, connected, opened
+
+from adapter_files import write_adapter
+from paged_sdk import (
+    CheckpointError,
+    ConfigError,
+    Constraint,
+    EngineDeadError,
+    InvalidRequestError,
+    IsqType,
+    Model,
+    ModelClosedError,
+    RequestBuilder,
+    SamplingParams,
+    TextModelBuilder,
+)
+from paged_sdk.ray import RayReplicas, serve_app
+from paged_sdk.ray.options import resources_of
+from paged_sdk.testing import fake_model
+from tiny import build_model, make_checkpoint
+
+pytestmark = pytest.mark.anyio
+
+LONG = "A sentence that is said one byte after the other. " * 4
+
+
+def hello(text: str = "Hi!", **options: Any) -> RequestBuilder:
+    request = RequestBuilder.from_messages([{"role": "user", "content": text}])
+    for name, value in options.items():
+        request = getattr(request, f"with_{name}")(value)
+    return request
+
+
+async def said(model: Model, request: RequestBuilder | None = None) -> str:
+    return (await model.send_chat_request(request or hello())).choices[0].message.content
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.sleep(0.001)
+
+
+async def test_it_answers_as_any_model() -> None:
+    async with fake_model("Hello!") as first, fake_model("Hello!") as second:
+        serve = StandIn({"a": first, "b": second})
+        async with opened(serve) as model:
+            assert [await said(model) for _ in range(3)] == ["Hello!"] * 3
+            assert len(model.replicas) == 2
+            responses = await model.send_chat_requests([hello(f"{n}") for n in range(20)])
+            assert {each.choices[0].message.content for each in responses} == {"Hello!"}
+            assert len((await model.embed(["aab", "b"])).embeddings) == 2
+            await model.reset_prefix_cache()
+            with pytest.raises(ConfigError, match="keep the weights"):
+                await model.re_isq_model(IsqType.Q8_0)
+            assert model.stats().completion_tokens == sum(each.stats().completion_tokens for each in (first, second))
+        with pytest.raises(ModelClosedError):
+            await said(model)
+        await model.aclose()
+        first.check()  # only the face is closed
+
+
+async def test_replicas_come_and_go() -> None:
+    async with fake_model(LONG, delay=0.002) as first, fake_model("Two.") as second:
+        serve = StandIn({"a": first})
+        async with opened(serve) as model, anyio.create_task_group() as tasks:
+            tasks.start_soon(said, model)
+            await until(lambda: first.stats().running == 1)
+            serve.start("b", second)
+            await until(lambda: len(model.replicas) == 2)
+            assert await said(model, hello("Another?")) == "Two."
+            serve.retire("a")
+            await until(lambda: len(model.replicas) == 1)
+            assert [await said(model) for _ in range(2)] == ["Two."] * 2
+            assert first.stats().running == 1  # what it had goes on
+            await until(lambda: first.stats().running == 0)
+            assert first.stats().completion_tokens == len(LONG) + 1
+        assert serve.links == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_death_is_noticed_and_what_was_not_heard_of_goes_elsewhere() -> None:
+    fakes = {name: fake_model(LONG[:100], delay=0.003, max_num_seqs=4) for name in "ab"}
+    serve = StandIn(fakes)
+    texts: list[str] = []
+    errors: list[EngineDeadError] = []
+
+    async def ask(model: Model, number: int) -> None:
+        try:
+            texts.append(await said(model, hello(f"{number}")))
+        except EngineDeadError as error:
+            errors.append(error)
+
+    async with fakes["a"], fakes["b"], opened(serve) as model:
+        async with anyio.create_task_group() as tasks:
+            for number in range(16):
+                tasks.start_soon(ask, model, number)
+            await until(lambda: model.stats().running == 8 and model.stats().completion_tokens > 50)
+            serve.kill("a")
+        assert len(texts) == 12
+        assert set(texts) == {LONG[:100]}
+        assert len(errors) == 4
+        assert str(errors[0]) == "replica a: The actor died."
+        partial = errors[0].partial_response
+        assert partial is not None
+        assert LONG.startswith(partial.choices[0].message.content)  # type: ignore[union-attr]
+        serve.kill("b")
+        await until(lambda: not model.replicas)
+        with pytest.raises(EngineDeadError, match="no replica is running"):
+            await said(model)
+        async with fake_model("Again.") as third:
+            serve.start("c", third)
+            await until(lambda: len(model.replicas) == 1)
+            assert await said(model) == "Again."
+
+
+async def test_cancellation_reaches_the_replica() -> None:
+    async with fake_model(LONG, delay=0.002) as fake, opened(StandIn({"a": fake})) as model:
+        with anyio.move_on_after(0.05):
+            await said(model)
+        await until(lambda: not fake.stats().running)
+        stream = model.stream_chat_request(hello())
+        await anext(stream)
+        await stream.aclose()
+        await until(lambda: not fake.stats().running and not model.stats().running)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_closing_a_face_ends_its_own_requests_alone(drain: bool) -> None:
+    async with fake_model(LONG, delay=0.002) as fake:
+        reasons: dict[str, str | None] = {}
+
+        async def ask(name: str, asked: Model) -> None:
+            response = await asked.send_chat_request(hello(name, sampling=SamplingParams(max_len=60)))
+            reasons[name] = response.choices[0].finish_reason
+
+        async with opened(StandIn({"a": fake})) as other, anyio.create_task_group() as tasks:
+            async with opened(StandIn({"a": fake})) as model:
+                tasks.start_soon(ask, "own", model)
+                tasks.start_soon(ask, "another's", other)
+                await until(lambda: fake.stats().running == 2)
+                await model.aclose(drain=drain)
+            await other.aclose(drain=True)
+        assert reasons == {"own": "length" if drain else "canceled", "another's": "length"}
+        fake.check()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_requests_of_a_silent_face_end() -> None:
+    async with fake_model(LONG, delay=0.005) as fake:
+        serve = StandIn({"a": fake}, silent_seconds=-1.0)
+        async with opened(serve) as model, anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(EngineDeadError, match="link has ended"):
+                    await said(model)
+
+            tasks.start_soon(ask)
+            await until(lambda: fake.stats().running == 1 and fake.stats().completion_tokens > 3)
+            serve.loop.call_soon(serve.sessions("a").end_silent)
+            await until(lambda: not fake.stats().running)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_model_that_is_dropped_lets_go_of_its_thread_and_requests() -> None:
+    async with fake_model(LONG, delay=0.002) as fake:
+        serve = StandIn({"a": fake})
+        model = await connected(serve)
+        stream = model.stream_chat_request(hello())
+        await anext(stream)
+        assert fake.stats().running == 1
+        del model, stream
+        gc.collect()
+        await until(lambda: not fake.stats().running)
+        await anyio.to_thread.run_sync(serve.loop.join)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fleet")
+    make_checkpoint("llama", path / "base")
+    write_adapter(path / "first", build_model("llama"), seed=0)
+    return path
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_weights_grammars_and_adapters_go_along(directory: Path) -> None:
+    builder = TextModelBuilder(directory / "base").with_dtype("float32").with_force_cpu().with_num_threads(1)
+    greedy = SamplingParams(temperature=0.0, max_len=8, ignore_eos=True)
+    prompt = list(range(5, 75))
+    async with builder.build() as first, builder.build() as second:
+        await first.load_adapter(directory / "first")
+        expected = [
+            (await first.send_completion_request(prompt, greedy, adapter=adapter)).choices[0].text
+            for adapter in (None, "first")
+        ]
+        await first.unload_adapter("first")
+        serve = StandIn({"a": first})
+        async with opened(serve) as model:
+            await model.load_adapter(directory / "first")
+            serve.start("b", second)
+            await until(lambda: len(model.replicas) == 2)
+            assert second.adapters == ("first",)  # it came later
+            serve.retire("a")
+            await until(lambda: len(model.replicas) == 1)
+            for adapter, text in zip((None, "first"), expected, strict=True):
+                response = await model.send_completion_request(prompt, greedy, adapter=adapter)
+                assert response.choices[0].text == text
+            answer = await model.send_completion_request("x", greedy, constraint=Constraint.regex("[0-9]{3}"))
+            assert answer.choices[0].text.isdigit()
+            await model.unload_adapter("first")
+            with pytest.raises(InvalidRequestError):
+                await model.send_completion_request("x", greedy, adapter="first")
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_replicas_that_answer_nothing_are_an_error() -> None:
+    async with fake_model("Hello!") as fake:
+        serve = StandIn({"a": fake})
+        serve.start("b", fake)
+        serve.kill("a")
+        serve.list_only("a")  # as a router does that has not heard of it yet: calls then go to the other one
+        with pytest.raises(EngineDeadError, match="have died"):
+            async with opened(serve):
+                pass
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_error_while_a_replica_is_built_keeps_its_type() -> None:
+    async with fake_model("Hello!") as fake:
+        serve = StandIn({"a": fake})
+        serve.start_in_vain("b", CheckpointError("config.json is not JSON"))
+        with pytest.raises(CheckpointError, match="is not JSON"):
+            async with opened(serve):
+                pass
+        with pytest.raises(CheckpointError):
+            serve.sessions("b").end_silent()  # which is what Ray Serve asks a replica's health by
+
+
+@pytest.mark.parametrize(
+    ("builder", "num_replicas", "cluster", "kept"),
+    [
+        (TextModelBuilder("x"), 2, {"CPU": 8.0}, {"num_cpus": 4}),
+        (TextModelBuilder("x"), 100, {"CPU": 8.0}, {"num_cpus": 1}),
+        (TextModelBuilder("x").with_num_threads(3), 2, {"CPU": 8.0}, {"num_cpus": 3}),
+        (TextModelBuilder("x"), 2, {"CPU": 8.0, "GPU": 2.0}, {"num_cpus": 1, "num_gpus": 1}),
+        (TextModelBuilder("x").with_tensor_parallel(2), 2, {"CPU": 8.0, "GPU": 4.0}, {"num_cpus": 1, "num_gpus": 2}),
+        (TextModelBuilder("x").with_force_cpu(), 2, {"CPU": 8.0, "GPU": 2.0}, {"num_cpus": 4}),
+        (object(), 2, {"CPU": 8.0}, {"num_cpus": 1}),
+    ],
+)
+def test_a_replica_gets_its_share(
+    builder: object, num_replicas: int, cluster: dict[str, float], kept: dict[str, float]
+) -> None:
+    assert resources_of(builder, num_replicas, cluster) == kept
+
+
+def test_without_ray_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "ray.serve", raising=False)
+    for make in (lambda: RayReplicas(TextModelBuilder("x")), lambda: serve_app(TextModelBuilder("x"), model_name="x")):
+        with pytest.raises(ConfigError, match=r"paged-sdk\[ray\]"):
+            make()
