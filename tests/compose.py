@@ -10,10 +10,11 @@ import itertools
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from tiny import build_model, make_checkpoint
 
-__all__ = ["CASES", "MODES", "PROPOSERS", "Case", "Matrix", "covering", "pairs", "table"]
+__all__ = ["CASES", "MODES", "PROPOSERS", "Case", "Matrix", "Through", "covering", "pairs", "table"]
 
 PROPOSERS: Final = {
     "none": "no drafts",
@@ -90,6 +91,9 @@ _ADAPTER: Final = "adapter"
 _LENGTH: Final = 100
 _BEGIN: Final = "<!-- compose: begin -->"
 _END: Final = "<!-- compose: end -->"
+
+
+Through: TypeAlias = Callable[[Model], AbstractAsyncContextManager[Model]]
 
 
 @frozen
@@ -165,10 +169,12 @@ class Matrix:
     The second of the prompts goes through an adapter.
 
     :param directory: the model's checkpoint
+    :param through: what requests go to a model through, those with drafts; None: nothing
     :ivar counts: how many tokens each proposer has drafted, how many of these were accepted, and how many were forced
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, through: Through | None = None) -> None:
+        self._through = through
         self.counts: dict[str, Counter[str]] = {}
         self._directory = directory
         builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
@@ -214,7 +220,8 @@ class Matrix:
     ) -> tuple[dict[Case, list[Any]], ModelStats]:
         builder = _in_mode(self._builder, mode)
         parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
-        async with Model(parts) as model:
+        through = nullcontext if is_plain or self._through is None else self._through
+        async with Model(parts) as own, through(own) as model:
 
             async def ask(case: Case, number: int) -> CompletionResponse:
                 options: dict[str, Any] = {"adapter": _ADAPTER if number else None}

@@ -7,8 +7,10 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -18,6 +20,7 @@ from benchmarks import claims, quick
 from benchmarks.busy import Busy
 from benchmarks.compare import Comparison
 from benchmarks.environments import OWN
+from benchmarks.gpu import timing
 from benchmarks.gpu.__main__ import Findings, run_part
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.random_model import TINY_SHAPES
@@ -254,7 +257,7 @@ def test_the_prefix_cache_costs_time_and_memory() -> None:
     assert 0 < second_use.with_feature < first_use.with_feature < 1e6
 
 
-@pytest.mark.parametrize("name", [name for name, part in PARTS.items() if not part.needs_gpu])
+@pytest.mark.parametrize("name", [name for name, part in PARTS.items() if not part.needs_gpu and name != "mixed_steps"])
 def test_whole_engines_on_a_gpu_are_measured(name: str) -> None:
     """On the CPU and tiny, but for what only CUDA has."""
     rows = list(PARTS[name].rows(torch.device("cpu"), True))
@@ -262,6 +265,46 @@ def test_whole_engines_on_a_gpu_are_measured(name: str) -> None:
     cases = [row["case"] for row in rows]
     assert {"decode, 1 stream after 16 tokens", "decode, 4 streams", "first token of 128 tokens"} <= set(cases)
     assert not [row for row in rows for unit in ("us", "tok_per_s") if not row.get(unit, 1.0) > 0]
+
+
+def test_steps_with_a_prompt_in_each_are_measured() -> None:
+    rows = list(PARTS["mixed_steps"].rows(torch.device("cpu"), True))
+    case = "3 decodes beside a prompt of 8"
+    recorded, launched, compiled = rows
+    assert [recorded["case"], launched["case"]] == [f"{case}, recorded", f"{case}, launched"]
+    for row in (recorded, launched):
+        assert row["us"] * row["tok_per_s"] == pytest.approx(3e6)
+        # How many depends on whether tasks that send are faster than steps; a step has room for one, but for the ends.
+        assert 0 < row["reference"]["prompts per step"] <= 1.2
+    assert compiled["reference"] == {"count": 0}
+
+
+def test_launches_are_counted_by_the_names_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["cudaGraphLaunch", "cuLaunchKernelEx", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaEventRecord", "gemm"]
+
+    class Profile:
+        def __init__(self, activities: object) -> None:
+            pass
+
+        def __enter__(self) -> Profile:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def events(self) -> list[SimpleNamespace]:
+            return [SimpleNamespace(name=name) for name in names]
+
+    counts: Counter[str] = Counter()
+    with timing.count_launches(counts):  # where there is no device
+        pass
+    assert not counts
+    monkeypatch.setattr(timing, "profile", Profile)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    with timing.count_launches(counts):
+        pass
+    assert counts == {"graphs": 1, "kernels": 2, "copies": 1}
 
 
 def test_a_part_that_fails_or_hangs_keeps_what_it_found(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ SOURCE: Final = Path(__file__).parents[1] / "src" / PACKAGE
 
 
 # Imports within a floor: a request holds its SamplingParams, a runner samples, and who proposes drafts reads sequences.
-# What goes over wires is what the public names are, the command line runs the server, and replicas are models.
+# What goes over wires is what the public names are, the command line runs the server, and replicas are models, as are
+# faces of engines elsewhere.
 WITHIN_A_FLOOR: Final = frozenset(
     {
         ("types", "config"),
@@ -33,7 +34,11 @@ WITHIN_A_FLOOR: Final = frozenset(
         ("speculative", "scheduler"),
         ("wire", "the public API"),
         ("cli", "server"),
+        ("cli", "ray"),
+        ("ray", "server"),
         ("routing", "the async face"),
+        ("remote", "the async face"),
+        ("routing", "remote"),
     }
 )
 
@@ -91,15 +96,18 @@ def _units() -> Mapping[str, Unit]:
         "worker": Unit("worker", 6),
         "build": Unit("build", 7),
         "routing": Unit("routing", 8),
+        "remote": Unit("remote", 8),
         "wire": Unit("wire", 8),
         "cli": Unit("cli", 9),
         "server": Unit("server", 9),
+        "ray": Unit("ray", 9),
         "mistralrs": Unit("mistralrs", 9),
         "testing": Unit("testing", 9),
     }
     faces = (
         "model",
         "builders",
+        "composed_builders",
         "building",
         "streaming",
         "blocking",
@@ -129,6 +137,7 @@ PUBLIC_API: Final = Unit("the public API", 8)
 
 
 STATE_OF_THE_PROCESS: Final = {
+    "config/env.py: os": "how NCCL deals with errors is said to torch by the environment alone, for a moment",
     "build/device_setup.py: _ONE_AT_A_TIME": "a device is one per process, and the driver knows no smaller unit",
     "constraints/compiler.py: _STACK_LOCK": "how large the stacks of new threads are is said once per process",
     "kernels/__init__.py: globals()": "public names, found when they are first used",
@@ -141,7 +150,7 @@ STATE_OF_THE_PROCESS: Final = {
     "kernels/triton/availability.py: num_multiprocessors": "a property of the device",
     "kernels/triton/availability.py: why_not": "a property of the device",
     "kernels/triton/kv_cache.py: _address_table": "a function of addresses alone; a CUDA graph cannot record its copy",
-    "kernels/triton/paged_batch.py: _decodes_fp8": "a property of the device",
+    "kernels/triton/paged_batch.py: _decoder": "a property of the device",
 }
 """What modules may keep all the same, and why. It depends on no model, and is the same whichever engine asks."""
 

@@ -41,6 +41,7 @@ from paged_sdk.mistralrs import (
     ToolChoice,
     Which,
 )
+from paged_sdk.mistralrs.answers import Answers
 from paged_sdk.mistralrs.generations import AdapterLimits, Generations
 from paged_sdk.mistralrs.residence import Residence
 from paged_sdk.mistralrs.settings import paged_settings
@@ -522,11 +523,10 @@ def test_callbacks_end_at_their_bound() -> None:
 def runner_of(*texts: str, callbacks: Any) -> Runner:
     """Return a runner whose model says these texts."""
     runner = Runner.__new__(Runner)
-    runner._callbacks = callbacks
     runner._which = Which.Plain("fake")
-    runner._seed = None
     runner._generations = Generations({}, AdapterLimits())
     runner._residence = Residence(lambda: BlockingModel(fake_model(*texts)))
+    runner._answers = Answers(runner._residence.model, runner._generations, callbacks, seed=None)
     return runner
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_sdk.processors import usable_processors
+from paged_sdk.processors import kept_on, numa_nodes, usable_processors
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +21,19 @@ def system(root: Path, groups: str, files: dict[str, str]) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return root
+
+
+def nodes(root: Path, **lists: str) -> Path:
+    return system(root, "", {f"sys/devices/system/node/{name}/cpulist": text for name, text in lists.items()})
+
+
+def test_nodes_have_the_processors_that_may_be_used(tmp_path: Path) -> None:
+    root = nodes(tmp_path, node0="0-1,4\n", node1="2-3,6,9-12\n", node10="5\n", node2="40-41\n", node3="\n")
+    assert numa_nodes(root) == {0: {0, 1, 4}, 1: {2, 3, 6}, 10: {5}}
+
+
+def test_a_system_without_nodes_is_one(tmp_path: Path) -> None:
+    assert numa_nodes(tmp_path) == {0: set(range(8))}
 
 
 def test_without_groups_it_is_the_affinity(tmp_path: Path) -> None:
@@ -60,3 +73,15 @@ def test_the_first_interface(tmp_path: Path) -> None:
 
 def test_the_real_system_has_some() -> None:
     assert 1 <= usable_processors() <= 8
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system binds no threads")
+def test_a_thread_is_kept_on_processors_within_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    before = os.sched_getaffinity(0)
+    one = {min(before)}
+    with kept_on(one):
+        assert os.sched_getaffinity(0) == one
+        assert usable_processors() == 1
+    with kept_on(None):
+        assert os.sched_getaffinity(0) == before

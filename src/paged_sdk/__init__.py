@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from paged_sdk.build.memory_plan import plan_memory as plan_memory
     from paged_sdk.build.safetensors_export import write_safetensors as write_safetensors
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
-    from paged_sdk.builders import LoraModelBuilder as LoraModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
-    from paged_sdk.builders import TextSpeculativeBuilder as TextSpeculativeBuilder
     from paged_sdk.builders import VisionModelBuilder as VisionModelBuilder
+    from paged_sdk.composed_builders import LoraModelBuilder as LoraModelBuilder
+    from paged_sdk.composed_builders import TextSpeculativeBuilder as TextSpeculativeBuilder
     from paged_sdk.config.images import ImageLimits as ImageLimits
     from paged_sdk.config.isq import IsqType as IsqType
     from paged_sdk.config.memory import MemoryGpuConfig as MemoryGpuConfig
@@ -110,13 +110,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
-    "builders": (
-        "GgufModelBuilder",
-        "LoraModelBuilder",
-        "TextModelBuilder",
-        "TextSpeculativeBuilder",
-        "VisionModelBuilder",
-    ),
+    "builders": ("GgufModelBuilder", "TextModelBuilder", "VisionModelBuilder"),
+    "composed_builders": ("LoraModelBuilder", "TextSpeculativeBuilder"),
     "build.encoder_export": ("write_mmproj",),
     "build.gguf_export": ("write_gguf",),
     "build.machine": ("GpuReport", "MachineReport", "describe_machine"),

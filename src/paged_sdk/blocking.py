@@ -103,7 +103,10 @@ class BlockingModel:
         self._pid = os.getpid()
         self._portal, thread = _start_portal()
         try:
-            self._model = _result(self._portal.start_task_soon(_await, building))
+            built = _result(self._portal.start_task_soon(_await, building))
+            if isinstance(built, SystemExit):
+                raise built
+            self._model = built
         except BaseException:
             _stop_portal(self._portal, thread)
             raise
@@ -311,10 +314,13 @@ def _result(future: Future[_T]) -> _T:
         raise
 
 
-async def _await(building: Awaitable[Model]) -> Model:
+async def _await(building: Awaitable[Model]) -> Model | SystemExit:
     if not isinstance(building, Awaitable):
         raise ConfigError.of("building", building, "a builder's build(), such as TextModelBuilder(...).build()")
-    return await building
+    try:
+        return await building
+    except SystemExit as ended:  # which would end this event loop, and is for the other thread
+        return ended
 
 
 def _start_portal() -> tuple[BlockingPortal, threading.Thread]:

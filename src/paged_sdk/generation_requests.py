@@ -120,11 +120,12 @@ class GenerationRequests:
         async def prepare() -> list[Request]:
             arrival = time.monotonic()
             try:
-                prompts, prediction, grammar = await in_thread(
+                prompts, prediction, language, grammar = await in_thread(
                     lambda: (
                         made := [encode() for encode in encodes],
                         preparer.encode_prediction(options),
-                        preparer.grammar(options, made[0].token_ids),
+                        language := preparer.language(options, made[0].token_ids),
+                        preparer.grammar(language) if language is not None and preparer.compiles else None,
                     )
                 )
             except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
@@ -148,6 +149,7 @@ class GenerationRequests:
                     continues_prompt=not is_chat,
                     kept_special_ids=kept,
                     has_thoughts=is_parsed,
+                    language=language,
                     grammar=grammar,
                     adapter=adapter,
                 )

@@ -23,7 +23,7 @@ from paged_sdk.worker.worker import Worker
 if TYPE_CHECKING:  # it needs torch, which is loaded when a model is built
     from paged_sdk.adapters.bank import AdapterBank, FittedAdapter
 
-__all__ = ["Adapters", "LoadedAdapters"]
+__all__ = ["Adapters", "LoadedAdapters", "found_adapter"]
 
 
 class Adapters(Protocol):
@@ -74,14 +74,8 @@ class LoadedAdapters:
 
         :raises InvalidRequestError: there is none of that name
         """
-        if name is None:
-            return None
         with self._lock:
-            use = self._uses.get(name)
-        if use is None:
-            names = ", ".join(self.names)
-            raise InvalidRequestError.of("adapter", name, f"one of {names}" if names else "None: no adapter is loaded")
-        return use
+            return found_adapter(self._uses, name)
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         """Do what :meth:`Model.load_adapter` says."""
@@ -122,6 +116,21 @@ class LoadedAdapters:
         with anyio.CancelScope(shield=True):  # else it would stay for good, without a name
             await self._worker.call(partial(_retire, self._bank, use.number, partial(loop.call_soon, gone.set)))
         await gone.wait()
+
+
+def found_adapter(uses: Mapping[str, AdapterUse | None], name: str | None) -> AdapterUse | None:
+    """Return the adapter that a request names; None if it names none.
+
+    :param uses: those that there are; None: it is being loaded
+    :raises InvalidRequestError: there is none of that name
+    """
+    if name is None:
+        return None
+    use = uses.get(name)
+    if use is None:
+        names = ", ".join(each for each, loaded in uses.items() if loaded is not None)
+        raise InvalidRequestError.of("adapter", name, f"one of {names}" if names else "None: no adapter is loaded")
+    return use
 
 
 def _add(bank: AdapterBank, fitted: FittedAdapter, engine: Engine) -> int:

@@ -21,7 +21,6 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.embedder import Embedder
-from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.generation_requests import ChatStream, CompletionStream, GenerationRequests
 from paged_sdk.loaded_adapters import Adapters, LoadedAdapters
@@ -376,7 +375,7 @@ class Model:
 
     async def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
-        await self._worker.call(Engine.reset_prefix_cache)
+        await self._worker.reset_prefix_cache()
 
     async def re_isq_model(self, isq: IsqType) -> None:
         """Quantize the weights to another type, read anew from the files of the model, which must be as they were.
@@ -396,7 +395,7 @@ class Model:
             raise ConfigError.of("isq", isq, "an IsqType")
         if self._insides.check_isq is not None:
             self._insides.check_isq(isq)
-        await self._worker.call_alone(lambda engine, go_on: engine.requantize(isq, go_on))
+        await self._worker.requantize(isq)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -434,6 +433,11 @@ class Model:
         :raises EngineDeadError: the engine stopped because of an exception
         """
         self._worker.check()
+
+    @property
+    def replicas(self) -> tuple[Model, ...]:
+        """Return the models that it consists of: of a :class:`ReplicaSet` each, otherwise this one."""
+        return (self,)
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the engine's state after its last step."""

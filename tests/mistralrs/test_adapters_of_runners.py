@@ -167,6 +167,16 @@ def test_what_cannot_be_done_has_a_code(runner: Runner, adapters: list[str], tmp
         ChatCompletionRequest("Hello!", "default", adapter=5)  # type: ignore[arg-type]
 
 
+def test_an_alias_may_look_like_a_name_of_the_models(tiny_checkpoint: Path, adapters: list[str]) -> None:
+    given = [LoraAdapter("one", adapters[0]), LoraAdapter("one#1", adapters[0])]
+    with Runner(Which.Lora(str(tiny_checkpoint), given)) as runner:
+        for alias in ("one", "one#2", "one", "one#1"):
+            runner.load_lora_adapter(alias, adapters[1], load_inplace=True)
+        assert {info.alias: info.source for info in runner.list_lora_adapters()} == dict.fromkeys(
+            ("one", "one#1", "one#2"), adapters[1]
+        )
+
+
 def test_limits(tiny_checkpoint: Path, adapters: list[str]) -> None:
     given = [LoraAdapter("one", adapters[0])]
     with Runner(Which.Lora(str(tiny_checkpoint), given)) as runner:

@@ -19,6 +19,7 @@ from paged_sdk.mistralrs import (
     ToolCallType,
     Which,
 )
+from paged_sdk.mistralrs.answers import Answers
 from paged_sdk.mistralrs.generations import AdapterLimits, Generations
 from paged_sdk.mistralrs.residence import Residence
 from paged_sdk.testing import fake_model
@@ -40,11 +41,10 @@ def runner(tiny_checkpoint: Path) -> Iterator[Runner]:
 def runner_of(*texts: Any, callbacks: Any = None) -> Runner:
     """Return a runner whose model says these texts."""
     runner = Runner.__new__(Runner)
-    runner._callbacks = callbacks or {}
     runner._which = Which.Plain("fake")
-    runner._seed = None
     runner._generations = Generations({}, AdapterLimits())
     runner._residence = Residence(lambda: BlockingModel(fake_model(*texts)))
+    runner._answers = Answers(runner._residence.model, runner._generations, callbacks or {}, seed=None)
     return runner
 
 

@@ -39,14 +39,22 @@ class ChatTemplate:
     :param source: the template
     :param tokens: variables for special tokens, ``{"bos_token": "<s>", ...}``
     :param limits: how far one rendering may go
+    :param image_text: see :meth:`showing_images_as`
     :raises CheckpointError: if the source is not a template
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str], *, limits: RenderLimits | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        tokens: Mapping[str, str],
+        *,
+        limits: RenderLimits | None = None,
+        image_text: str | None = None,
+    ) -> None:
         self.source = source
         self._tokens = dict(tokens)
         self._limits = limits or RenderLimits()
-        self._image_text: str | None = None
+        self._image_text = image_text
         self._renderer = Renderer(self._limits)
         self._metered: MeteredTemplate | None = None
         try:
@@ -65,6 +73,16 @@ class ChatTemplate:
         made = copy(self)
         made._image_text = text
         return made
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of the constructor that make another one of it."""
+        return {
+            "source": self.source,
+            "tokens": self._tokens,
+            "limits": self._limits,
+            "image_text": self._image_text,
+        }
 
     @property
     def runs_in_process(self) -> bool:

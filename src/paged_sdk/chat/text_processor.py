@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class TextProcessor:
             num_tokens,
             tuple(tokenizer.encode(marks.closing, add_special_tokens=False)),
             marks.are_open_after(self.prompt_end(prompt_token_ids)),
-            lambda token_ids: b"".join(map(tokenizer.token_bytes, token_ids)),
+            partial(tokenizer.decode_bytes, skip_special_tokens=False),
         )
 
     def forced_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int], *, several: bool) -> CallGrammar:

@@ -104,6 +104,11 @@ class Tokenizer:
             special = SpecialTokens(names=config.special_tokens, bos=bos, eos=eos, prefix=prefix, suffix=suffix)
             return cls(backend, special)
 
+    @classmethod
+    def from_json(cls, text: str, special: SpecialTokens) -> Tokenizer:
+        """Make a tokenizer of what :meth:`to_json` has said of one."""
+        return cls(tokenizers.Tokenizer.from_str(text), special)
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import Factory, evolve, frozen
 
-from paged_sdk.constraints.grammar import Grammar, error_of
+from paged_sdk.constraints.grammar import Grammar, Language, error_of
 from paged_sdk.constraints.json_schema import Problem, Schema, has_open_names, read_schema
 from paged_sdk.constraints.reasons import problem_of
 from paged_sdk.constraints.vocabulary import Vocabulary
@@ -61,7 +61,7 @@ class _Entry:
     :ivar begun: is set once its turn has come
     """
 
-    constraint: Constraint | CallGrammar
+    constraint: Language
     begun: Event = Factory(Event)
     result: Future[Grammar | Problem] = Factory(Future)
 
@@ -79,13 +79,13 @@ class GrammarCompiler:
         self._make_vocabulary = vocabulary
         self._max_seconds = max_seconds
         self._lock = Lock()
-        self._entries: OrderedDict[Constraint | CallGrammar, _Entry] = OrderedDict()
+        self._entries: OrderedDict[Language, _Entry] = OrderedDict()
         self._waiting: deque[_Entry] = deque()
         self._num_threads = 0
         self._vocabulary_lock = Lock()
         self._vocabulary: tuple[Vocabulary, llguidance.LLTokenizer] | None = None
 
-    def compile(self, constraint: Constraint | CallGrammar) -> Grammar:
+    def compile(self, constraint: Language) -> Grammar:
         """Return the grammar of a constraint, and wait for it if need be.
 
         :raises ConstraintError: it cannot be enforced, or takes longer than ten seconds
@@ -108,7 +108,7 @@ class GrammarCompiler:
             )
         return compiled
 
-    def _entry(self, constraint: Constraint | CallGrammar) -> _Entry:
+    def _entry(self, constraint: Language) -> _Entry:
         with self._lock:
             entry = self._entries.get(constraint)
             if entry is not None:
@@ -144,7 +144,7 @@ class GrammarCompiler:
             except BaseException as error:  # a panic of the library is no Exception; whoever waits is told
                 entry.result.set_exception(error)
 
-    def _compiled(self, constraint: Constraint | CallGrammar) -> Grammar | Problem:
+    def _compiled(self, constraint: Language) -> Grammar | Problem:
         import llguidance
 
         schemas: dict[str, Schema] = {}

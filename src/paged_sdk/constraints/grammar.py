@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
+
+from paged_sdk.types.call_grammar import CallGrammar
+from paged_sdk.types.constraint import Constraint
 
 if TYPE_CHECKING:
     import llguidance
 
-__all__ = ["Grammar", "GrammarText", "error_of"]
+__all__ = ["Grammar", "GrammarText", "Language", "error_of"]
+
+Language: TypeAlias = Constraint | CallGrammar
+"""Says in words what a grammar is compiled of."""
 
 
 @frozen(eq=False)

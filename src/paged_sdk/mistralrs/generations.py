@@ -63,8 +63,7 @@ class Generations:
         self._initial: Final = dict(sources)
         self._leases: Counter[str] = Counter()
         self._retiring: dict[str, AdapterInfo] = {}
-        self._used: set[str] = set(sources)
-        self._next = 0
+        self._num_names = 0
 
     def reset(self) -> None:
         """Go back to the adapters that the model begins with: it is loaded again."""
@@ -145,11 +144,7 @@ class Generations:
             self._compare(before, expected, alias)
             if before is None and len(self.infos(model)) >= self._limits.max_adapters:
                 raise _error("lora_adapter_limit_exceeded", "alias", alias, f"nothing beyond {self._limits}")
-            with self._lock:
-                self._next += 1
-                # A name is used once: requests may still hold what it stood for.
-                name = alias if alias not in self._used else f"{alias}#{self._next}"
-                self._used.add(name)
+            name = self._new_name(alias)
             _load(model, name, adapter_dir)
             info = next(info for info in model.adapter_infos if info.name == name)
             over = next(self._exceeded(model, info), None)
@@ -222,6 +217,16 @@ class Generations:
         for info in model.adapter_infos:
             for code in self._exceeded(model, info):
                 raise _error(code, "adapters", info.name, f"nothing beyond {self._limits}")
+
+    def _new_name(self, alias: str) -> str:
+        """Return a name that no content has had, since requests may still hold what a name stood for. No alias, which
+        the model refuses, is no name.
+        """
+        name = alias
+        while alias and name in (alias, *self._initial):
+            self._num_names += 1
+            name = f"{alias}#{self._num_names}"
+        return name
 
     def _current(self, model: BlockingModel, alias: str) -> LoraAdapterInfo | None:
         return next((info for info in self.infos(model) if info.alias == alias), None)

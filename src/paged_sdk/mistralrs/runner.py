@@ -3,47 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
-
-from attrs import evolve
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 from paged_sdk import (
     BlockingModel,
     ConfigError,
     InvalidRequestError,
     IsqType,
-    RequestBuilder,
     SamplingParams,
 )
 from paged_sdk import PagedCacheType as CacheType
 from paged_sdk.mistralrs.absent import METHODS, AbsentMethodError
 from paged_sdk.mistralrs.adapters import LoraAdapterError, LoraAdapterGeneration, LoraAdapterInfo, LoraRuntimeStatus
-from paged_sdk.mistralrs.callbacks import MAX_ROUNDS, Rounds, StreamedRounds, checked_callbacks
+from paged_sdk.mistralrs.answers import Answers
+from paged_sdk.mistralrs.callbacks import checked_callbacks
 from paged_sdk.mistralrs.enums import IsqOrganization, PagedCacheType
-from paged_sdk.mistralrs.generations import Generations, Selected
+from paged_sdk.mistralrs.generations import Generations
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, EmbeddingRequest, StreamT
 from paged_sdk.mistralrs.residence import Residence, Status
 from paged_sdk.mistralrs.responses import ChatCompletionResponse, CompletionResponse
 from paged_sdk.mistralrs.settings import (
+    DEFAULT_PREFIX_CACHE_N,
     adapter_limits,
     check_architecture,
+    configured,
     guessing,
     paged_settings,
     quantized,
     template_of,
 )
-from paged_sdk.mistralrs.stream import ChatCompletionStream, ChunkSource
+from paged_sdk.mistralrs.stream import ChatCompletionStream
 from paged_sdk.mistralrs.unsupported import check_switches, refuse_settings
 from paged_sdk.mistralrs.which import Which
 
 __all__ = ["Runner"]
-
-DEFAULT_PREFIX_CACHE_N = 16
-
-AnswerT = TypeVar("AnswerT")
 
 
 class Runner:
@@ -138,26 +133,21 @@ class Runner:
             paged_attn=paged_attn,
             memory_goal=memory_goal,
         )
-        template = template_of(chat_template, jinja_explicit)
-        builder = which.builder().with_max_num_seqs(max_seqs).with_token_source(token_source)
-        if template is not None:
-            builder = builder.with_chat_template(template)
-        if meta is not None:
-            builder = builder.with_paged_attn(meta)
-        elif no_paged_attn:
-            builder = builder.without_paged_attn()
-        if (
-            type(prefix_cache_n) is not int or prefix_cache_n != DEFAULT_PREFIX_CACHE_N
-        ):  # otherwise the environment may set it
-            builder = builder.with_prefix_cache_n(prefix_cache_n)
+        builder = configured(
+            which.builder().with_max_num_seqs(max_seqs).with_token_source(token_source),
+            template=template_of(chat_template, jinja_explicit),
+            meta=meta,
+            no_paged_attn=no_paged_attn,
+            prefix_cache_n=prefix_cache_n,
+        )
         builder = quantized(builder, which, in_situ_quant)
-        self._callbacks = checked_callbacks(tool_callbacks)
-        self._seed = SamplingParams(seed=seed).seed
         sources = {source.name: source.location for source in builder.settings.adapters}
         self._generations = Generations(sources, adapter_limits(which))
+        callbacks, seed = checked_callbacks(tool_callbacks), SamplingParams(seed=seed).seed
         self._which = which
         whole = guessing(builder, which_draft, speculative_gamma)
         self._residence = Residence(lambda: BlockingModel(whole.build()), when_reloaded=self._generations.reset)
+        self._answers = Answers(self._residence.model, self._generations, callbacks, seed=seed)
         try:
             check_architecture(which, self._model.architecture)
             self._generations.check_limits(self._model)
@@ -204,19 +194,7 @@ class Runner:
         self._check_model(model_id)
         if not isinstance(request, ChatCompletionRequest):
             raise InvalidRequestError.of("request", request, "a ChatCompletionRequest")
-        built = request.build(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
-        done = [tool.name for tool in built.options.shown_tools if tool.name in self._callbacks]
-        if request.max_tool_rounds is not None and not done:
-            raise InvalidRequestError.of(
-                "max_tool_rounds", request.max_tool_rounds, "None where no tool has a callback of the runner's"
-            )
-        if done and request.n_choices != 1:
-            raise InvalidRequestError.of("n_choices", request.n_choices, "1 where tools have callbacks")
-        rounds = None
-        if done:
-            rounds = MAX_ROUNDS if request.max_tool_rounds is None else request.max_tool_rounds
-        send = self._stream if request.stream else self._answer
-        return self._selecting(request.adapter, lambda selected: send(built, selected, rounds))
+        return self._answers.chat(request)
 
     def send_completion_request(self, request: CompletionRequest, model_id: str | None = None) -> CompletionResponse:
         """Continue a text.
@@ -227,24 +205,7 @@ class Runner:
         self._check_model(model_id)
         if not isinstance(request, CompletionRequest):
             raise InvalidRequestError.of("request", request, "a CompletionRequest")
-        sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
-        constraint = request.constraint()
-
-        def send(selected: Selected | None) -> CompletionResponse:
-            with self._generations.leased(selected):
-                response = self._model.send_completion_request(
-                    request.prompt,
-                    sampling,
-                    truncation=request.truncate_sequence,
-                    constraint=constraint,
-                    adapter=None if selected is None else selected.name,
-                )
-            if request.echo_prompt:
-                choices = tuple(evolve(choice, text=request.prompt + choice.text) for choice in response.choices)
-                response = evolve(response, choices=choices)
-            return CompletionResponse.of(response, adapter_generation=_generation(selected))
-
-        return self._selecting(request.adapter, send)
+        return self._answers.completion(request)
 
     def send_embedding_request(self, request: EmbeddingRequest, model_id: str | None = None) -> list[list[float]]:
         """Make a vector of each text, as the checkpoint says.
@@ -466,54 +427,6 @@ class Runner:
     def _check_model(self, model_id: object, *, is_needed: bool = False) -> None:
         if model_id != self._which.name and (is_needed or model_id is not None):
             raise ConfigError.of("model_id", model_id, f"the runner's only model, {self._which.name}")
-
-    def _selecting(
-        self, adapter: str | LoraAdapterGeneration | None, send: Callable[[Selected | None], AnswerT]
-    ) -> AnswerT:
-        """Send a request through the adapter that it names. If that is replaced at this very moment, it goes through
-        the next one.
-        """
-        while True:
-            selected = self._generations.select(self._model, adapter)
-            try:
-                return send(selected)
-            except InvalidRequestError as error:
-                if error.field != "adapter" or selected == self._generations.select(self._model, adapter):
-                    raise
-
-    def _answer(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionResponse:
-        request = _through(built, selected)
-        with self._generations.leased(selected):
-            run = Rounds(request, self._callbacks, rounds or 0)
-            while run.goes_on(self._model.send_chat_request(run.request)):
-                pass
-        response, records = run.whole(), run.records
-        return ChatCompletionResponse.of(response, adapter_generation=_generation(selected), agentic_tool_calls=records)
-
-    def _stream(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionStream:
-        request, model = _through(built, selected), self._model
-        source: ChunkSource = (
-            model.stream_chat_request(request)
-            if rounds is None
-            else StreamedRounds(model.stream_chat_request, Rounds(request, self._callbacks, rounds))
-        )
-        self._generations.lease(selected)
-        stream = ChatCompletionStream(
-            source,
-            adapter_generation=_generation(selected),
-            when_ended=partial(self._generations.release, selected),
-        )
-        if selected is not None:
-            stream.read()  # until then, the adapter can be gone
-        return stream
-
-
-def _generation(selected: Selected | None) -> str | None:
-    return None if selected is None else selected.generation
-
-
-def _through(request: RequestBuilder, selected: Selected | None) -> RequestBuilder:
-    return request if selected is None else request.with_adapter(selected.name)
 
 
 def _check_generation(generation: object) -> None:

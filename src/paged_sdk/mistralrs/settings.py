@@ -32,11 +32,44 @@ from paged_sdk.mistralrs.enums import (
 from paged_sdk.mistralrs.generations import AdapterLimits
 from paged_sdk.mistralrs.which import Builder, Which
 
-__all__ = ["adapter_limits", "check_architecture", "guessing", "paged_settings", "quantized", "template_of"]
+__all__ = [
+    "DEFAULT_PREFIX_CACHE_N",
+    "adapter_limits",
+    "check_architecture",
+    "configured",
+    "guessing",
+    "paged_settings",
+    "quantized",
+    "template_of",
+]
 
 _GOAL: Final = re.compile(r"(?P<number>[0-9]+) ?(?P<unit>GiB|MiB|tokens)", re.ASCII)
+DEFAULT_PREFIX_CACHE_N: Final = 16
 MAX_GOAL: Final = 32
 """So long is no number that any machine has."""
+
+
+def configured(
+    builder: Builder,
+    *,
+    template: str | Path | None,
+    meta: PagedAttentionMeta | None,
+    no_paged_attn: bool,
+    prefix_cache_n: int | None,
+) -> Builder:
+    """Return the builder with the chat template, and with where keys and values are kept.
+
+    :raises ConfigError: a value that cannot be used
+    """
+    if template is not None:
+        builder = builder.with_chat_template(template)
+    if meta is not None:
+        builder = builder.with_paged_attn(meta)
+    elif no_paged_attn:
+        builder = builder.without_paged_attn()
+    if type(prefix_cache_n) is int and prefix_cache_n == DEFAULT_PREFIX_CACHE_N:  # the environment may set it
+        return builder
+    return builder.with_prefix_cache_n(prefix_cache_n)
 
 
 def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Builder:

@@ -1,54 +1,26 @@
 """Reads a JSON object as the TypedDict that describes it, and describes it as a JSON schema.
 
-What is accepted is said once, in the annotations: types, ``Literal`` for fields that can only be given at a value that
-asks for nothing, :class:`Bounds` for numbers, and a sentence for people. A key that the TypedDict does not have is
-refused, so that nothing is ignored.
+What is accepted is said once, in the annotations (:mod:`paged_sdk.wire.shapes`). A key that the TypedDict does not have
+is refused, so that nothing is ignored.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, MutableMapping, Sequence
-from contextlib import suppress
-from types import NoneType, UnionType
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Generic,
-    Literal,
-    NoReturn,
-    NotRequired,
-    Required,
-    TypeAlias,
-    TypeVar,
-    Union,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
-
-import attrs
-from attrs import field, frozen
+from collections.abc import Mapping
+from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from paged_sdk import InvalidRequestError
+from paged_sdk.wire.shapes import Bounds, Fields, Named, shape_of
 
 __all__ = ["BodyReader", "Bounds", "read_json", "schema_of"]
 
 BodyT = TypeVar("BodyT")
 
-Named: TypeAlias = MutableMapping[str, Any] | None
-"""Collects the schemas of objects by the names of their types, so that others refer to them; None: none does."""
-
 MAX_CONTAINERS: Final = 1_000_000
 """Brackets in a body, those in texts among them. Reading a million lists takes a quarter of a second, in which the
 interpreter does nothing else.
 """
-
-REFERENCE: Final = "#/components/schemas/"
 
 
 def schema_of(kind: Any, named: Named = None) -> dict[str, Any]:
@@ -56,7 +28,7 @@ def schema_of(kind: Any, named: Named = None) -> dict[str, Any]:
 
     :param named: takes the schemas of objects by name, and others refer to them there; None: all is in one schema
     """
-    return _shape_of(kind).schema(named)
+    return shape_of(kind).schema(named)
 
 
 def read_json(data: bytes) -> object:
@@ -82,27 +54,6 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON's")
 
 
-@frozen
-class Bounds:
-    """Bounds a number, or the length of a text or list. None is no bound."""
-
-    low: float | None = None
-    high: float | None = None
-
-    def fits(self, number: float) -> bool:
-        """Tell whether a number is within the bounds."""
-        return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
-
-    def __str__(self) -> str:
-        if self.low is None or self.high is None:
-            return f">= {self.low:g}" if self.low is not None else f"<= {self.high:g}"
-        return f"from {self.low:g} to {self.high:g}"
-
-    def schema(self, low: str, high: str) -> dict[str, Any]:
-        """Return the bounds under the keywords of a JSON schema."""
-        return {key: value for key, value in ((low, self.low), (high, self.high)) if value is not None}
-
-
 class BodyReader(Generic[BodyT]):
     """Reads values as one kind of TypedDict.
 
@@ -110,7 +61,7 @@ class BodyReader(Generic[BodyT]):
     """
 
     def __init__(self, kind: type[BodyT]) -> None:
-        self._shape = _Fields.of(kind)
+        self._shape = Fields.of(kind)
 
     def read(self, value: object, *, at: str = "") -> BodyT:
         """Return a value that is what the TypedDict says.
@@ -131,297 +82,3 @@ class BodyReader(Generic[BodyT]):
     def schema(self, named: Named = None) -> dict[str, Any]:
         """Return the JSON schema of what is accepted."""
         return self._shape.schema(named)
-
-
-class _Shape(ABC):
-    """Checks values of one type."""
-
-    @property
-    @abstractmethod
-    def allowed(self) -> str:
-        """Say what is accepted, in words."""
-
-    @abstractmethod
-    def takes(self, value: object) -> bool:
-        """Tell whether a value is of the right kind, without looking into it."""
-
-    def check(self, path: str, value: object) -> None:
-        """Look into a value.
-
-        :raises InvalidRequestError: it is not accepted
-        """
-        if not self.takes(value):
-            raise InvalidRequestError.of(path, value, self.allowed)
-
-    @abstractmethod
-    def schema(self, named: Named) -> dict[str, Any]:
-        """Return the JSON schema of what is accepted.
-
-        :param named: takes the schemas of objects
-        """
-
-
-@frozen
-class _Anything(_Shape):
-    """Accepts every value: whoever gets it checks it."""
-
-    @property
-    def allowed(self) -> str:
-        return "any value"
-
-    def takes(self, value: object) -> bool:
-        return True
-
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {}
-
-
-@frozen
-class _Scalar(_Shape):
-    """Accepts values of one of JSON's simple types."""
-
-    kind: type
-    bounds: Bounds | None = None
-
-    @property
-    def allowed(self) -> str:
-        name = _SCALARS[self.kind][1]
-        if self.bounds is None:
-            return name
-        return f"{name} of {self.bounds} characters" if self.kind is str else f"{name} {self.bounds}"
-
-    def takes(self, value: object) -> bool:
-        if isinstance(value, bool) and self.kind is not bool:
-            return False
-        if not isinstance(value, (int, float) if self.kind is float else self.kind):
-            return False
-        return self.bounds is None or self.bounds.fits(len(value) if isinstance(value, str) else value)  # type: ignore[arg-type]  # a number
-
-    def schema(self, named: Named) -> dict[str, Any]:
-        keys = ("minLength", "maxLength") if self.kind is str else ("minimum", "maximum")
-        return {"type": _SCALARS[self.kind][0], **(self.bounds.schema(*keys) if self.bounds else {})}
-
-
-_SCALARS: Final[Mapping[type, tuple[str, str]]] = {
-    str: ("string", "a string"),
-    int: ("integer", "an integer"),
-    float: ("number", "a number"),
-    bool: ("boolean", "true or false"),
-    NoneType: ("null", "null"),
-}
-
-
-@frozen
-class _Values(_Shape):
-    """Accepts a few values."""
-
-    values: tuple[object, ...]
-
-    @property
-    def allowed(self) -> str:
-        return " or ".join(map(json.dumps, self.values))
-
-    def takes(self, value: object) -> bool:
-        return any(type(value) is type(each) and value == each for each in self.values)
-
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {"enum": list(self.values)}
-
-
-@frozen
-class _List(_Shape):
-    """Accepts lists of values of one shape."""
-
-    item: _Shape
-    bounds: Bounds | None = None
-
-    @property
-    def allowed(self) -> str:
-        return f"a list of {self.item.allowed}" + (f", {self.bounds} of them" if self.bounds else "")
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-    def check(self, path: str, value: object) -> None:
-        super().check(path, value)
-        if self.bounds is not None and not self.bounds.fits(len(cast(Sequence[object], value))):
-            raise InvalidRequestError.of(path, value, self.allowed)
-        for place, item in enumerate(cast(Sequence[object], value)):
-            self.item.check(f"{path}[{place}]", item)
-
-    def schema(self, named: Named) -> dict[str, Any]:
-        bounds = self.bounds.schema("minItems", "maxItems") if self.bounds else {}
-        return {"type": "array", "items": self.item.schema(named), **bounds}
-
-
-@frozen
-class _Map(_Shape):
-    """Accepts objects with any keys."""
-
-    value: _Shape
-
-    @property
-    def allowed(self) -> str:
-        return "an object"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, Mapping)
-
-    def check(self, path: str, value: object) -> None:
-        super().check(path, value)
-        for key, each in cast(Mapping[object, object], value).items():
-            self.value.check(f"{path}[{json.dumps(str(key)[:60])}]", each)
-
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": self.value.schema(named) or True}
-
-
-@frozen
-class _Field:
-    """Holds one field of an object."""
-
-    shape: _Shape
-    is_required: bool
-    says: str
-
-    def check(self, path: str, value: object) -> None:
-        """Look into a value. Where only values are accepted that ask for nothing, the error says why.
-
-        :raises InvalidRequestError: it is not accepted
-        """
-        if self._asks_for_nothing and self.says and not self.shape.takes(value):
-            raise InvalidRequestError.of(path, value, f"{self.shape.allowed} ({self.says})")
-        self.shape.check(path, value)
-
-    @property
-    def _asks_for_nothing(self) -> bool:
-        shapes = self.shape.shapes if isinstance(self.shape, _OneOf) else (self.shape,)
-        return all(isinstance(each, _Values) or each == _Scalar(NoneType) for each in shapes)
-
-
-@frozen
-class _Fields(_Shape):
-    """Accepts objects with the keys of a TypedDict, and no others."""
-
-    name: str
-    fields: Mapping[str, _Field] = field(hash=False)
-
-    @classmethod
-    def of(cls, kind: Any) -> _Fields:
-        hints = get_type_hints(kind, include_extras=True)
-        if is_typeddict(kind):
-            required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
-        else:  # a value of attrs, as ``asdict`` writes it
-            required = set(attrs.fields_dict(kind))
-        fields = {}
-        for name, hint in hints.items():
-            is_required = name in required or get_origin(hint) is Required
-            inner = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-            says = [each for each in getattr(inner, "__metadata__", ()) if isinstance(each, str)]
-            fields[name] = _Field(_shape_of(inner), is_required, says[0] if says else "")
-        return cls(kind.__name__, fields)
-
-    @property
-    def allowed(self) -> str:
-        required = ", ".join(json.dumps(name) for name, each in self.fields.items() if each.is_required)
-        return f"an object with {required}" if required else "an object"
-
-    def takes(self, value: object) -> bool:
-        return isinstance(value, Mapping)
-
-    def check(self, path: str, value: object) -> None:
-        super().check(path, value)
-        given = cast(Mapping[str, object], value)
-        before = f"{path}." if path else ""
-        for name, each in given.items():
-            if name not in self.fields:
-                allowed = "no such field: there are " + ", ".join(self.fields)
-                raise InvalidRequestError.of(f"{before}{name}"[:100], each, allowed)
-            self.fields[name].check(f"{before}{name}", each)
-        for name, part in self.fields.items():
-            if part.is_required and name not in given:
-                raise InvalidRequestError(
-                    f"{before}{name} is missing: expected {part.shape.allowed}",
-                    field=f"{before}{name}",
-                    allowed=part.shape.allowed,
-                )
-
-    def tag(self, key: str) -> tuple[object, ...]:
-        """Return the values that a field can have, if these are few."""
-        shape = self.fields[key].shape if key in self.fields else None
-        return shape.values if isinstance(shape, _Values) else ()
-
-    def is_tagged(self, value: Mapping[str, object]) -> bool:
-        """Tell whether the ``type`` of an object is this one's, or it has none and needs none."""
-        return value["type"] in self.tag("type") if "type" in value else not self.fields["type"].is_required
-
-    def schema(self, named: Named) -> dict[str, Any]:
-        properties = {}
-        for name, each in self.fields.items():
-            properties[name] = {**each.shape.schema(named), **({"description": each.says} if each.says else {})}
-        required = [name for name, each in self.fields.items() if each.is_required]
-        schema = {"type": "object", "properties": properties, "additionalProperties": False}
-        if required:
-            schema["required"] = required
-        if named is None:
-            return schema
-        known = named.setdefault(self.name, schema)  # by itself: python -O leaves assertions out
-        assert known == schema, f"two types are called {self.name}"
-        return {"$ref": REFERENCE + self.name}
-
-
-@frozen
-class _OneOf(_Shape):
-    """Accepts values of any of several shapes. Objects are told apart by their ``type``."""
-
-    shapes: tuple[_Shape, ...]
-
-    @property
-    def allowed(self) -> str:
-        return " or ".join(dict.fromkeys(shape.allowed for shape in self.shapes))
-
-    def takes(self, value: object) -> bool:
-        return any(shape.takes(value) for shape in self.shapes)
-
-    def check(self, path: str, value: object) -> None:
-        fitting: list[_Shape] = [shape for shape in self.shapes if shape.takes(value)]
-        if len(fitting) > 1 and isinstance(value, Mapping):
-            tagged = [shape for shape in fitting if isinstance(shape, _Fields) and shape.tag("type")]
-            found = [shape for shape in tagged if shape.is_tagged(value)]
-            if tagged and not found:
-                types = " or ".join(json.dumps(tag) for shape in tagged for tag in shape.tag("type"))
-                raise InvalidRequestError.of(f"{path}.type", value.get("type"), types)
-            fitting = [*found] or fitting
-        if not fitting:
-            raise InvalidRequestError.of(path, value, self.allowed)
-        for shape in fitting[:-1]:  # of several lists, any may fit
-            with suppress(InvalidRequestError):
-                shape.check(path, value)
-                return
-        fitting[-1].check(path, value)
-
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {"anyOf": [shape.schema(named) for shape in self.shapes]}
-
-
-def _shape_of(hint: Any, bounds: Bounds | None = None) -> _Shape:
-    """Return what checks values of a type."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        found = [each for each in arguments[1:] if isinstance(each, Bounds)]
-        return _shape_of(arguments[0], found[0] if found else bounds)
-    if origin in (Union, UnionType):
-        return _OneOf(tuple(_shape_of(each, bounds) for each in arguments))
-    if origin is Literal:
-        return _Values(arguments)
-    if origin is list:
-        return _List(_shape_of(arguments[0]), bounds)
-    if origin is dict:
-        return _Map(_shape_of(arguments[1]))
-    if is_typeddict(hint) or attrs.has(hint):
-        return _Fields.of(hint)
-    if hint is Any:
-        return _Anything()
-    kind = NoneType if hint is None else hint
-    assert kind in _SCALARS, f"no JSON is read as {hint}"
-    return _Scalar(kind, None if kind in (NoneType, bool) else bounds)

@@ -1,0 +1,140 @@
+"""Answer the requests that a runner gets, through adapters and with callbacks of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from attrs import evolve
+
+from paged_sdk import BlockingModel, InvalidRequestError, RequestBuilder
+from paged_sdk.mistralrs.adapters import LoraAdapterGeneration
+from paged_sdk.mistralrs.callbacks import MAX_ROUNDS, Callbacks, Rounds, StreamedRounds
+from paged_sdk.mistralrs.generations import Generations, Selected
+from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, StreamT
+from paged_sdk.mistralrs.responses import ChatCompletionResponse, CompletionResponse
+from paged_sdk.mistralrs.stream import ChatCompletionStream, ChunkSource
+
+__all__ = ["Answers"]
+
+AnswerT = TypeVar("AnswerT")
+
+
+class Answers:
+    """Has a model answer requests. May be used from any thread.
+
+    :param find_model: returns the model, which may be unloaded and loaded again between any two calls
+    :param callbacks: what does tools, by name
+    :param seed: of every request that samples; None: each has one of its own
+    """
+
+    def __init__(
+        self,
+        find_model: Callable[[], BlockingModel],
+        generations: Generations,
+        callbacks: Callbacks,
+        *,
+        seed: int | None,
+    ) -> None:
+        self._find_model = find_model
+        self._generations = generations
+        self._callbacks = callbacks
+        self._seed = seed
+
+    @property
+    def _model(self) -> BlockingModel:
+        return self._find_model()
+
+    def chat(self, request: ChatCompletionRequest[StreamT]) -> ChatCompletionResponse | ChatCompletionStream:
+        """Answer a conversation, whole or as a stream.
+
+        :raises ConfigError: a sampling value out of its range
+        :raises RequestError: a request that is malformed or cannot be done
+        """
+        built = request.build(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
+        done = [tool.name for tool in built.options.shown_tools if tool.name in self._callbacks]
+        if request.max_tool_rounds is not None and not done:
+            raise InvalidRequestError.of(
+                "max_tool_rounds", request.max_tool_rounds, "None where no tool has a callback of the runner's"
+            )
+        if done and request.n_choices != 1:
+            raise InvalidRequestError.of("n_choices", request.n_choices, "1 where tools have callbacks")
+        rounds = None
+        if done:
+            rounds = MAX_ROUNDS if request.max_tool_rounds is None else request.max_tool_rounds
+        send = self._stream if request.stream else self._answer
+        return self._selecting(request.adapter, lambda selected: send(built, selected, rounds))
+
+    def completion(self, request: CompletionRequest) -> CompletionResponse:
+        """Continue a text.
+
+        :raises ConfigError: a sampling value out of its range
+        :raises RequestError: a request that is malformed or cannot be done
+        """
+        sampling = request.sampling(seed=self._seed, default_temperature=self._model.generation_defaults.temperature)
+        constraint = request.constraint()
+
+        def send(selected: Selected | None) -> CompletionResponse:
+            with self._generations.leased(selected):
+                response = self._model.send_completion_request(
+                    request.prompt,
+                    sampling,
+                    truncation=request.truncate_sequence,
+                    constraint=constraint,
+                    adapter=None if selected is None else selected.name,
+                )
+            if request.echo_prompt:
+                choices = tuple(evolve(choice, text=request.prompt + choice.text) for choice in response.choices)
+                response = evolve(response, choices=choices)
+            return CompletionResponse.of(response, adapter_generation=_generation(selected))
+
+        return self._selecting(request.adapter, send)
+
+    def _selecting(
+        self, adapter: str | LoraAdapterGeneration | None, send: Callable[[Selected | None], AnswerT]
+    ) -> AnswerT:
+        """Send a request through the adapter that it names. If that is replaced at this very moment, it goes through
+        the next one.
+        """
+        while True:
+            selected = self._generations.select(self._model, adapter)
+            try:
+                return send(selected)
+            except InvalidRequestError as error:
+                if error.field != "adapter" or selected == self._generations.select(self._model, adapter):
+                    raise
+
+    def _answer(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionResponse:
+        request = _through(built, selected)
+        with self._generations.leased(selected):
+            run = Rounds(request, self._callbacks, rounds or 0)
+            while run.goes_on(self._model.send_chat_request(run.request)):
+                pass
+        response, records = run.whole(), run.records
+        return ChatCompletionResponse.of(response, adapter_generation=_generation(selected), agentic_tool_calls=records)
+
+    def _stream(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionStream:
+        request, model = _through(built, selected), self._model
+        source: ChunkSource = (
+            model.stream_chat_request(request)
+            if rounds is None
+            else StreamedRounds(model.stream_chat_request, Rounds(request, self._callbacks, rounds))
+        )
+        self._generations.lease(selected)
+        stream = ChatCompletionStream(
+            source,
+            adapter_generation=_generation(selected),
+            when_ended=partial(self._generations.release, selected),
+        )
+        if selected is not None:
+            stream.read()  # until then, the adapter can be gone
+        return stream
+
+
+def _generation(selected: Selected | None) -> str | None:
+    return None if selected is None else selected.generation
+
+
+def _through(request: RequestBuilder, selected: Selected | None) -> RequestBuilder:
+    return request if selected is None else request.with_adapter(selected.name)

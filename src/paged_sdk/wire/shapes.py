@@ -1,0 +1,355 @@
+"""Say which JSON values are accepted: their shapes, which check values and describe themselves as JSON schemas.
+
+They are made of annotations: types, ``Literal`` for fields that can only be given at a value that asks for nothing,
+:class:`Bounds` for numbers, and a sentence for people.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NotRequired,
+    Required,
+    TypeAlias,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+import attrs
+from attrs import field, frozen
+
+from paged_sdk import InvalidRequestError
+
+__all__ = ["Bounds", "Fields", "Named", "Shape", "shape_of"]
+
+Named: TypeAlias = MutableMapping[str, Any] | None
+"""Collects the schemas of objects by the names of their types, so that others refer to them; None: none does."""
+
+REFERENCE: Final = "#/components/schemas/"
+
+
+@frozen
+class Bounds:
+    """Bounds a number, or the length of a text or list. None is no bound."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def fits(self, number: float) -> bool:
+        """Tell whether a number is within the bounds."""
+        return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f">= {self.low:g}" if self.low is not None else f"<= {self.high:g}"
+        return f"from {self.low:g} to {self.high:g}"
+
+    def schema(self, low: str, high: str) -> dict[str, Any]:
+        """Return the bounds under the keywords of a JSON schema."""
+        return {key: value for key, value in ((low, self.low), (high, self.high)) if value is not None}
+
+
+class Shape(ABC):
+    """Checks values of one type."""
+
+    @property
+    @abstractmethod
+    def allowed(self) -> str:
+        """Say what is accepted, in words."""
+
+    @abstractmethod
+    def takes(self, value: object) -> bool:
+        """Tell whether a value is of the right kind, without looking into it."""
+
+    def check(self, path: str, value: object) -> None:
+        """Look into a value.
+
+        :raises InvalidRequestError: it is not accepted
+        """
+        if not self.takes(value):
+            raise InvalidRequestError.of(path, value, self.allowed)
+
+    @abstractmethod
+    def schema(self, named: Named) -> dict[str, Any]:
+        """Return the JSON schema of what is accepted.
+
+        :param named: takes the schemas of objects
+        """
+
+
+@frozen
+class Anything(Shape):
+    """Accepts every value: whoever gets it checks it."""
+
+    @property
+    def allowed(self) -> str:
+        return "any value"
+
+    def takes(self, value: object) -> bool:
+        return True
+
+    def schema(self, named: Named) -> dict[str, Any]:
+        return {}
+
+
+@frozen
+class Scalar(Shape):
+    """Accepts values of one of JSON's simple types."""
+
+    kind: type
+    bounds: Bounds | None = None
+
+    @property
+    def allowed(self) -> str:
+        name = _SCALARS[self.kind][1]
+        if self.bounds is None:
+            return name
+        return f"{name} of {self.bounds} characters" if self.kind is str else f"{name} {self.bounds}"
+
+    def takes(self, value: object) -> bool:
+        if isinstance(value, bool) and self.kind is not bool:
+            return False
+        if not isinstance(value, (int, float) if self.kind is float else self.kind):
+            return False
+        return self.bounds is None or self.bounds.fits(len(value) if isinstance(value, str) else value)  # type: ignore[arg-type]  # a number
+
+    def schema(self, named: Named) -> dict[str, Any]:
+        keys = ("minLength", "maxLength") if self.kind is str else ("minimum", "maximum")
+        return {"type": _SCALARS[self.kind][0], **(self.bounds.schema(*keys) if self.bounds else {})}
+
+
+_SCALARS: Final[Mapping[type, tuple[str, str]]] = {
+    str: ("string", "a string"),
+    int: ("integer", "an integer"),
+    float: ("number", "a number"),
+    bool: ("boolean", "true or false"),
+    NoneType: ("null", "null"),
+}
+
+
+@frozen
+class Values(Shape):
+    """Accepts a few values."""
+
+    values: tuple[object, ...]
+
+    @property
+    def allowed(self) -> str:
+        return " or ".join(map(json.dumps, self.values))
+
+    def takes(self, value: object) -> bool:
+        return any(type(value) is type(each) and value == each for each in self.values)
+
+    def schema(self, named: Named) -> dict[str, Any]:
+        return {"enum": list(self.values)}
+
+
+@frozen
+class ListOf(Shape):
+    """Accepts lists of values of one shape."""
+
+    item: Shape
+    bounds: Bounds | None = None
+
+    @property
+    def allowed(self) -> str:
+        return f"a list of {self.item.allowed}" + (f", {self.bounds} of them" if self.bounds else "")
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+    def check(self, path: str, value: object) -> None:
+        super().check(path, value)
+        if self.bounds is not None and not self.bounds.fits(len(cast(Sequence[object], value))):
+            raise InvalidRequestError.of(path, value, self.allowed)
+        for place, item in enumerate(cast(Sequence[object], value)):
+            self.item.check(f"{path}[{place}]", item)
+
+    def schema(self, named: Named) -> dict[str, Any]:
+        bounds = self.bounds.schema("minItems", "maxItems") if self.bounds else {}
+        return {"type": "array", "items": self.item.schema(named), **bounds}
+
+
+@frozen
+class MapOf(Shape):
+    """Accepts objects with any keys."""
+
+    value: Shape
+
+    @property
+    def allowed(self) -> str:
+        return "an object"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, Mapping)
+
+    def check(self, path: str, value: object) -> None:
+        super().check(path, value)
+        for key, each in cast(Mapping[object, object], value).items():
+            self.value.check(f"{path}[{json.dumps(str(key)[:60])}]", each)
+
+    def schema(self, named: Named) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.value.schema(named) or True}
+
+
+@frozen
+class Field:
+    """Holds one field of an object."""
+
+    shape: Shape
+    is_required: bool
+    says: str
+
+    def check(self, path: str, value: object) -> None:
+        """Look into a value. Where only values are accepted that ask for nothing, the error says why.
+
+        :raises InvalidRequestError: it is not accepted
+        """
+        if self._asks_for_nothing and self.says and not self.shape.takes(value):
+            raise InvalidRequestError.of(path, value, f"{self.shape.allowed} ({self.says})")
+        self.shape.check(path, value)
+
+    @property
+    def _asks_for_nothing(self) -> bool:
+        shapes = self.shape.shapes if isinstance(self.shape, OneOf) else (self.shape,)
+        return all(isinstance(each, Values) or each == Scalar(NoneType) for each in shapes)
+
+
+@frozen
+class Fields(Shape):
+    """Accepts objects with the keys of a TypedDict, and no others."""
+
+    name: str
+    fields: Mapping[str, Field] = field(hash=False)
+
+    @classmethod
+    def of(cls, kind: Any) -> Fields:
+        hints = get_type_hints(kind, include_extras=True)
+        if is_typeddict(kind):
+            required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
+        else:  # a value of attrs, as ``asdict`` writes it
+            required = set(attrs.fields_dict(kind))
+        fields = {}
+        for name, hint in hints.items():
+            is_required = name in required or get_origin(hint) is Required
+            inner = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
+            says = [each for each in getattr(inner, "__metadata__", ()) if isinstance(each, str)]
+            fields[name] = Field(shape_of(inner), is_required, says[0] if says else "")
+        return cls(kind.__name__, fields)
+
+    @property
+    def allowed(self) -> str:
+        required = ", ".join(json.dumps(name) for name, each in self.fields.items() if each.is_required)
+        return f"an object with {required}" if required else "an object"
+
+    def takes(self, value: object) -> bool:
+        return isinstance(value, Mapping)
+
+    def check(self, path: str, value: object) -> None:
+        super().check(path, value)
+        given = cast(Mapping[str, object], value)
+        before = f"{path}." if path else ""
+        for name, each in given.items():
+            if name not in self.fields:
+                allowed = "no such field: there are " + ", ".join(self.fields)
+                raise InvalidRequestError.of(f"{before}{name}"[:100], each, allowed)
+            self.fields[name].check(f"{before}{name}", each)
+        for name, part in self.fields.items():
+            if part.is_required and name not in given:
+                raise InvalidRequestError(
+                    f"{before}{name} is missing: expected {part.shape.allowed}",
+                    field=f"{before}{name}",
+                    allowed=part.shape.allowed,
+                )
+
+    def tag(self, key: str) -> tuple[object, ...]:
+        """Return the values that a field can have, if these are few."""
+        shape = self.fields[key].shape if key in self.fields else None
+        return shape.values if isinstance(shape, Values) else ()
+
+    def is_tagged(self, value: Mapping[str, object]) -> bool:
+        """Tell whether the ``type`` of an object is this one's, or it has none and needs none."""
+        return value["type"] in self.tag("type") if "type" in value else not self.fields["type"].is_required
+
+    def schema(self, named: Named) -> dict[str, Any]:
+        properties = {}
+        for name, each in self.fields.items():
+            properties[name] = {**each.shape.schema(named), **({"description": each.says} if each.says else {})}
+        required = [name for name, each in self.fields.items() if each.is_required]
+        schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        if required:
+            schema["required"] = required
+        if named is None:
+            return schema
+        known = named.setdefault(self.name, schema)  # by itself: python -O leaves assertions out
+        assert known == schema, f"two types are called {self.name}"
+        return {"$ref": REFERENCE + self.name}
+
+
+@frozen
+class OneOf(Shape):
+    """Accepts values of any of several shapes. Objects are told apart by their ``type``."""
+
+    shapes: tuple[Shape, ...]
+
+    @property
+    def allowed(self) -> str:
+        return " or ".join(dict.fromkeys(shape.allowed for shape in self.shapes))
+
+    def takes(self, value: object) -> bool:
+        return any(shape.takes(value) for shape in self.shapes)
+
+    def check(self, path: str, value: object) -> None:
+        fitting: list[Shape] = [shape for shape in self.shapes if shape.takes(value)]
+        if len(fitting) > 1 and isinstance(value, Mapping):
+            tagged = [shape for shape in fitting if isinstance(shape, Fields) and shape.tag("type")]
+            found = [shape for shape in tagged if shape.is_tagged(value)]
+            if tagged and not found:
+                types = " or ".join(json.dumps(tag) for shape in tagged for tag in shape.tag("type"))
+                raise InvalidRequestError.of(f"{path}.type", value.get("type"), types)
+            fitting = [*found] or fitting
+        if not fitting:
+            raise InvalidRequestError.of(path, value, self.allowed)
+        for shape in fitting[:-1]:  # of several lists, any may fit
+            with suppress(InvalidRequestError):
+                shape.check(path, value)
+                return
+        fitting[-1].check(path, value)
+
+    def schema(self, named: Named) -> dict[str, Any]:
+        return {"anyOf": [shape.schema(named) for shape in self.shapes]}
+
+
+def shape_of(hint: Any, bounds: Bounds | None = None) -> Shape:
+    """Return what checks values of a type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        found = [each for each in arguments[1:] if isinstance(each, Bounds)]
+        return shape_of(arguments[0], found[0] if found else bounds)
+    if origin in (Union, UnionType):
+        return OneOf(tuple(shape_of(each, bounds) for each in arguments))
+    if origin is Literal:
+        return Values(arguments)
+    if origin is list:
+        return ListOf(shape_of(arguments[0]), bounds)
+    if origin is dict:
+        return MapOf(shape_of(arguments[1]))
+    if is_typeddict(hint) or attrs.has(hint):
+        return Fields.of(hint)
+    if hint is Any:
+        return Anything()
+    kind = NoneType if hint is None else hint
+    assert kind in _SCALARS, f"no JSON is read as {hint}"
+    return Scalar(kind, None if kind in (NoneType, bool) else bounds)
