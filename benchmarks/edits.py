@@ -63,7 +63,7 @@ def _rename(path: str, name: str, old: str, new: str) -> Edit:
 EDITS: Final = (
     _rename("engine/metrics.py", "Metrics", "steps", "num_steps"),
     Edit("kv/block_pool.py", "FreeList", "Add a method `clear` that takes everything out of the list."),
-    _rename("kv/block_hash.py", "block_hash", "digest", "hasher"),
+    _rename("kv/block_hash.py", "block_hashes", "parts", "pieces"),
     Edit("layers/norm.py", "RMSNorm", "Add a method `__repr__` that shows `eps`."),
     _rename("layers/rotary.py", "_yarn", "config", "rope"),
     Edit("kernels/norm.py", "rms_norm", "Write a new docstring of one sentence."),

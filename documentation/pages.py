@@ -28,6 +28,7 @@ API: Final = {
 
 _PAGE_OF: Final = {
     "builders": "builders",
+    "composed_builders": "builders",
     "errors": "errors",
     "config.sampling": "requests",
     "config": "settings",
