@@ -486,7 +486,7 @@ def test_a_row_from_before_a_preemption_is_passed_over() -> None:
     sequence, _ = harness.add([1] * 6), harness.add([2] * 6)
     output = harness.schedule()
     sampled = harness.execute(output)
-    harness.scheduler._preempt(sequence)
+    harness.scheduler._running.preempt(sequence)
     again = harness.schedule()
     assert [row.sequence for row in again.scheduled][-1] is sequence
     assert harness.update(output, sampled).sequences[0] is not sequence

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections.abc import Iterator
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kv.manager import KvManager, Prefix
 from paged_sdk.scheduler.awaited_images import AwaitedImages
+from paged_sdk.scheduler.running_sequences import RunningSequences
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
-from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue, rank
+from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue
 
 __all__ = ["LOOKAHEAD", "SHORT", "Admission"]
 
@@ -30,7 +30,7 @@ class Admission:
     A sequence that does not fit is passed by later ones, but not one that is overdue or was preempted.
 
     :param waiting: the queue
-    :param running: the running sequences by rank; the caller changes the same list
+    :param running: gets those that are admitted
     :param awaited_images: takes those out of the queue whose images are to be encoded first
     :ivar most_short: the most tokens to compute with which a prompt is short
     """
@@ -40,7 +40,7 @@ class Admission:
         config: EngineConfig,
         kv: KvManager,
         waiting: WaitingQueue,
-        running: list[Sequence],
+        running: RunningSequences,
         awaited_images: AwaitedImages,
     ) -> None:
         self.most_short: int = config.max_num_batched_tokens // SHORT
@@ -121,4 +121,4 @@ class Admission:
         if sequence.first_scheduled_at is None:
             sequence.first_scheduled_at = time.monotonic()
             sequence.num_cached_tokens = prefix.num_tokens
-        insort(self._running, sequence, key=rank)
+        self._running.add(sequence)

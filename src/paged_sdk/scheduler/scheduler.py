@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
-from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.scheduler.admission import SHORT, Admission
 from paged_sdk.scheduler.awaited_images import AwaitedImages, ImageGate
 from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
 from paged_sdk.scheduler.pace import Pace
+from paged_sdk.scheduler.running_sequences import RunningSequences
 from paged_sdk.scheduler.sequence import Sequence, SequenceStatus
 from paged_sdk.scheduler.step_times import StepTimes
-from paged_sdk.scheduler.waiting_queue import WaitingQueue, rank
+from paged_sdk.scheduler.waiting_queue import WaitingQueue
 from paged_sdk.types.response import FinishReason
 
 __all__ = ["Scheduler"]
 
-_LONG: Final = CacheKey(b"rope:long")
-"""Tells the KV of texts that have outgrown the trained context from the same tokens' KV within it."""
 _NONE: Final[Mapping[int, Iterable[int]]] = MappingProxyType({})
 
 
@@ -54,14 +51,13 @@ class Scheduler:
         self._config = config
         self._kv = kv
         self._waiting = WaitingQueue()
-        self._running: list[Sequence] = []
         self._awaited_images = AwaitedImages(images, kv, self._waiting)
+        self._running = RunningSequences(config, kv, self._awaited_images)
         self._admission = Admission(config, kv, self._waiting, self._running, self._awaited_images)
         self.times: StepTimes = StepTimes()
         self.drafts: DraftAccount = DraftAccount(self.times)
         self._pace = Pace(config.max_slowdown, self.times) if config.max_slowdown else None
         self._finished_seq_ids: list[int] = []
-        self._num_preemptions = 0
         self._verified: list[VerifiedDrafts] = []  # since the last step whose time was taken in
 
     @property
@@ -96,7 +92,7 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         """Return how often a sequence has lost its KV to others since the start."""
-        return self._num_preemptions
+        return self._running.num_preemptions
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence into the queue.
@@ -126,8 +122,7 @@ class Scheduler:
                 limit=self._config.max_queue,
             )
         sequence.max_length = min(sequence.max_length, self._config.max_model_len)
-        self._set_end(sequence)
-        self._awaited_images.queue(sequence)
+        self._running.queue(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence now, waiting or running; its memory is free at once. Nothing happens if it has ended.
@@ -136,7 +131,6 @@ class Scheduler:
         """
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
-            self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
         elif sequence.status is SequenceStatus.WAITING:
             self._waiting.remove(sequence)
         elif sequence.status is SequenceStatus.FINISHED:
@@ -198,9 +192,8 @@ class Scheduler:
         """Take the memory of all running sequences, which wait and compute their KV anew: a step has failed on its way.
         The results of those before it must be updated first.
         """
-        for sequence in self._running.copy():
-            self._requeue(sequence)
-            self._num_preemptions += 1
+        for sequence in list(self._running):
+            self._running.preempt(sequence)
 
     def forget_times(self) -> None:
         """Forget how long steps take, and so what drafts are worth: the model computes otherwise from now on."""
@@ -250,7 +243,7 @@ class Scheduler:
                 self._kv.commit(sequence.table, sequence.token_ids, row.end)
                 if sequence.request.reading is not None and row.end == sequence.num_prompt_tokens:
                     self.finish(sequence, "stop")
-                for sample, choice in enumerate(self._fork(row) if row.num_samples else ()):
+                for sample, choice in enumerate(self._running.fork(row) if row.num_samples else ()):
                     token, reason = self._append(choice, token_ids[sample : sample + 1])
                     new_tokens.add(choice, token, index, sample)
                     if reason is not None:
@@ -294,7 +287,7 @@ class Scheduler:
             num_wanted = length - start
             if length >= sequence.end_length:
                 if length == len(sequence.token_ids):  # nothing is awaited, so it has outgrown memory or frequencies
-                    (outgrown if self._may_grow(sequence) else dropped).append(sequence)
+                    (outgrown if self._running.may_grow(sequence) else dropped).append(sequence)
                 continue
             if budget <= 0 or num_wanted == 0:  # 0: drafts of the sequence are being verified
                 continue
@@ -309,7 +302,7 @@ class Scheduler:
                 num_wanted = sequence.whole_end(start + num_wanted) - start
             table = sequence.table
             if start + num_wanted > table.capacity:
-                num_wanted = self._make_room(sequence, start, num_wanted)
+                num_wanted = self._running.make_room(sequence, start, num_wanted)
                 if num_wanted == 0:
                     continue
             budget -= num_wanted
@@ -329,27 +322,8 @@ class Scheduler:
             self.finish(sequence, "length")
         for sequence in outgrown:
             if sequence.status is SequenceStatus.RUNNING:  # it was not preempted meanwhile
-                self._requeue(sequence)
+                self._running.requeue(sequence)
         return decodes, chunks, budget if self._pace is None or prompt_budget is None else min(budget, prompt_budget)
-
-    def _set_end(self, sequence: Sequence) -> None:
-        """Work out the length up to which a sequence without KV can be scheduled, and on what its KV will depend.
-
-        A text within :attr:`EngineConfig.rope_switch` ends there for now: the next token needs all KV anew.
-        """
-        end, switch = min(sequence.max_length, self._kv.max_sequence_tokens + 1), self._config.rope_switch
-        if switch is not None and not sequence.is_long:
-            if len(sequence.token_ids) > switch:
-                sequence.is_long = True
-                sequence.table.depend_on(_LONG)
-            else:
-                end = min(end, switch + 1)
-        sequence.end_length = end
-
-    def _may_grow(self, sequence: Sequence) -> bool:
-        """Say whether a sequence that has reached its end length can go on once its KV is computed anew."""
-        is_short = self._config.rope_switch is not None and not sequence.is_long
-        return is_short and sequence.length <= self._kv.max_sequence_tokens
 
     def _admit_waiting(self, budget: int, *, beside: int) -> list[ScheduledSequence]:
         """Admit waiting sequences while there is budget, and make their rows.
@@ -426,39 +400,6 @@ class Scheduler:
         sequence.length -= 1
         return most
 
-    def _make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
-        """Get capacity for at most ``num_wanted`` more tokens, and preempt sequences of lower rank if memory is
-        short.
-
-        :returns: how many tokens there is capacity for; 0 if the sequence itself was the last by rank
-        """
-        while (
-            num_granted := sequence.whole_start(start + self._kv.grow(sequence.table, start, num_wanted)) - start
-        ) <= 0:
-            last = self._running[-1]
-            if last is sequence and sequence.num_in_flight:
-                break  # once the step under way is updated, its sliding window may free blocks
-            self._preempt(last)
-            if last is sequence:
-                break
-        return max(num_granted, 0)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        assert len(self._running) > 1, f"{sequence} has the whole memory and no room"
-        self._requeue(sequence)
-        self._num_preemptions += 1
-
-    def _requeue(self, sequence: Sequence) -> None:
-        """Let a running sequence wait, without KV."""
-        self._running.remove(sequence)
-        self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
-        # A token in flight is lost; the same token will be sampled again.
-        sequence.num_computed_tokens = sequence.num_scheduled = 0
-        sequence.length = len(sequence.token_ids)
-        sequence.epoch += 1
-        self._set_end(sequence)
-        self._awaited_images.queue(sequence)
-
     def _append(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
         """Add tokens, up to the one that ends the text.
 
@@ -472,18 +413,6 @@ class Scheduler:
             if len(own) >= sequence.max_length:
                 return token_ids[:count], "length"
         return token_ids, None
-
-    def _fork(self, row: ScheduledSequence) -> list[Sequence]:
-        """Return one sequence per sample of a row, the first being its own; the others are forked and independent."""
-        sequence = row.sequence
-        siblings = [
-            sequence.fork(choice, self._kv.fork(sequence.table, sequence.num_computed_tokens))
-            for choice in range(1, row.num_samples)
-        ]
-        for sibling in siblings:
-            insort(self._running, sibling, key=rank)
-        sequence.num_choices = 1
-        return [sequence, *siblings]
 
 
 def _row(sequence: Sequence, start: int, num_new_tokens: int) -> ScheduledSequence:

@@ -1,0 +1,121 @@
+"""Holds the sequences that have KV memory, and takes it from those of low rank for those above them."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from typing import Final
+
+from paged_sdk.config.engine import EngineConfig
+from paged_sdk.kv.block_hash import CacheKey
+from paged_sdk.kv.manager import KvManager
+from paged_sdk.scheduler.awaited_images import AwaitedImages
+from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.scheduler.waiting_queue import rank
+
+__all__ = ["RunningSequences"]
+
+_LONG: Final = CacheKey(b"rope:long")
+"""Tells the KV of texts that have outgrown the trained context from the same tokens' KV within it."""
+
+
+class RunningSequences:
+    """Holds the running sequences by rank (overdue, priority, arrival).
+
+    One that needs memory takes it from the last by rank, which is preempted: it loses its KV, and waits again. The
+    first is never preempted, since it may take the whole memory.
+
+    While they are iterated over, the last of them may be taken out.
+
+    :param awaited_images: where sequences wait that lose their KV
+    :ivar num_preemptions: how often a sequence has lost its KV to others
+    """
+
+    def __init__(self, config: EngineConfig, kv: KvManager, awaited_images: AwaitedImages) -> None:
+        self._config = config
+        self._kv = kv
+        self._awaited_images = awaited_images
+        self._sequences: list[Sequence] = []
+        self.num_preemptions: int = 0
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Take in a sequence that has got KV."""
+        insort(self._sequences, sequence, key=rank)
+
+    def fork(self, row: ScheduledSequence) -> list[Sequence]:
+        """Return one sequence per sample of a row, the first being its own; the others are forked and independent."""
+        sequence = row.sequence
+        siblings = [
+            sequence.fork(choice, self._kv.fork(sequence.table, sequence.num_computed_tokens))
+            for choice in range(1, row.num_samples)
+        ]
+        for sibling in siblings:
+            self.add(sibling)
+        sequence.num_choices = 1
+        return [sequence, *siblings]
+
+    def remove(self, sequence: Sequence) -> None:
+        """Free the memory of a sequence, which does not run any more."""
+        self._sequences.remove(sequence)
+        self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
+
+    def make_room(self, sequence: Sequence, start: int, num_wanted: int) -> int:
+        """Get capacity for at most ``num_wanted`` more tokens of a sequence, and preempt sequences of lower rank if
+        memory is short.
+
+        :param start: how many of its tokens are scheduled already
+        :returns: how many tokens there is capacity for; 0 if the sequence itself was the last by rank
+        """
+        while (
+            num_granted := sequence.whole_start(start + self._kv.grow(sequence.table, start, num_wanted)) - start
+        ) <= 0:
+            last = self._sequences[-1]
+            if last is sequence and sequence.num_in_flight:
+                break  # once the step under way is updated, its sliding window may free blocks
+            assert len(self) > 1, f"{sequence} has the whole memory and no room"
+            self.preempt(last)
+            if last is sequence:
+                break
+        return max(num_granted, 0)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the memory of a sequence for others."""
+        self.requeue(sequence)
+        self.num_preemptions += 1
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Let a running sequence wait, without KV."""
+        self.remove(sequence)
+        # A token in flight is lost; the same token will be sampled again.
+        sequence.num_computed_tokens = sequence.num_scheduled = 0
+        sequence.length = len(sequence.token_ids)
+        sequence.epoch += 1
+        self.queue(sequence)
+
+    def queue(self, sequence: Sequence) -> None:
+        """Let a sequence without KV wait until it can run, and work out the length up to which it can be scheduled
+        then, and on what its KV will depend.
+
+        A text within :attr:`EngineConfig.rope_switch` ends there for now: the next token needs all KV anew.
+        """
+        end, switch = min(sequence.max_length, self._kv.max_sequence_tokens + 1), self._config.rope_switch
+        if switch is not None and not sequence.is_long:
+            if len(sequence.token_ids) > switch:
+                sequence.is_long = True
+                sequence.table.depend_on(_LONG)
+            else:
+                end = min(end, switch + 1)
+        sequence.end_length = end
+        self._awaited_images.queue(sequence)
+
+    def may_grow(self, sequence: Sequence) -> bool:
+        """Say whether a sequence that has reached its end length can go on once its KV is computed anew."""
+        is_short = self._config.rope_switch is not None and not sequence.is_long
+        return is_short and sequence.length <= self._kv.max_sequence_tokens
