@@ -25,8 +25,10 @@ __all__ = ["Meeting"]
 _COME_SECONDS: Final = 300.0
 """How long ranks wait for others to be started, as torch's own do."""
 _LOOK_SECONDS: Final = 0.05
-# What is asked of the store is answered at once, unless its machine is gone.
+# What is asked of the store is answered at once, unless its machine is gone. A first connection may take longer: a
+# machine that loads several models may not run the thread that accepts it for seconds.
 _ANSWER_SECONDS: Final = 3.0
+_CONNECT_SECONDS: Final = 30.0
 _SEEN_SECONDS: Final = 2.0
 
 _READY: Final = "ready"
@@ -248,9 +250,8 @@ def _serve(launch: Launch) -> Store:
 
     :raises ConfigError: the port cannot be had
     """
-    wait = timedelta(seconds=_ANSWER_SECONDS)
     try:
-        return TCPStore("localhost", launch.port, None, True, wait, wait_for_workers=False)
+        return _store("localhost", launch.port, is_server=True)
     except RuntimeError as error:
         why = "another program has it" if "EADDRINUSE" in str(error) else _first_line(error)
         raise ConfigError.of(MASTER_PORT, launch.port, f"a port that is free on this machine ({why})") from None
@@ -261,12 +262,21 @@ def _ask(launch: Launch) -> Store:
 
     :raises ConfigError: it is something else
     """
-    wait = timedelta(seconds=_ANSWER_SECONDS)
     try:
-        return TCPStore(launch.address, launch.port, None, False, wait, wait_for_workers=False)
+        return _store(launch.address, launch.port, is_server=False)
     except RuntimeError as error:
         allowed = f"rank 0's port: what listens there is something else ({_first_line(error)})"
         raise ConfigError.of(MASTER_PORT, launch.port, allowed) from None
+
+
+def _store(address: str, port: int, *, is_server: bool) -> Store:
+    """Return a store that is connected.
+
+    :raises RuntimeError: it cannot be had there
+    """
+    store = TCPStore(address, port, None, is_server, timedelta(seconds=_CONNECT_SECONDS), wait_for_workers=False)
+    store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
+    return store
 
 
 def _first_line(error: RuntimeError) -> str:
