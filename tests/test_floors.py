@@ -106,6 +106,7 @@ def _units() -> Mapping[str, Unit]:
     }
     faces = (
         "model",
+        "model_insides",
         "builders",
         "composed_builders",
         "building",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -12,21 +12,21 @@ from typing import TypeVar, Unpack
 
 import anyio
 import anyio.to_thread
-from attrs import frozen
 
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.renderer import Interruption
-from paged_sdk.config.embedding import EmbeddingRecipe, Pooling
+from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.embedder import Embedder
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.generation_requests import ChatStream, CompletionStream, GenerationRequests
-from paged_sdk.loaded_adapters import Adapters, LoadedAdapters
-from paged_sdk.preparation import RequestPreparer, in_thread
+from paged_sdk.model_insides import ModelInsides
+from paged_sdk.preparation import in_thread
 from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.scorer import Scorer
+from paged_sdk.streaming import collect_all
 from paged_sdk.structured import Structure
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
@@ -51,7 +51,6 @@ from paged_sdk.types.response import (
 from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.engine_access import EngineAccess
-from paged_sdk.worker.worker import Worker
 
 __all__ = ["ChatStream", "CompletionStream", "Model"]
 
@@ -59,25 +58,6 @@ InstanceT = TypeVar("InstanceT")
 
 JOIN_SECONDS = 30.0
 """Closing waits so long for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
-
-
-@frozen(kw_only=True)
-class ModelInsides:
-    """Holds what a model's face stands before.
-
-    :ivar preparer: checks requests and makes them the engine's
-    :ivar worker: takes them
-    :ivar recipe: how texts become vectors; ``hidden_size`` and ``check_isq`` are those of :class:`ModelParts`, too
-    """
-
-    name: str
-    architecture: str
-    preparer: RequestPreparer
-    worker: EngineAccess
-    adapters: Adapters
-    recipe: EmbeddingRecipe
-    hidden_size: int
-    check_isq: Callable[[IsqType], None] | None
 
 
 class Model:
@@ -88,30 +68,7 @@ class Model:
     """
 
     def __init__(self, parts: ModelParts) -> None:
-        preparer = RequestPreparer(
-            text=parts.text,
-            config=parts.config,
-            vocab_size=parts.vocab_size,
-            max_prompt_tokens=parts.max_prompt_tokens,
-            why_no_text=parts.why_no_text,
-            reads_whole_texts=parts.reads_whole_texts,
-            heals_tokens=parts.heals_tokens,
-            images=parts.images,
-        )
-        # The worker alone keeps the engine, so that the tensors go when its thread ends.
-        worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
-        self._set_up(
-            ModelInsides(
-                name=parts.name,
-                architecture=parts.architecture,
-                preparer=preparer,
-                worker=worker,
-                adapters=LoadedAdapters(worker, parts.bank, parts.adapters),
-                recipe=parts.recipe,
-                hidden_size=parts.hidden_size,
-                check_isq=parts.check_isq,
-            )
-        )
+        self._set_up(ModelInsides.of(parts))
 
     def _set_up(self, insides: ModelInsides) -> None:
         self._insides = insides
@@ -201,23 +158,7 @@ class Model:
         """
         if isinstance(requests, str | bytes) or not isinstance(requests, Sequence):
             raise InvalidRequestError.of("requests", requests, "a list of requests")
-        streams = [self.stream_chat_request(request) for request in requests]
-        responses: dict[int, ChatCompletionResponse] = {}
-        first_error: list[Exception] = []
-
-        async def run(index: int, stream: ChatStream, scope: anyio.CancelScope) -> None:
-            try:
-                responses[index] = await stream.collect()
-            except Exception as error:
-                first_error.append(error)
-                scope.cancel()
-
-        async with anyio.create_task_group() as tasks:
-            for index, stream in enumerate(streams):
-                tasks.start_soon(run, index, stream, tasks.cancel_scope)
-        if first_error:
-            raise first_error[0]
-        return [responses[index] for index in range(len(streams))]
+        return await collect_all([self.stream_chat_request(request) for request in requests])
 
     async def send_chat_with_tools(
         self,

@@ -24,7 +24,7 @@ from paged_sdk.worker.subscription import Subscription
 if TYPE_CHECKING:
     from paged_sdk.errors import PartialResponse
 
-__all__ = ["ResponseStream"]
+__all__ = ["ResponseStream", "collect_all"]
 
 ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
@@ -261,6 +261,29 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         # Dropped half-read. Only the mailbox is touched, which is safe in a finalizer.
         if getattr(self, "_is_live", False):
             self._abort()
+
+
+async def collect_all(streams: Sequence[ResponseStream[ResponseT, ChunkT]]) -> list[ResponseT]:
+    """Read several streams to their ends at once, and return their responses, in order.
+
+    The first error ends all of them and is raised.
+    """
+    responses: dict[int, ResponseT] = {}
+    first_error: list[Exception] = []
+
+    async def run(index: int, stream: ResponseStream[ResponseT, ChunkT], scope: anyio.CancelScope) -> None:
+        try:
+            responses[index] = await stream.collect()
+        except Exception as error:
+            first_error.append(error)
+            scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for index, stream in enumerate(streams):
+            tasks.start_soon(run, index, stream, tasks.cancel_scope)
+    if first_error:
+        raise first_error[0]
+    return [responses[index] for index in range(len(streams))]
 
 
 class _Reading:

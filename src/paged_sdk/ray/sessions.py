@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from paged_sdk.model import ModelInsides
+from paged_sdk.model_insides import ModelInsides
 from paged_sdk.ray.outgoing import Outgoing
 from paged_sdk.remote.face import pack_face
 from paged_sdk.remote.host import EngineHost

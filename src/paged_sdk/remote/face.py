@@ -9,7 +9,8 @@ from attrs import evolve, frozen
 
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.model import Model, ModelInsides
+from paged_sdk.model import Model
+from paged_sdk.model_insides import ModelInsides
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.remote.adapters import RemoteAdapters
 from paged_sdk.remote.engine import RemoteEngine

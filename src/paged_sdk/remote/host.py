@@ -18,7 +18,7 @@ from paged_sdk.engine.events import RequestEvent
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
-from paged_sdk.model import ModelInsides
+from paged_sdk.model_insides import ModelInsides
 from paged_sdk.preparation import in_thread
 from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.messages import (

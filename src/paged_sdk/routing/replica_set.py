@@ -11,7 +11,8 @@ import anyio
 from attrs import evolve
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.model import Model, ModelInsides
+from paged_sdk.model import Model
+from paged_sdk.model_insides import ModelInsides
 from paged_sdk.remote.face import RemoteModel, traits_of
 from paged_sdk.routing.in_processes import build_in_processes
 from paged_sdk.routing.routed_worker import Replica, ReplicaAdapters, RoutedWorker

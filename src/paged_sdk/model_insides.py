@@ -1,0 +1,62 @@
+"""Holds what a model consists of behind its face, wherever its engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from paged_sdk.build.parts import ModelParts
+from paged_sdk.config.embedding import EmbeddingRecipe
+from paged_sdk.config.isq import IsqType
+from paged_sdk.loaded_adapters import Adapters, LoadedAdapters
+from paged_sdk.preparation import RequestPreparer
+from paged_sdk.worker.engine_access import EngineAccess
+from paged_sdk.worker.worker import Worker
+
+__all__ = ["ModelInsides"]
+
+
+@frozen(kw_only=True)
+class ModelInsides:
+    """Holds what a model's face stands before.
+
+    :ivar preparer: checks requests and makes them the engine's
+    :ivar worker: takes them
+    :ivar recipe: how texts become vectors; ``hidden_size`` and ``check_isq`` are those of :class:`ModelParts`, too
+    """
+
+    name: str
+    architecture: str
+    preparer: RequestPreparer
+    worker: EngineAccess
+    adapters: Adapters
+    recipe: EmbeddingRecipe
+    hidden_size: int
+    check_isq: Callable[[IsqType], None] | None
+
+    @classmethod
+    def of(cls, parts: ModelParts) -> ModelInsides:
+        """Start a worker thread for an engine, and return what its model consists of."""
+        preparer = RequestPreparer(
+            text=parts.text,
+            config=parts.config,
+            vocab_size=parts.vocab_size,
+            max_prompt_tokens=parts.max_prompt_tokens,
+            why_no_text=parts.why_no_text,
+            reads_whole_texts=parts.reads_whole_texts,
+            heals_tokens=parts.heals_tokens,
+            images=parts.images,
+        )
+        # The worker alone keeps the engine, so that the tensors go when its thread ends.
+        worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
+        return cls(
+            name=parts.name,
+            architecture=parts.architecture,
+            preparer=preparer,
+            worker=worker,
+            adapters=LoadedAdapters(worker, parts.bank, parts.adapters),
+            recipe=parts.recipe,
+            hidden_size=parts.hidden_size,
+            check_isq=parts.check_isq,
+        )
