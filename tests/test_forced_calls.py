@@ -97,7 +97,7 @@ def written(compiler: GrammarCompiler, style: AnswerStyle, tools: dict[str, Any]
 def read(style: AnswerStyle, text: str, tools: dict[str, Any]) -> AnswerPiece:
     parser = style.parser(tools)
     assert parser is not None
-    return parser.push(text) + parser.flush()
+    return answers.merged(parser.push(text) + parser.flush())
 
 
 FIRST_CALLS: Final = {
@@ -329,7 +329,7 @@ def test_thoughts_before_calls_that_are_held_to_schemas(
     parser = style.exact.parser({"f": {}})
     assert parser is not None
     parser.note_prompt(prompt_end)
-    found = parser.push(text) + parser.flush()
+    found = answers.merged(parser.push(text) + parser.flush())
     assert (found.reasoning, found.content, len(found.calls)) == ("I <tool_call> it.", "So:", 1)
     wrong = tokens_of(f"{opening}Hm.</think><tool_call>no")
     assert grammar.matcher.deep_copy().try_consume_tokens(wrong) < len(wrong)

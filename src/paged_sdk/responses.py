@@ -58,7 +58,8 @@ class Header:
 
 @define
 class ChoiceDelta:
-    """Holds what is new in one choice. Not frozen, which makes construction four times as slow: one is made per token.
+    """Holds what is new in one choice: thoughts, then text, then calls. Not frozen, which makes construction four times
+    as slow: one is made per token.
 
     :ivar finish_reason: set once, in the choice's last delta
     :ivar is_first: whether it is the choice's first
@@ -118,12 +119,13 @@ class ResponseParts:
         """Take what is known of the request when it is submitted."""
         self._start, self._read_at = start, start.arrival
 
-    def read(self, subscription: Subscription) -> list[ChoiceDelta]:
+    def read(self, subscription: Subscription) -> list[list[ChoiceDelta]]:
         """Take in what has not been read yet.
 
-        :returns: deltas of the text that can be shown, in order of index; at most one per choice
+        :returns: deltas of the text that can be shown, for a chunk each: at most one per choice, in order of index.
+            What of several steps is read at once needs a second chunk where thoughts or a text follow a call
         """
-        deltas = []
+        chunks: list[list[ChoiceDelta]] = []
         self._read_at = time.monotonic()
         self._start = subscription.start or self._start
         for index, unread in enumerate(subscription.choices):
@@ -136,30 +138,31 @@ class ResponseParts:
                 text += output_text.flush()
                 # The token that ended the text counts, and is not sent.
                 self._num_tokens += reason == "stop" and not output_text.is_stopped
-            reasoning: str = ""
-            calls: tuple[ToolCallResponse, ...] = ()
-            call_deltas: tuple[ToolCallDelta, ...] = ()
-            if self._parsers:
-                piece = self._take_apart(index, text, is_last=reason is not None)
-                text, reasoning = piece.content, piece.reasoning
-                if piece.call_parts or piece.calls:
-                    calls, call_deltas = self._take_calls(index, piece)
-                if reason == "stop" and self._calls[index]:
-                    reason = "tool_calls"
-            self._finish_reasons[index] = reason or self._finish_reasons[index]
             logprobs = None
             if unread.logprobs:
                 logprobs = self._as_logprobs(unread.logprobs)
                 unread.logprobs.clear()
                 self._logprobs[index].extend(logprobs.content)
-            if text or logprobs or reason or reasoning or call_deltas or calls:
-                is_first = not self._shown[index]
-                deltas.append(ChoiceDelta(index, text, logprobs, reason, is_first, reasoning, calls, call_deltas))
-                self._shown[index].append(text)
+            deltas: list[ChoiceDelta] = []
+            if self._parsers:
+                deltas, text = self._take_apart(index, text, is_last=reason is not None), ""
+                if reason == "stop" and self._calls[index]:
+                    reason = "tool_calls"
+            if text or (not deltas and (logprobs or reason)):
+                deltas.append(self._delta(index, text))
+            if logprobs:
+                deltas[0].logprobs = logprobs
+            if reason:
+                deltas[-1].finish_reason = self._finish_reasons[index] = reason
+            for place, delta in enumerate(deltas):
+                if place < len(chunks):
+                    chunks[place].append(delta)
+                else:
+                    chunks.append([delta])
         if subscription.prompt_logprobs and self.prompt_logprobs is None:
             self.prompt_logprobs = self._as_logprobs(subscription.prompt_logprobs)
         self.usage = subscription.usage
-        return deltas
+        return chunks
 
     @property
     def are_whole(self) -> bool:
@@ -193,14 +196,25 @@ class ResponseParts:
             return Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         return self._start.usage(self._num_tokens, self._read_at)
 
-    def _take_apart(self, index: int, text: str, *, is_last: bool) -> AnswerPiece:
+    def _delta(self, index: int, text: str) -> ChoiceDelta:
+        """Return a delta that holds what a choice shows next."""
+        shown = self._shown[index]
+        shown.append(text)
+        return ChoiceDelta(index, text, None, None, len(shown) == 1)
+
+    def _take_apart(self, index: int, text: str, *, is_last: bool) -> list[ChoiceDelta]:
         """Return what the next piece of a choice's text consists of."""
         parser = self._parsers[index]
-        piece = parser.push(text)
-        if is_last:
-            piece += parser.flush()
-        self._reasoning[index].append(piece.reasoning)
-        return piece
+        deltas = []
+        for piece in parser.flush(text) if is_last else parser.push(text):
+            delta = self._delta(index, piece.content)
+            if piece.reasoning:
+                self._reasoning[index].append(piece.reasoning)
+                delta.reasoning = piece.reasoning
+            if piece.call_parts or piece.calls:
+                delta.calls, delta.call_deltas = self._take_calls(index, piece)
+            deltas.append(delta)
+        return deltas
 
     def _take_calls(
         self, index: int, piece: AnswerPiece

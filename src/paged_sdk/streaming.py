@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
@@ -63,6 +64,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         self._shape = shape
         self._header = Header(id=request_id, created=int(time.time()), model=model)
         self._parts = parts
+        self._waiting: deque[list[ChoiceDelta]] = deque()
         self._part_ids = tuple(part_ids)
         self._timeout = timeout
         self._deadline = math.inf
@@ -87,10 +89,16 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
 
     async def __anext__(self) -> ChunkT:
         with _Reading(self):
-            while not self._ended:
-                deltas = await self._read()
-                if deltas or self._parts.usage is not None:
-                    return self._shape.chunk(self._header, deltas, self._parts.usage)
+            while not self._waiting and not self._ended:
+                self._waiting += await self._read()
+                if not self._waiting and self._parts.usage is not None:
+                    self._waiting.append([])
+            if self._waiting:
+                deltas = self._waiting.popleft()
+                is_last = self._ended and not self._waiting
+                if is_last:
+                    self._note_whole()
+                return self._shape.chunk(self._header, deltas, self._parts.usage if is_last else None)
         raise StopAsyncIteration
 
     async def __aenter__(self) -> ResponseStream[ResponseT, ChunkT]:
@@ -106,15 +114,20 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
     async def aclose(self) -> None:
         """End the request if it has not ended; what was read stays in :meth:`response_so_far`. Idempotent."""
         self._ended = True
+        self._waiting.clear()
         self._abort()
 
     async def collect(self) -> ResponseT:
         """Read what is left and return the whole response."""
         with _Reading(self):
+            is_left = bool(self._waiting) or not self._ended
             try:
                 if not self._ended:
                     await self._read(until_end=True)
+                if is_left:
+                    self._note_whole()
             finally:
+                self._waiting.clear()
                 self._abort()
         return self.response_so_far()
 
@@ -191,8 +204,8 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
                 self._abort()
                 raise
 
-    async def _read(self, *, until_end: bool = False) -> list[ChoiceDelta]:
-        """Wait for output, or for all of it until the end, and take it in."""
+    async def _read(self, *, until_end: bool = False) -> list[list[ChoiceDelta]]:
+        """Wait for output, or for all of it until the end, and take it in; return the deltas of each chunk."""
         if self._subscription is None:
             await self._start()
         subscription = self._subscription
@@ -224,9 +237,12 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         if subscription.has_ended:
             self._is_live = False
             self._ended = True
-            if self._when_whole is not None and self._parts.are_whole:
-                self._when_whole(self.response_so_far())
         return deltas
+
+    def _note_whole(self) -> None:
+        """Tell whoever wants to know that the end has been read."""
+        if self._when_whole is not None and self._parts.are_whole:
+            self._when_whole(self.response_so_far())
 
     def _limit(self) -> AbstractContextManager[None]:
         """Apply the request's own timeout to one wait."""

@@ -5,7 +5,7 @@ stays text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pytest
@@ -374,17 +374,22 @@ def joined(piece: AnswerPiece) -> dict[int, tuple[str, str]]:
     return {index: ("".join(names[index]), "".join(arguments[index])) for index in names}
 
 
-def taken_apart(case: Case, pieces: list[str], tools: dict[str, Any] | None = SCHEMAS) -> AnswerPiece:
-    parser = AnswerStyle.of_template(case.template).parser(tools)
-    assert parser is not None
-    parser.note_prompt(case.prompt_end)
-    found = [*map(parser.push, pieces), parser.flush()]
-    whole = AnswerPiece(
+def merged(pieces: Iterable[AnswerPiece]) -> AnswerPiece:
+    """Return as one piece what several say."""
+    found = list(pieces)
+    return AnswerPiece(
         "".join(piece.content for piece in found),
         "".join(piece.reasoning for piece in found),
         [call for piece in found for call in piece.calls],
         [part for piece in found for part in piece.call_parts],
     )
+
+
+def taken_apart(case: Case, pieces: list[str], tools: dict[str, Any] | None = SCHEMAS) -> AnswerPiece:
+    parser = AnswerStyle.of_template(case.template).parser(tools)
+    assert parser is not None
+    parser.note_prompt(case.prompt_end)
+    whole = merged(piece for found in (*map(parser.push, pieces), parser.flush()) for piece in found)
     parts = joined(whole)
     for call in whole.calls:
         assert parts[call.index] == (call.name, call.arguments)
@@ -439,7 +444,7 @@ def test_any_text_comes_out_the_same_wherever_it_is_cut(
 def test_text_without_marks_is_shown_at_once() -> None:
     parser = AnswerStyle.of_template(QWEN3).parser(SCHEMAS)
     assert parser is not None
-    assert [parser.push(piece).content for piece in ("Hello", " world", ". <", "b>")] == [
+    assert [merged(parser.push(piece)).content for piece in ("Hello", " world", ". <", "b>")] == [
         "Hello",
         " world",
         ".",
@@ -451,7 +456,7 @@ def test_each_call_is_there_once_it_is_whole() -> None:
     parser = AnswerStyle.of_template(HERMES).parser(SCHEMAS)
     assert parser is not None
     text = f"<tool_call>{PARIS_JSON}</tool_call>"
-    assert [len(parser.push(piece).calls) for piece in (text[:20], text[20:], text)] == [0, 1, 1]
+    assert [len(merged(parser.push(piece)).calls) for piece in (text[:20], text[20:], text)] == [0, 1, 1]
 
 
 LONG: Final = 'a "quoted" C:\\ line\n' + "Łódź \U0001f600 " * 3
@@ -511,14 +516,14 @@ LONG: Final = 'a "quoted" C:\\ line\n' + "Łódź \U0001f600 " * 3
 def test_arguments_are_shown_while_they_are_written(template: str, opening: str, value: str, closing: str) -> None:
     parser = AnswerStyle.of_template(template).parser(SCHEMAS)
     assert parser is not None
-    whole = parser.push(opening)
+    whole = merged(parser.push(opening))
     assert [part.name for part in whole.call_parts if part.name] == ["get_weather"]
     sizes = []
     for character in value:
-        piece = parser.push(character)
+        piece = merged(parser.push(character))
         assert not piece.calls
         sizes.append(sum(len(part.arguments) for part in piece.call_parts))
-        whole += piece
+        whole = merged([whole, piece])
     # Escapes and what may be the beginning of a closing tag wait; nothing waits for long.
     assert max(sizes) <= 16
     assert sum(map(bool, sizes)) > len(LONG) // 2
@@ -526,8 +531,8 @@ def test_arguments_are_shown_while_they_are_written(template: str, opening: str,
     assert name == "get_weather"
     assert len(arguments) >= len(json.dumps({"location": LONG}, ensure_ascii=False)) - 20
     for character in closing:
-        whole += parser.push(character)
-    whole += parser.flush()
+        whole = merged([whole, *parser.push(character)])
+    whole = merged([whole, *parser.flush()])
     ((name, arguments),) = joined(whole).values()
     assert (name, arguments) == ("get_weather", json.dumps({"location": LONG}, ensure_ascii=False))
     assert [(call.name, call.arguments) for call in whole.calls] == [(name, arguments)]

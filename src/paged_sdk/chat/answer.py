@@ -116,14 +116,16 @@ class AnswerParser:
         """Say with what text the prompt ends, before the first piece."""
         self.begins_in_thought = self._thought is not None and self._thought.are_open_after(end)
 
-    def push(self, text: str) -> AnswerPiece:
-        """Take in the next piece of text, and return what is known now."""
+    def push(self, text: str) -> list[AnswerPiece]:
+        """Take in the next piece of text, and return what has become known, in order."""
         self._reader.feed(text)
         next(self._steps, None)
         return self._pieces.take()
 
-    def flush(self) -> AnswerPiece:
-        """Return what was held back, now that the text has ended."""
+    def flush(self, text: str = "") -> list[AnswerPiece]:
+        """Take in the last piece of text, and return what has become known with it and what was held back."""
+        self._reader.feed(text)
+        next(self._steps, None)
         self._reader.has_ended = True
         next(self._steps, None)
         self._pieces.end()

@@ -10,6 +10,9 @@ from attrs import Factory, define, evolve, field, frozen
 
 __all__ = ["AnswerPiece", "AnswerPieces", "Call", "CallPart"]
 
+_REASONING, _CONTENT, _CALLS = range(3)
+"""The order in which a piece says what it holds."""
+
 
 @frozen
 class Call:
@@ -45,7 +48,8 @@ class CallPart:
 
 @define
 class AnswerPiece:
-    """Holds what has become known of an answer since the last piece.
+    """Holds what has become known of an answer since the last piece: thoughts, then content, then calls. What comes in
+    another order is in several pieces.
 
     :ivar calls: those that have become whole
     :ivar call_parts: what there is of calls, some of which may turn out to be text
@@ -55,14 +59,6 @@ class AnswerPiece:
     reasoning: str = ""
     calls: list[Call] = Factory(list)
     call_parts: list[CallPart] = field(factory=list, eq=False)
-
-    def __add__(self, later: AnswerPiece) -> AnswerPiece:
-        return AnswerPiece(
-            self.content + later.content,
-            self.reasoning + later.reasoning,
-            self.calls + later.calls,
-            self.call_parts + later.call_parts,
-        )
 
 
 @define
@@ -82,7 +78,8 @@ class AnswerPieces:
     def __init__(self) -> None:
         self._content = _Trimmed(trims=False)
         self._reasoning = _Trimmed(trims=True)
-        self._piece = AnswerPiece()
+        self._pieces: list[AnswerPiece] = []
+        self._last_kind = _REASONING
         self._begun: list[_BegunCall] = []
         self._num_calls = 0
 
@@ -93,11 +90,13 @@ class AnswerPieces:
 
     def content(self, text: str) -> None:
         """Add to the content."""
-        self._piece.content += self._content.push(text)
+        self._show(self._content.push(text))
 
     def reasoning(self, text: str) -> None:
         """Add to the thoughts."""
-        self._piece.reasoning += self._reasoning.push(text)
+        shown = self._reasoning.push(text)
+        if shown:
+            self._piece(_REASONING).reasoning += shown
 
     def end_reasoning(self) -> None:
         """Say that content follows."""
@@ -111,12 +110,12 @@ class AnswerPieces:
         begun = _BegunCall(self._num_calls, name)
         self._begun.append(begun)
         self._num_calls += 1
-        self._piece.call_parts.append(CallPart(begun.index, name, ""))
+        self._piece(_CALLS).call_parts.append(CallPart(begun.index, name, ""))
 
         def add(text: str) -> None:
             if text:
                 begun.arguments.append(text)
-                self._piece.call_parts.append(CallPart(begun.index, None, text))
+                self._piece(_CALLS).call_parts.append(CallPart(begun.index, None, text))
 
         return add
 
@@ -129,23 +128,35 @@ class AnswerPieces:
         self._content.trim()
         begun = self._begun.pop(0) if self._begun else None
         shown = "" if begun is None else "".join(begun.arguments)
+        piece = self._piece(_CALLS)
         if begun is None or begun.name != call.name or not call.arguments.startswith(shown):
-            self._piece.call_parts.append(CallPart(self._num_calls, call.name, call.arguments))
-            self._piece.calls.append(evolve(call, index=self._num_calls))
+            piece.call_parts.append(CallPart(self._num_calls, call.name, call.arguments))
+            piece.calls.append(evolve(call, index=self._num_calls))
             self._num_calls += 1
             return
         if call.arguments != shown:
-            self._piece.call_parts.append(CallPart(begun.index, None, call.arguments[len(shown) :]))
-        self._piece.calls.append(evolve(call, index=begun.index))
+            piece.call_parts.append(CallPart(begun.index, None, call.arguments[len(shown) :]))
+        piece.calls.append(evolve(call, index=begun.index))
 
     def end(self) -> None:
         """Add what has waited."""
-        self._piece.content += self._content.flush()
+        self._show(self._content.flush())
 
-    def take(self) -> AnswerPiece:
-        """Return what has been added since the last time."""
-        piece, self._piece = self._piece, AnswerPiece()
-        return piece
+    def take(self) -> list[AnswerPiece]:
+        """Return what has been added since the last time, in order."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _show(self, content: str) -> None:
+        if content:
+            self._piece(_CONTENT).content += content
+
+    def _piece(self, kind: int) -> AnswerPiece:
+        """Return the piece to which something of a kind is added: another one if the last holds what comes later."""
+        if not self._pieces or kind < self._last_kind:
+            self._pieces.append(AnswerPiece())
+        self._last_kind = kind
+        return self._pieces[-1]
 
 
 class _Trimmed:

@@ -114,7 +114,7 @@ class StreamedRounds:
                 self._stream = self._send(self._rounds.request)
             if is_last and not goes_on:
                 return evolve(chunk, id=self._id, choices=shown, usage=self._rounds.whole().usage)
-            if any(choice.delta.content or choice.delta.reasoning_content for choice in shown):
+            if any(choice.delta.content or choice.delta.reasoning_content or choice.logprobs for choice in shown):
                 return evolve(chunk, id=self._id, choices=shown, usage=None)
 
     def response_so_far(self) -> paged_sdk.ChatCompletionResponse:

@@ -231,7 +231,7 @@ class ChatCompletionResponse(Wire):
 
 @frozen(kw_only=True)
 class Delta(Wire):
-    """Holds what a chunk adds to a text.
+    """Holds what a chunk adds to a text: thoughts, then content, then calls.
 
     :ivar tool_calls: calls of tools that have become whole
     :ivar tool_call_deltas: what it adds to calls, whole or not: text that begins as a call, and turns out to be none,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Required, TypedDict
 
-from attrs import frozen
+from attrs import field, frozen
 
 from paged_sdk import (
     ChatCompletionChunkResponse,
@@ -20,6 +20,7 @@ from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event, stream_chat
 from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling, top_n_logprobs
+from paged_sdk.wire.shown_calls import ShownCalls
 
 __all__ = [
     "CHAT_COMPLETION",
@@ -199,7 +200,7 @@ class ChatCompletionCall:
         body = {**answer.to_dict(), "model": self.model}
         if self.has_one_call:
             for choice in body["choices"]:
-                _keep_one_call(choice["message"], is_delta=False)
+                _replace_calls(choice["message"], choice["message"].get("tool_calls", [])[:1])
         return body
 
     def writer(self) -> _ChunkWriter:
@@ -212,6 +213,7 @@ class _ChunkWriter:
     """Writes an answer as chunks."""
 
     call: ChatCompletionCall
+    _calls: dict[int, ShownCalls] = field(factory=dict)
 
     def begin(self, answer: ChatCompletionResponse) -> str:
         return ""
@@ -219,8 +221,9 @@ class _ChunkWriter:
     def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
         body = {**chunk.to_dict(), "model": self.call.model}
         if self.call.has_one_call:
-            for choice in body["choices"]:
-                _keep_one_call(choice["delta"], is_delta=True)
+            for choice, written in zip(chunk.choices, body["choices"], strict=True):
+                calls = self._calls.setdefault(choice.index, ShownCalls(has_one_call=True))
+                _replace_calls(written["delta"], [call.to_dict() for call in calls.shown(choice.delta)])
         return chunk_events(body, includes_usage=self.call.includes_usage)
 
     def end(self, answer: ChatCompletionResponse) -> str:
@@ -239,15 +242,11 @@ def chunk_events(body: dict[str, Any], *, includes_usage: bool) -> str:
     return events if usage is None else events + event({**body, "choices": [], "usage": usage})
 
 
-def _keep_one_call(message: dict[str, Any], *, is_delta: bool) -> None:
-    """Leave out all calls of tools but the first."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return
-    kept = [call for call in calls if call["index"] == 0] if is_delta else calls[:1]
-    message["tool_calls"] = kept
-    if not kept:
-        del message["tool_calls"]
+def _replace_calls(message: dict[str, Any], calls: list[dict[str, Any]]) -> None:
+    """Have a message, or a delta of one, call these tools alone."""
+    message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = calls
 
 
 def read_chat_completion(value: object) -> ChatCompletionCall:

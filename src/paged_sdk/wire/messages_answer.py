@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import Any
 
-from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Choice, ToolCallDelta, Usage
+from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Choice, Usage
 from paged_sdk.wire.call import event
 from paged_sdk.wire.messages_forms import Block, MessageUsage, Stop, StopReason, ToolUseAnswer, WholeMessage
 from paged_sdk.wire.problem import Problem, anthropic_error
+from paged_sdk.wire.shown_calls import ShownCalls
 
 __all__ = ["BlockWriter", "message_of"]
 
@@ -99,7 +99,7 @@ class BlockWriter:
     def __init__(self, model: str, *, max_tokens: int, has_one_call: bool = False) -> None:
         self._model = model
         self._max_tokens = max_tokens
-        self._has_one_call = has_one_call
+        self._calls = ShownCalls(has_one_call=has_one_call)
         self._index = -1
         self._open: str | None = None
 
@@ -117,12 +117,15 @@ class BlockWriter:
             if delta.reasoning_content:
                 events += self._block({"type": "thinking", "thinking": "", "signature": ""})
                 events.append(self._delta("thinking_delta", thinking=delta.reasoning_content))
-            # What is new of the call that is open belongs before a text that comes with it: the text came after it.
-            events += self._input(call for call in delta.tool_call_deltas if call.id is None)
             if delta.content:
                 events += self._block({"type": "text", "text": "", "citations": None})
                 events.append(self._delta("text_delta", text=delta.content))
-            events += self._input(call for call in delta.tool_call_deltas if call.id is not None)
+            for call in self._calls.shown(delta):
+                if call.id is not None:
+                    events += self._close()
+                    events += self._block(_tool_use(call.id, call.name or "", {}))
+                if call.arguments:
+                    events.append(self._delta("input_json_delta", partial_json=call.arguments))
         return "".join(events)
 
     def end(self, answer: ChatCompletionResponse) -> str:
@@ -135,19 +138,6 @@ class BlockWriter:
     def failed(self, problem: Problem) -> str:
         """Write why no more comes."""
         return event(anthropic_error(problem), "error")
-
-    def _input(self, calls: Iterable[ToolCallDelta]) -> list[str]:
-        """Return the events of what is new of calls; one that has an identifier begins."""
-        events = []
-        for call in calls:
-            if self._has_one_call and call.index > 0:
-                continue
-            if call.id is not None:
-                events += self._close()
-                events += self._block(_tool_use(call.id, call.name or "", {}))
-            if call.arguments:
-                events.append(self._delta("input_json_delta", partial_json=call.arguments))
-        return events
 
     def _block(self, block: Block) -> list[str]:
         """Return the events that open a block, unless one of its kind is open."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from typing import Any, Literal
+
+from attrs import define, field
 
 from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Logprobs, ToolCallDelta
 from paged_sdk.wire.call import event
@@ -20,6 +21,7 @@ from paged_sdk.wire.responses_forms import (
     ThoughtItem,
     WholeResponse,
 )
+from paged_sdk.wire.shown_calls import ShownCalls
 
 __all__ = ["ItemWriter", "response_of"]
 
@@ -35,7 +37,7 @@ def response_of(answer: ChatCompletionResponse, said: Said, *, has_one_call: boo
     items: list[Item] = []
     if message.reasoning_content is not None:
         items.append(_reasoning(_id(answer, "rs", 0), message.reasoning_content, "completed"))
-    if message.content or not message.tool_calls:
+    if message.content or not (items or message.tool_calls):
         items.append(_message(_id(answer, "msg", len(items)), message.content, _logprobs(choice.logprobs), "completed"))
     items += [
         _call(call.id, call.function.name, call.function.arguments, "completed")
@@ -129,8 +131,33 @@ def _call(call_id: str, name: str, arguments: str, status: Status) -> CallItem:
     }
 
 
+@define
+class _OpenItem:
+    """Is an item whose end has not been written.
+
+    :ivar place: its index among the items
+    :ivar item: what it was when it began
+    :ivar call: its index among the calls of the answer, if it is one
+    :ivar pieces: its text so far
+    """
+
+    kind: str
+    place: int
+    item: Any
+    call: int | None = None
+    pieces: list[str] = field(factory=list)
+    logprobs: list[dict[str, Any]] = field(factory=list)
+
+    @property
+    def is_call(self) -> bool:
+        return self.call is not None
+
+
 class ItemWriter:
-    """Writes an answer as events of items, of which one is open at a time.
+    """Writes an answer as events of items, of which one grows at a time.
+
+    Some models write several calls before it is known whether they are calls, or text after all. Their ends are written
+    then.
 
     :param said: what a response repeats of its request
     :param has_one_call: whether calls of functions but the first are left out
@@ -138,17 +165,14 @@ class ItemWriter:
 
     def __init__(self, said: Said, *, has_one_call: bool = False) -> None:
         self._said = said
-        self._has_one_call = has_one_call
+        self._calls = ShownCalls(has_one_call=has_one_call)
         self._sequence_number = 0
         self._answer: ChatCompletionResponse | None = None
-        self._items: list[Any] = []
-        self._kind: str | None = None
-        self._item: Any = None
-        self._pieces: list[str] = []
-        self._call_index = 0
+        self._items: list[Any] = []  # None: it has not ended
+        self._last: _OpenItem | None = None
+        self._unsure: list[_OpenItem] = []
         self._whole_calls: set[int] = set()
         self._unsent: list[dict[str, Any]] = []
-        self._logprobs: list[dict[str, Any]] = []
 
     def begin(self, answer: ChatCompletionResponse) -> str:
         """Write that there will be a response."""
@@ -166,19 +190,22 @@ class ItemWriter:
             if delta.reasoning_content:
                 events += self._open("reasoning")
                 events.append(self._add("response.reasoning_text.delta", delta.reasoning_content))
-            # What is new of the call that is open belongs before a text that comes with it: the text came after it.
-            events += self._arguments(call for call in delta.tool_call_deltas if call.id is None)
             if delta.content:
                 events += self._open("message")
                 events.append(self._add("response.output_text.delta", delta.content, logprobs=self._take_logprobs()))
-            events += self._arguments(call for call in delta.tool_call_deltas if call.id is not None)
+            for call in self._calls.shown(delta):
+                if call.id is not None:
+                    events += self._open_call(call.index, _call(call.id, call.name or "", "", "in_progress"))
+                if call.arguments:
+                    events.append(self._add_arguments(call))
+            events += self._end_known()
         return "".join(events)
 
     def end(self, answer: ChatCompletionResponse) -> str:
         """Write how the response has ended, and all of it."""
-        events = [] if self._items or self._kind else self._open("message")
+        events = [] if self._items else self._open("message")
         status = _status(answer)
-        events += self._close(status)
+        events += self._end_all(status)
         events.append(self._event(f"response.{status}", response=_whole(answer, self._said, self._items)))
         return "".join(events)
 
@@ -186,95 +213,111 @@ class ItemWriter:
         """Write why no more comes."""
         named = responses_problem(problem)
         code = "rate_limit_exceeded" if named.status == 429 else "server_error"
-        body = {**_begun(self._begun, self._said), "output": self._items, "status": "failed"}
+        ended = [item for item in self._items if item is not None]
+        body = {**_begun(self._begun, self._said), "output": ended, "status": "failed"}
         error = {"code": code, "message": named.message}
         return self._event("response.failed", response={**body, "error": error})
-
-    def _arguments(self, calls: Iterable[ToolCallDelta]) -> list[str]:
-        """Return the events of what is new of calls; one that has an identifier begins."""
-        events = []
-        for call in calls:
-            if self._has_one_call and call.index > 0:
-                continue
-            if call.id is not None:
-                events += self._close()
-                events += self._open("function_call", _call(call.id, call.name or "", "", "in_progress"))
-                self._call_index = call.index
-            if call.arguments:
-                events.append(self._add("response.function_call_arguments.delta", call.arguments))
-        return events
 
     @property
     def _begun(self) -> ChatCompletionResponse:
         assert self._answer is not None, "begin comes first"
         return self._answer
 
-    def _open(self, kind: str, item: CallItem | None = None) -> list[str]:
-        """Return the events that begin an item, unless one of its kind is open."""
-        if self._kind == kind:
+    @property
+    def _open_item(self) -> _OpenItem:
+        assert self._last is not None, "something is added to an item that has begun"
+        return self._last
+
+    def _open(self, kind: Literal["reasoning", "message"]) -> list[str]:
+        """Return the events that begin an item of text, unless one of its kind is open."""
+        if self._last is not None and self._last.kind == kind:
             return []
-        events = self._close()
+        events = self._end_all()
         place = len(self._items)
-        self._kind, self._pieces, self._logprobs = kind, [], []
-        if item is not None:
-            self._item = item
-        elif kind == "reasoning":
-            self._item = _reasoning(_id(self._begun, "rs", place), "", "in_progress")
+        if kind == "reasoning":
+            item: Any = _reasoning(_id(self._begun, "rs", place), "", "in_progress")
         else:
-            self._item = {**_message(_id(self._begun, "msg", place), "", [], "in_progress"), "content": []}
-        events.append(self._event("response.output_item.added", output_index=place, item=self._item))
-        if kind != "function_call":
-            events.append(self._of_item("response.content_part.added", content_index=0, part=self._part("")))
-        return events
+            item = {**_message(_id(self._begun, "msg", place), "", [], "in_progress"), "content": []}
+        events.append(self._add_item(_OpenItem(kind, place, item)))
+        part = _part(kind, "", [])
+        return [*events, self._of_item(self._open_item, "response.content_part.added", content_index=0, part=part)]
+
+    def _open_call(self, index: int, item: CallItem) -> list[str]:
+        """Return the events that begin a call."""
+        events = []
+        if self._last is not None and self._last.is_call and self._last.call not in self._whole_calls:
+            self._unsure.append(self._last)
+        else:
+            events += self._end_all()
+        return [*events, self._add_item(_OpenItem("function_call", len(self._items), item, index))]
+
+    def _add_item(self, item: _OpenItem) -> str:
+        self._last = item
+        self._items.append(None)
+        return self._event("response.output_item.added", output_index=item.place, item=item.item)
 
     def _add(self, name: str, text: str, **fields: Any) -> str:
-        self._pieces.append(text)
-        return self._of_item(name, **self._place(), delta=text, **fields)
+        """Write what the item of text that is open goes on with."""
+        self._open_item.pieces.append(text)
+        return self._of_item(self._open_item, name, content_index=0, delta=text, **fields)
 
-    def _close(self, status: str = "completed") -> list[str]:
-        """Return the events that end the item that is open."""
-        if self._kind is None:
-            return []
-        text = "".join(self._pieces)
-        if self._kind == "function_call":
-            if self._call_index not in self._whole_calls:
-                status = "incomplete"
-            self._item = {**self._item, "arguments": text, "status": status}
-            name = self._item["name"]
-            events = [self._of_item("response.function_call_arguments.done", name=name, arguments=text)]
+    def _add_arguments(self, call: ToolCallDelta) -> str:
+        item = next(each for each in (self._open_item, *self._unsure) if each.call == call.index)
+        item.pieces.append(call.arguments)
+        return self._of_item(item, "response.function_call_arguments.delta", delta=call.arguments)
+
+    def _end_known(self) -> list[str]:
+        """Return the events that end calls which are known to be some now, but for the last."""
+        known = [each for each in self._unsure if each.call in self._whole_calls]
+        self._unsure = [each for each in self._unsure if each.call not in self._whole_calls]
+        return [event for each in known for event in self._end(each, "completed")]
+
+    def _end_all(self, status: Status = "completed") -> list[str]:
+        """Return the events that end what is open. Calls that are not whole are none.
+
+        :param status: what becomes of the last
+        """
+        events = self._end_known()
+        for item in (*self._unsure, self._last):
+            if item is not None:
+                is_none = item.is_call and item.call not in self._whole_calls
+                events += self._end(item, "incomplete" if is_none else status)
+        self._unsure, self._last = [], None
+        return events
+
+    def _end(self, item: _OpenItem, status: Status) -> list[str]:
+        text = "".join(item.pieces)
+        if item.is_call:
+            ended = {**item.item, "arguments": text, "status": status}
+            done = "response.function_call_arguments.done"
+            events = [self._of_item(item, done, name=ended["name"], arguments=text)]
         else:
             done = "response.reasoning_text.done"
             fields: dict[str, Any] = {"text": text}
-            if self._kind == "message":
+            if item.kind == "message":
                 self._take_logprobs()
-                done, fields["logprobs"] = "response.output_text.done", self._logprobs
-            part = self._part(text)
-            self._item = {**self._item, "content": [part], "status": status}
+                done, fields["logprobs"] = "response.output_text.done", item.logprobs
+            part = _part(item.kind, text, item.logprobs)
+            ended = {**item.item, "content": [part], "status": status}
             events = [
-                self._of_item(done, content_index=0, **fields),
-                self._of_item("response.content_part.done", content_index=0, part=part),
+                self._of_item(item, done, content_index=0, **fields),
+                self._of_item(item, "response.content_part.done", content_index=0, part=part),
             ]
-        events.append(self._event("response.output_item.done", output_index=len(self._items), item=self._item))
-        self._items.append(self._item)
-        self._kind = None
-        return events
-
-    def _part(self, text: str) -> TextOutput | ReasoningText:
-        if self._kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return _text_part(text, self._logprobs)
+        self._items[item.place] = ended
+        return [*events, self._event("response.output_item.done", output_index=item.place, item=ended)]
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
         taken, self._unsent = self._unsent, []
-        self._logprobs += taken
+        self._open_item.logprobs += taken
         return taken
 
-    def _place(self) -> dict[str, int]:
-        return {} if self._kind == "function_call" else {"content_index": 0}
-
-    def _of_item(self, kind: str, /, **fields: Any) -> str:
-        return self._event(kind, item_id=self._item["id"], output_index=len(self._items), **fields)
+    def _of_item(self, item: _OpenItem, kind: str, /, **fields: Any) -> str:
+        return self._event(kind, item_id=item.item["id"], output_index=item.place, **fields)
 
     def _event(self, kind: str, /, **fields: Any) -> str:
         self._sequence_number += 1
         return event({"type": kind, "sequence_number": self._sequence_number - 1, **fields}, kind)
+
+
+def _part(kind: str, text: str, logprobs: list[Any]) -> TextOutput | ReasoningText:
+    return {"type": "reasoning_text", "text": text} if kind == "reasoning" else _text_part(text, logprobs)
