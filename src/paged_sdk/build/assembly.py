@@ -12,6 +12,7 @@ from attrs import evolve
 
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
+from paged_sdk.build.child_ranks import ChildRanks
 from paged_sdk.build.device_setup import alone_on, memory_must_do, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import load_draft, make_draft_model
@@ -114,7 +115,7 @@ def _load_ranks(
     path = model_path(source, settings)
     encoder = encoder_file(source, settings, path)
     go_on()
-    followers: Followers | LaunchedRanks | None = None
+    followers: Followers | None = None
     if size > 1:
         encoder = check_parts(size, devices[0], encoder, backends)
     try:
@@ -125,10 +126,9 @@ def _load_ranks(
                 meeting.close()
                 return None
             if meeting is not None:
-                followers = LaunchedRanks(meeting, path, settings, environment, devices, go_on)
-                go_on = followers.watched(go_on)
+                followers = Followers(LaunchedRanks(meeting, path, settings, environment, devices, go_on))
             elif size > 1:
-                followers = Followers(path, settings, environment, seats=seats, device=devices[0])
+                followers = Followers(ChildRanks(path, settings, environment, seats=seats, device=devices[0]))
             parts = _load(path, encoder, settings, environment, devices, proposer, backends, go_on, followers, seats[0])
     except BaseException as error:
         if followers is not None:
@@ -147,11 +147,13 @@ def _load(
     proposer: Proposer | None,
     backends: tuple[Candidate, ...],
     go_on: Callable[[], None],
-    followers: Followers | LaunchedRanks | None,
+    followers: Followers | None,
     seat: Seat,
 ) -> ModelParts:
     workspace = _workspace(devices, settings)
-    group = None if followers is None else followers.group
+    group = None
+    if followers is not None:
+        group, go_on = followers.group, followers.watched(go_on)
     loaded = load_weights(path, settings, environment, devices[0], workspace, go_on, encoder, group=group)
     loaded = evolve(loaded, backends=backends)
     model, text, placement = loaded.model, loaded.text, loaded.placement

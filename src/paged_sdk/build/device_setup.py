@@ -16,7 +16,7 @@ from paged_sdk.errors import OutOfMemoryError, PagedError
 from paged_sdk.files import is_file
 from paged_sdk.runner.device import address_space, device_memory
 
-__all__ = ["alone_on", "memory_must_do", "prepare_thread", "weights_must_fit"]
+__all__ = ["alone_on", "memory_must_do", "memory_must_do_to", "prepare_thread", "weights_must_fit"]
 
 # One lock for the process: a thread that waits for a device breaks what other threads are recording on it.
 _ONE_AT_A_TIME: Final = threading.Lock()
@@ -62,7 +62,7 @@ def prepare_thread(device: torch.device, num_threads: int | None) -> None:
 
 @contextmanager
 def memory_must_do(path: Path) -> Iterator[None]:
-    """Turn a failure to allocate host memory in the block into a typed error.
+    """Turn a failure to allocate host memory in the block, which loads a model, into a typed error.
 
     :raises OutOfMemoryError: the process gets no more memory, because of its limits or the machine's
     """
@@ -76,6 +76,17 @@ def memory_must_do(path: Path) -> Iterator[None]:
             needed=needed,
             available=space.free,
         )
+    with memory_must_do_to("load", path):
+        yield
+
+
+@contextmanager
+def memory_must_do_to(what: str, path: Path) -> Iterator[None]:
+    """Turn a failure to allocate host memory in the block into a typed error.
+
+    :param what: says what the block does with the model
+    :raises OutOfMemoryError: the process gets no more memory, because of its limits or the machine's
+    """
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -83,7 +94,7 @@ def memory_must_do(path: Path) -> Iterator[None]:
             raise
         reason = str(error) or type(error).__name__
         raise OutOfMemoryError(
-            f"the memory that this process may have is not enough to load {path.name}: {reason}",
+            f"the memory that this process may have is not enough to {what} {path.name}: {reason}",
             path=path,
             available=device_memory(torch.device("cpu")).free,
         ) from error

@@ -13,7 +13,7 @@ from typing import BinaryIO, Final, NoReturn
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from paged_sdk.build.followers import GROUP_LOST, READY, Assignment
+from paged_sdk.build.child_ranks import GROUP_LOST, READY, Assignment
 from paged_sdk.build.part import ModelPart
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.errors import EngineDeadError

@@ -1,148 +1,94 @@
-"""Starts the processes that hold the other parts of a model, and watches over them."""
+"""Has the other ranks of a model compute it in step with this process, the first of them."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import select
-import subprocess
-import threading
-import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, Protocol
 
-import torch
-from attrs import evolve, frozen
-from torch._C._distributed_c10d import FileStore
-
-from paged_sdk.build.child_process import start_program
-from paged_sdk.build.ranks import Seat
-from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Environment, device_variables, interpreter_variables
-from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
-from paged_sdk.kernels.native.library import load
-from paged_sdk.kernels.native.ranks import make_shared_memory
+from paged_sdk.errors import EngineError
 from paged_sdk.kernels.step import InsertedRows
-from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.messages import END, WAY, StepWriter
-from paged_sdk.threads import thread_must_start
 from paged_sdk.types.step import Step
 
-__all__ = ["GROUP_LOST", "READY", "Assignment", "Followers"]
+__all__ = ["Followers", "Ranks"]
 
-_log = get_logger(__name__)
-
-READY: Final = b"ready\n"
-GROUP_LOST: Final = 3
-"""The exit status of a rank that has ended because another one has."""
-
-_POLL_SECONDS: Final = 0.1
 _END_SECONDS: Final = 5.0
-# How long a rank that has ended may take to be seen as such by the system, once its connections are closed.
-_SEEN_SECONDS: Final = 2.0
-_MOST_TEXT: Final = 64 * 1024
+
+GoOn = Callable[[], None]
 
 
-@frozen(kw_only=True)
-class Assignment:
-    """Says what a follower is to load and where it finds the others.
+class Ranks(Protocol):
+    """Stands for how the other ranks were started, and for how they end.
 
-    :ivar path: the model's files
-    :ivar processors: those that its threads stay on; None: any
-    :ivar rendezvous: a directory that all ranks see
-    :ivar shared: a file of memory that they share; None: they share none
+    :ivar group: all ranks, of which this process is the first
     """
 
-    path: Path
-    settings: BuildSettings
-    environment: Environment
-    processors: frozenset[int] | None
-    rank: int
-    size: int
-    rendezvous: Path
-    shared: int | None
+    group: Group
 
+    def check(self) -> None:
+        """Look whether the others can still load their parts; not to be asked once they are connected.
 
-class Followers:
-    """Holds the processes of ranks 1 and on, and this process's place among them.
+        :raises ModelLoadError: one of them cannot
+        """
+        ...
 
-    A follower ends when it is told so, when its connections to the others break, and when this process ends, however
-    that may be.
-
-    :param seats: where each rank computes
-    :param device: this one's
-    :raises EngineError: they cannot be started
-    :ivar group: this process is rank 0
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        settings: BuildSettings,
-        environment: Environment,
-        *,
-        seats: Sequence[Seat],
-        device: torch.device,
-    ) -> None:
-        size = len(seats)
-        self.group: Group = Group(0, size, self._explain)
-        self._writer = StepWriter()
-        self._meeting = TemporaryDirectory(prefix="paged-sdk-")
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._owner = os.getpid()
-        self._said = [b""] * size
-        self._finalizer = weakref.finalize(self, _end, self._processes, self._meeting, self._owner, seconds=0.0)
-        self._watcher: threading.Thread | None = None
-        given = evolve(settings, logging=False, throughput_logging=False)
-        library = load()
-        self._device = device
-        shared = None if library is None or device.type != "cpu" else make_shared_memory(library, size)
-        try:
-            if library is not None and shared is not None:
-                self.group.share(library, shared)
-            for rank in range(1, size):
-                assignment = Assignment(
-                    path=path,
-                    settings=seats[rank].of(given),
-                    processors=seats[rank].processors,
-                    environment=environment,
-                    rank=rank,
-                    size=size,
-                    rendezvous=Path(self._meeting.name),
-                    shared=shared,
-                )
-                self._processes.append(_start(pickle.dumps(assignment), () if shared is None else (shared,), device))
-        except BaseException:
-            self._finalizer()
-            raise
-        finally:
-            if shared is not None:
-                os.close(shared)
-
-    def join(self, go_on: Callable[[], None]) -> None:
+    def join(self, go_on: GoOn) -> None:
         """Wait until all have loaded their parts, and connect to them.
 
         :param go_on: called from time to time; what it raises ends the waiting
         :raises ModelLoadError: one of them cannot load its part
         """
-        while waiting := [rank for rank in range(1, self.group.size) if READY not in self._said[rank]]:
+        ...
+
+    def end(self, seconds: float, error: BaseException | None) -> None:
+        """Let the others end, or make them.
+
+        :param seconds: how long they may take to end by themselves; 0: they have not been told to
+        :param error: what has ended this process's part; None: nothing has
+        """
+        ...
+
+
+class Followers:
+    """Sends what is to be computed to the other ranks, however they were started.
+
+    A follower ends when it is told so, when its connections to the others break, and when this process ends, however
+    that may be.
+
+    :ivar group: all ranks, of which this process is the first
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.group: Group = ranks.group
+        self._ranks = ranks
+        self._writer = StepWriter()
+        self._owner = os.getpid()
+        self._is_open = True
+
+    def watched(self, go_on: GoOn) -> GoOn:
+        """Return what to call while this rank loads its part and sets it up, which raises if another has ended: a
+        ModelLoadError while that loads its own part, and an EngineDeadError from then on.
+        """
+
+        def going_on() -> None:
+            if self.group.is_joined:
+                self.group.check()
+            else:
+                self._ranks.check()
             go_on()
-            if not self._listen(_POLL_SECONDS):
-                continue
-            for rank in waiting:
-                if self._process(rank).poll() is not None and READY not in self._said[rank]:
-                    raise ModelLoadError(f"rank {rank} could not load its part: {self._end_of(rank)}")
-        self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), device=self._device)
-        self._meeting.cleanup()
-        self.group.talk_through([process.stdin.fileno() for process in self._processes if process.stdin is not None])
-        self._watcher = threading.Thread(target=self._watch, name="paged-sdk ranks", daemon=True)
-        with thread_must_start("to watch over the other ranks in"):
-            self._watcher.start()
+
+        return going_on
+
+    def join(self, go_on: GoOn) -> None:
+        """Wait until all have loaded their parts, and connect to them.
+
+        :param go_on: called from time to time; what it raises ends the waiting
+        :raises ModelLoadError: one of them cannot load its part
+        """
+        self._ranks.join(go_on)
 
     def run(self, step: Step, inserted: InsertedRows | None) -> None:
         """Have the others begin a step, which this process must compute, too.
@@ -164,109 +110,18 @@ class Followers:
         self.group.check()
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the processes; a second call does nothing.
+        """Have the others end; a second call does nothing, and neither does one in a forked child.
 
-        :param error: what has ended this process's part
+        :param error: what has ended this process's part; None: nothing has
         """
-        ending = self._finalizer.detach()
-        if ending is None:
+        if not self._is_open or self._owner != os.getpid():
             return
+        self._is_open = False
         seconds = 0.0
-        if self.group.is_joined and self._owner == os.getpid():
+        if error is None and self.group.is_joined:
             with suppress(EngineError):
                 self.group.tell((END,))
                 seconds = _END_SECONDS
-            self.group.leave()
-        _end(self._processes, self._meeting, self._owner, seconds=seconds, watcher=self._watcher)
-
-    def _process(self, rank: int) -> subprocess.Popen[bytes]:
-        return self._processes[rank - 1]
-
-    def _listen(self, seconds: float | None) -> bool:
-        """Read what followers say. Return whether one has said something, or has ended."""
-        pipes = {process.stdout: rank for rank, process in enumerate(self._processes, 1) if process.stdout is not None}
-        ready, _, _ = select.select(list(pipes), [], [], seconds)
-        for pipe in ready:
-            content = os.read(pipe.fileno(), _MOST_TEXT)
-            rank = pipes[pipe]
-            if content:
-                self._said[rank] += content
-            else:  # it has closed its end: it is about to be gone
-                with suppress(subprocess.TimeoutExpired):
-                    self._process(rank).wait(_SEEN_SECONDS)
-        return bool(ready)
-
-    def _watch(self) -> None:
-        """Wait until a follower ends, and tell the ranks that wait for it in shared memory."""
-        while all(process.poll() is None for process in self._processes):
-            self._listen(None)
+        self._ranks.end(seconds, error)
         self.group.end()
-
-    def _explain(self, error: RuntimeError) -> Exception:
-        """Make the error for a call of the group that has failed: name the rank that has ended first."""
-        limit = time.monotonic() + _SEEN_SECONDS
-        while True:
-            ended = [rank for rank in range(1, self.group.size) if self._process(rank).poll() is not None]
-            first = next((rank for rank in ended if self._process(rank).returncode != GROUP_LOST), None)
-            if first is not None or time.monotonic() > limit:
-                break
-            time.sleep(0.01)
-        if first is None:
-            return EngineDeadError(f"the connection between ranks broke: {error}")
-        if self._watcher is not None:
-            self._watcher.join(_SEEN_SECONDS)  # so that what the rank has said is read
-        return EngineDeadError(f"rank {first} of {self.group.size} has ended: {self._end_of(first)}")
-
-    def _end_of(self, rank: int) -> str:
-        """Say how a rank has ended."""
-        status, said = self._process(rank).returncode, self._said[rank].replace(READY, b"")
-        how = f"process {self._process(rank).pid} ended with "
-        how += f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        text = said.decode("utf-8", "replace").strip()
-        return f"{how}: {text}" if text else how
-
-
-def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> subprocess.Popen[bytes]:
-    process = start_program(
-        "paged_sdk.build.follower",
-        what="another rank",
-        files=files,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        env=interpreter_variables() | ({} if device.type == "cpu" else device_variables()),
-    )
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):  # join() says how it has ended
-        process.stdin.write(len(assignment).to_bytes(8, "big") + assignment)
-    return process
-
-
-def _end(
-    processes: Sequence[subprocess.Popen[bytes]],
-    meeting: TemporaryDirectory[str],
-    owner: int,
-    *,
-    seconds: float,
-    watcher: threading.Thread | None = None,
-) -> None:
-    """End processes. A forked child of their owner leaves them alone.
-
-    :param seconds: how long they may take to end by themselves
-    """
-    if os.getpid() != owner:
-        return
-    limit = time.monotonic() + seconds
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(limit - time.monotonic(), 0))
-        process.kill()
-        process.wait()
-    if watcher is not None:
-        watcher.join(_SEEN_SECONDS)  # which reads the pipes
-    for process in processes:
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
-    meeting.cleanup()
+        self.group.leave()

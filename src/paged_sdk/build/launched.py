@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -13,26 +11,22 @@ from typing import Final
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
+from paged_sdk.build.device_setup import memory_must_do_to
 from paged_sdk.build.part import ModelPart
 from paged_sdk.build.placement import common_dtype
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment
-from paged_sdk.errors import EngineError
 from paged_sdk.kernels.native.library import Workspace, load
-from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.meeting import Meeting
-from paged_sdk.parallel.messages import END, WAY, StepWriter
 from paged_sdk.threads import thread_must_start
-from paged_sdk.types.step import Step
 from paged_sdk.weights.checkpoint import file_stamps
 
 __all__ = ["LaunchedRanks", "follow_launch"]
 
 _log = get_logger(__name__)
 
-_END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.1
 
 # The settings that have to be the same, since ranks would compute different things otherwise, or in another order.
@@ -58,7 +52,7 @@ class LaunchedRanks:
     :param meeting: to which all have come
     :param devices: those of this rank's part
     :raises ConfigError: the others do not come, or have other settings
-    :ivar group: this process is rank 0
+    :ivar group: all ranks, of which this process is the first
     """
 
     def __init__(
@@ -72,15 +66,15 @@ class LaunchedRanks:
     ) -> None:
         self._meeting = meeting
         self._device = devices[0]
-        self._writer = StepWriter()
-        self._owner = os.getpid()
-        self._is_open = True
         self.group: Group = Group(0, meeting.launch.size, meeting.explain)
         meeting.compare(_about(path, settings, environment, devices), go_on)
 
-    def watched(self, go_on: GoOn) -> GoOn:
-        """Return what to call while this rank loads its part, which raises a ModelLoadError if another has ended."""
-        return _watched(self._meeting, go_on)
+    def check(self) -> None:
+        """Look whether the others can still load their parts.
+
+        :raises ModelLoadError: one of them cannot
+        """
+        self._meeting.check()
 
     def join(self, go_on: GoOn) -> None:
         """Wait until all have loaded their parts, and connect to them.
@@ -90,42 +84,18 @@ class LaunchedRanks:
         """
         _join(self._meeting, self.group, self._device, go_on)
 
-    def run(self, step: Step, inserted: InsertedRows | None) -> None:
-        """Have the others begin a step, which this process must compute, too.
+    def end(self, seconds: float, error: BaseException | None) -> None:
+        """Let the other ranks end.
 
-        :param inserted: what takes the place of its tokens' embeddings
-        :raises EngineDeadError: one of them has ended
+        :param seconds: how long they may take to end by themselves; 0: they have not been told to
+        :param error: what has ended this one's part, which they are told
         """
-        self.group.tell(self._writer.message(step, inserted))
-
-    def choose(self, way: str) -> None:
-        """Have the others run the next step another way than one operation at a time."""
-        self.group.tell((WAY, way))
-
-    def check(self) -> None:
-        """Look whether all that the others had to compute since is whole.
-
-        :raises EngineDeadError: one of them has ended
-        """
-        self.group.check()
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Let the other ranks end; a second call does nothing, and neither does one in a forked child.
-
-        :param error: what has ended this one's part
-        """
-        if not self._is_open or self._owner != os.getpid():
-            return
-        self._is_open = False
         if error is not None:
             self._meeting.fail(error)
-        elif self.group.is_joined:
-            with suppress(EngineError):
-                self.group.tell((END,))
-                self._meeting.end(_END_SECONDS)
-        self._meeting.close()
-        self.group.end()
-        self.group.leave()
+        if seconds:
+            self._meeting.end(seconds)
+        else:
+            self._meeting.close()  # and go on to listen: the others still ask what has ended this one
 
 
 def follow_launch(
@@ -142,6 +112,7 @@ def follow_launch(
     :param meeting: to which all have come
     :raises ConfigError: the first rank has other settings
     :raises ModelLoadError: a rank cannot load its part
+    :raises OutOfMemoryError: this one has no memory for a step
     :raises EngineDeadError: another rank has ended otherwise
     """
     rank, size = meeting.launch.rank, meeting.launch.size
@@ -151,7 +122,8 @@ def follow_launch(
         part = ModelPart.load(path, settings, environment, devices[0], workspace, group, _watched(meeting, go_on))
         _join(meeting, group, devices[0], go_on)
         _log.info("Rank %d of %d computes its part of %s.", rank, size, path.name)
-        _run(lambda: part.follow(group), go_on)
+        with memory_must_do_to(f"compute rank {rank}'s part of", path):
+            _run(lambda: part.follow(group), go_on)
     finally:
         group.end()
         group.leave()

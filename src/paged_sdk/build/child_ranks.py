@@ -1,0 +1,256 @@
+"""Starts the processes that hold the other parts of a model, and watches over them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import subprocess
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import torch
+from attrs import evolve, frozen
+from torch._C._distributed_c10d import FileStore
+
+from paged_sdk.build.child_process import start_program
+from paged_sdk.build.ranks import Seat
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.env import Environment, device_variables, interpreter_variables
+from paged_sdk.errors import EngineDeadError, ModelLoadError
+from paged_sdk.kernels.native.library import load
+from paged_sdk.kernels.native.ranks import make_shared_memory
+from paged_sdk.logs import get_logger
+from paged_sdk.parallel.group import Group
+from paged_sdk.threads import thread_must_start
+
+__all__ = ["GROUP_LOST", "READY", "Assignment", "ChildRanks"]
+
+_log = get_logger(__name__)
+
+READY: Final = b"ready\n"
+GROUP_LOST: Final = 3
+"""The exit status of a rank that has ended because another one has."""
+
+_POLL_SECONDS: Final = 0.1
+# How long a rank that has ended may take to be seen as such by the system, once its connections are closed.
+_SEEN_SECONDS: Final = 2.0
+_MOST_TEXT: Final = 64 * 1024
+
+
+@frozen(kw_only=True)
+class Assignment:
+    """Says what a follower is to load and where it finds the others.
+
+    :ivar path: the model's files
+    :ivar processors: those that its threads stay on; None: any
+    :ivar rendezvous: a directory that all ranks see
+    :ivar shared: a file of memory that they share; None: they share none
+    """
+
+    path: Path
+    settings: BuildSettings
+    environment: Environment
+    processors: frozenset[int] | None
+    rank: int
+    size: int
+    rendezvous: Path
+    shared: int | None
+
+
+class ChildRanks:
+    """Holds the processes of ranks 1 and on, which this process starts, and its own place among them.
+
+    :param seats: where each rank computes
+    :param device: this one's
+    :raises EngineError: they cannot be started
+    :ivar group: all ranks, of which this process is the first
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: BuildSettings,
+        environment: Environment,
+        *,
+        seats: Sequence[Seat],
+        device: torch.device,
+    ) -> None:
+        size = len(seats)
+        self.group: Group = Group(0, size, self._explain)
+        self._meeting = TemporaryDirectory(prefix="paged-sdk-")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._owner = os.getpid()
+        self._said = [b""] * size
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._meeting, self._owner, seconds=0.0)
+        self._watcher: threading.Thread | None = None
+        given = evolve(settings, logging=False, throughput_logging=False)
+        library = load()
+        self._device = device
+        shared = None if library is None or device.type != "cpu" else make_shared_memory(library, size)
+        try:
+            if library is not None and shared is not None:
+                self.group.share(library, shared)
+            for rank in range(1, size):
+                assignment = Assignment(
+                    path=path,
+                    settings=seats[rank].of(given),
+                    processors=seats[rank].processors,
+                    environment=environment,
+                    rank=rank,
+                    size=size,
+                    rendezvous=Path(self._meeting.name),
+                    shared=shared,
+                )
+                self._processes.append(_start(pickle.dumps(assignment), () if shared is None else (shared,), device))
+        except BaseException:
+            self._finalizer()
+            raise
+        finally:
+            if shared is not None:
+                os.close(shared)
+
+    def check(self) -> None:
+        """Look whether the others can still load their parts.
+
+        :raises ModelLoadError: one of them cannot
+        """
+        self._hear(0.0)
+
+    def join(self, go_on: Callable[[], None]) -> None:
+        """Wait until all have loaded their parts, and connect to them.
+
+        :param go_on: called from time to time; what it raises ends the waiting
+        :raises ModelLoadError: one of them cannot load its part
+        """
+        while self._loading:
+            self._hear(_POLL_SECONDS)
+            go_on()
+        self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), device=self._device)
+        self._meeting.cleanup()
+        self.group.talk_through([process.stdin.fileno() for process in self._processes if process.stdin is not None])
+        self._watcher = threading.Thread(target=self._watch, name="paged-sdk ranks", daemon=True)
+        with thread_must_start("to watch over the other ranks in"):
+            self._watcher.start()
+
+    def end(self, seconds: float, error: BaseException | None) -> None:
+        """End the processes; a second call does nothing.
+
+        :param seconds: how long they may take to end by themselves
+        :param error: what has ended this process's part, which nobody is left to be told
+        """
+        if self._finalizer.detach() is not None:
+            _end(self._processes, self._meeting, self._owner, seconds=seconds, watcher=self._watcher)
+
+    @property
+    def _loading(self) -> list[int]:
+        """Return the ranks that have not said yet that they have loaded their parts."""
+        return [rank for rank in range(1, self.group.size) if READY not in self._said[rank]]
+
+    def _hear(self, seconds: float) -> None:
+        """Read what ranks say while they load their parts.
+
+        :raises ModelLoadError: one of them has ended
+        """
+        if ended := self._listen(seconds):
+            raise ModelLoadError(f"the model cannot be loaded: {self._end_of(ended[0])}")
+
+    def _process(self, rank: int) -> subprocess.Popen[bytes]:
+        return self._processes[rank - 1]
+
+    def _listen(self, seconds: float | None) -> list[int]:
+        """Read what followers say, and return those that have ended."""
+        ended = []
+        pipes = {process.stdout: rank for rank, process in enumerate(self._processes, 1) if process.stdout is not None}
+        ready, _, _ = select.select(list(pipes), [], [], seconds)
+        for pipe in ready:
+            content = os.read(pipe.fileno(), _MOST_TEXT)
+            rank = pipes[pipe]
+            if content:
+                self._said[rank] += content
+            else:  # it has closed its end: it is about to be gone
+                with suppress(subprocess.TimeoutExpired):
+                    self._process(rank).wait(_SEEN_SECONDS)
+                ended.append(rank)
+        return ended
+
+    def _watch(self) -> None:
+        """Wait until a follower ends, and tell the ranks that wait for it in shared memory."""
+        while not self._listen(None):
+            pass
+        self.group.end()
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        """Make the error for a call of the group that has failed: name the rank that has ended first."""
+        limit = time.monotonic() + _SEEN_SECONDS
+        while True:
+            ended = [rank for rank in range(1, self.group.size) if self._process(rank).poll() is not None]
+            first = next((rank for rank in ended if self._process(rank).returncode != GROUP_LOST), None)
+            if first is not None or time.monotonic() > limit:
+                break
+            time.sleep(0.01)
+        if first is None:
+            return EngineDeadError(f"the connection between ranks broke: {error}")
+        if self._watcher is not None:
+            self._watcher.join(_SEEN_SECONDS)  # so that what the rank has said is read
+        return EngineDeadError(self._end_of(first))
+
+    def _end_of(self, rank: int) -> str:
+        """Say how a rank has ended."""
+        status, said = self._process(rank).returncode, self._said[rank].replace(READY, b"")
+        how = f"process {self._process(rank).pid} ended with "
+        how += f"signal {-status}" if status is not None and status < 0 else f"status {status}"
+        text = said.decode("utf-8", "replace").strip()
+        return f"rank {rank} of {self.group.size} has ended: {how}" + (f": {text}" if text else "")
+
+
+def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> subprocess.Popen[bytes]:
+    process = start_program(
+        "paged_sdk.build.follower",
+        what="another rank",
+        files=files,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        env=interpreter_variables() | ({} if device.type == "cpu" else device_variables()),
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # join() says how it has ended
+        process.stdin.write(len(assignment).to_bytes(8, "big") + assignment)
+    return process
+
+
+def _end(
+    processes: Sequence[subprocess.Popen[bytes]],
+    meeting: TemporaryDirectory[str],
+    owner: int,
+    *,
+    seconds: float,
+    watcher: threading.Thread | None = None,
+) -> None:
+    """End processes. A forked child of their owner leaves them alone.
+
+    :param seconds: how long they may take to end by themselves
+    """
+    if os.getpid() != owner:
+        return
+    limit = time.monotonic() + seconds
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(limit - time.monotonic(), 0))
+        process.kill()
+        process.wait()
+    if watcher is not None:
+        watcher.join(_SEEN_SECONDS)  # which reads the pipes
+    for process in processes:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+    meeting.cleanup()

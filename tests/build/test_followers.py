@@ -1,0 +1,140 @@
+"""What rank 0 tells the others, and how it parts from them, however they were started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from paged_sdk import EngineDeadError, ModelLoadError, OutOfMemoryError
+from paged_sdk.build import child_ranks, launched
+from paged_sdk.build.child_ranks import ChildRanks
+from paged_sdk.build.followers import Followers
+from paged_sdk.build.launched import follow_launch
+from paged_sdk.build.ranks import Seat
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.env import Environment, Launch
+from paged_sdk.parallel.group import Group, Message
+from paged_sdk.parallel.meeting import Meeting
+from rank_threads import free_port, run_ranks
+
+
+class Started:
+    """Stands for ranks that are there already."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.ended: list[tuple[bool, BaseException | None]] = []
+        self.error: Exception | None = None
+
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def join(self, go_on: Any) -> None:
+        go_on()
+
+    def end(self, seconds: float, error: BaseException | None) -> None:
+        self.ended.append((seconds > 0, error))
+
+
+def test_the_others_hear_that_it_is_over_unless_something_went_wrong() -> None:
+    def run(group: Group) -> list[Message] | list[tuple[bool, BaseException | None]]:
+        if group.rank:
+            return [group.hear()]
+        ranks = Started(group)
+        followers = Followers(ranks)
+        followers.close()
+        followers.close()
+        return ranks.ended
+
+    assert run_ranks(2, run) == [[(True, None)], [("end",)]]
+    ranks, error = Started(Group(0, 2)), ValueError("a tensor is missing")
+    Followers(ranks).close(error)
+    assert ranks.ended == [(False, error)]
+
+
+def test_loading_ends_with_that_of_another_rank_and_setting_up_with_its_engine() -> None:
+    calls = []
+
+    def run(group: Group) -> None:
+        ranks = Started(group)
+        watched = Followers(ranks).watched(lambda: calls.append(group.rank))
+        watched()
+        ranks.error = ModelLoadError("never to be asked again")
+        if group.rank == 0:
+            group.end()
+            with pytest.raises(EngineDeadError):
+                watched()
+
+    run_ranks(2, run)
+    assert sorted(calls) == [0, 1]
+    ranks = Started(Group(0, 2))
+    ranks.error = ModelLoadError("rank 1 cannot load its part")
+    with pytest.raises(ModelLoadError):
+        Followers(ranks).watched(lambda: None)()
+
+
+def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*_: str, stdin: int, stdout: int, **__: Any) -> subprocess.Popen[bytes]:
+        program = "import sys; print('a file is damaged', flush=True); sys.exit(1)"
+        return subprocess.Popen([sys.executable, "-c", program], stdin=stdin, stdout=stdout, bufsize=0)
+
+    monkeypatch.setattr(child_ranks, "start_program", start)
+    seats = [Seat(num_threads=1)] * 2
+    settings, environment = BuildSettings(device="cpu", tensor_parallel=2), Environment()
+    followers = Followers(ChildRanks(tmp_path, settings, environment, seats=seats, device=torch.device("cpu")))
+    load = followers.watched(lambda: time.sleep(0.01))
+    with pytest.raises(
+        ModelLoadError, match=r"rank 1 of 2 has ended: process \d+ .* status 1: a file is damaged"
+    ) as raised:
+        _forever(load)
+    followers.close(raised.value)
+
+
+def _forever(do: Callable[[], None]) -> NoReturn:
+    while True:
+        do()
+
+
+def test_a_launched_rank_without_memory_for_a_step_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Part:
+        @classmethod
+        def load(cls, *_: Any) -> Part:
+            return cls()
+
+        def follow(self, group: Group) -> None:
+            raise MemoryError("no 64 bytes")
+
+    monkeypatch.setattr(launched, "ModelPart", Part)
+    monkeypatch.setattr(launched, "_about", lambda *_: {})
+    port = free_port()
+    said: list[str] = []
+
+    def first() -> None:
+        meeting = Meeting(Launch(rank=0, size=2, address="localhost", port=port), lambda: None)
+        meeting.compare({}, lambda: None)
+        group = Group(0, 2, meeting.explain)
+        launched._join(meeting, group, torch.device("cpu"), lambda: None)
+        said.append(str(meeting.explain(RuntimeError("broken"))))
+        group.leave()
+        meeting.close()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    meeting = Meeting(Launch(rank=1, size=2, address="localhost", port=port), lambda: None)
+    devices = (torch.device("cpu"),)
+    settings, environment = BuildSettings(device="cpu"), Environment()
+    with pytest.raises(OutOfMemoryError, match=r"compute rank 1's part of .*: no 64 bytes"), meeting.failing():
+        follow_launch(meeting, tmp_path, settings, environment, devices, None, lambda: None)
+    thread.join()
+    assert "rank 1 of 2 has ended: OutOfMemoryError" in said[0]
