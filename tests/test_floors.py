@@ -116,6 +116,7 @@ def _units() -> Mapping[str, Unit]:
         "embedder",
         "generation_requests",
         "loaded_adapters",
+        "opening",
         "responses",
         "scorer",
         "preparation",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
@@ -13,15 +11,16 @@ from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import read_environment, read_launch
-from paged_sdk.errors import ConfigError, ModelLoadError
+from paged_sdk.errors import ModelLoadError
 from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
+from paged_sdk.opening import Opening
 from paged_sdk.threads import thread_must_start
 
 __all__ = ["Building"]
 
 
-class Building:
+class Building(Opening[Model]):
     """Loads a model when awaited; as an async context manager it also closes the model on exit.
 
     It loads one model: to await or enter it again is a :class:`ConfigError`. In a process that was started as another
@@ -30,10 +29,9 @@ class Building:
     """
 
     def __init__(self, source: ModelSource, settings: BuildSettings) -> None:
+        super().__init__("build()", setting="build")
         self._source = source
         self._settings = settings
-        self._model: Model | None = None
-        self._has_begun = False
 
     @property
     def rank(self) -> int:
@@ -53,27 +51,7 @@ class Building:
                 "`model = await builder.build()` or `async with builder.build() as model`"
             )
 
-    def __await__(self) -> Generator[Any, Any, Model]:
-        return self._build().__await__()
-
-    async def __aenter__(self) -> Model:
-        self._model = await self._build()
-        return self._model
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._model is not None:
-            await self._model.aclose()
-
-    async def _build(self) -> Model:
-        if self._has_begun:
-            raise ConfigError(
-                "this build() was used already: call build() again for another model",
-                setting="build",
-                allowed="one await or async with for each build()",
-            )
-        self._has_begun = True
+    async def _open(self) -> Model:
         if self._settings.logging:
             show_logs()
         environment = read_environment()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -22,35 +20,16 @@ from paged_sdk import (
     IsqType,
     Model,
     ModelClosedError,
-    RequestBuilder,
     SamplingParams,
     TextModelBuilder,
 )
 from paged_sdk.ray import RayReplicas, serve_app
 from paged_sdk.ray.options import resources_of
 from paged_sdk.testing import fake_model
+from talk import LONG, hello, said, until
 from tiny import build_model, make_checkpoint
 
 pytestmark = pytest.mark.anyio
-
-LONG = "A sentence that is said one byte after the other. " * 4
-
-
-def hello(text: str = "Hi!", **options: Any) -> RequestBuilder:
-    request = RequestBuilder.from_messages([{"role": "user", "content": text}])
-    for name, value in options.items():
-        request = getattr(request, f"with_{name}")(value)
-    return request
-
-
-async def said(model: Model, request: RequestBuilder | None = None) -> str:
-    return (await model.send_chat_request(request or hello())).choices[0].message.content
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not condition():
-            await anyio.sleep(0.001)
 
 
 async def test_it_answers_as_any_model() -> None:

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -43,6 +42,7 @@ from paged_sdk.remote.channel import Channel
 from paged_sdk.routing.in_processes import Seat, seats_of
 from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.server import create_app
+from talk import LONG, hello, said
 from tiny import build_model, make_checkpoint
 from tiny_vision import make_vision_checkpoint, picture
 
@@ -50,19 +50,6 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.skipif(sys.platform != "linux", reason="processes and what is left of them are looked up in /proc"),
 ]
-
-LONG = "A sentence that is said one byte after the other. " * 5
-
-
-def hello(text: str = "Hi!", **options: Any) -> RequestBuilder:
-    request = RequestBuilder.from_messages([{"role": "user", "content": text}])
-    for name, value in options.items():
-        request = getattr(request, f"with_{name}")(value)
-    return request
-
-
-async def said(model: Model, request: RequestBuilder) -> str:
-    return (await model.send_chat_request(request)).choices[0].message.content
 
 
 def pids(model: ReplicatedModel) -> list[int]:

@@ -24,7 +24,6 @@ from paged_sdk import (
     Model,
     ModelClosedError,
     NumericalError,
-    RequestBuilder,
     RequestTimeoutError,
     SamplingParams,
     TextModelBuilder,
@@ -32,6 +31,7 @@ from paged_sdk import (
 from paged_sdk.errors import PagedError
 from paged_sdk.remote.sent_error import SentError
 from paged_sdk.testing import fake_model
+from talk import hello
 from tiny import build_model, make_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -41,13 +41,6 @@ SAMPLINGS = (
     SamplingParams(temperature=0.9, seed=5, max_len=12, n_choices=2, top_n_logprobs=2, ignore_eos=True),
     SamplingParams(temperature=0.9, seed=7, max_len=12, stop=["a"], logits_bias={7: 3.0}, prompt_logprobs=1),
 )
-
-
-def hello(text: str = "Hi!", **options: Any) -> RequestBuilder:
-    request = RequestBuilder.from_messages([{"role": "user", "content": text}])
-    for name, value in options.items():
-        request = getattr(request, f"with_{name}")(value)
-    return request
 
 
 def only_seven(token_ids: Sequence[int], logits: Any) -> None:

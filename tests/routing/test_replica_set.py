@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from paged_sdk import (
     ModelClosedError,
     QueueFullError,
     ReplicaSet,
-    RequestBuilder,
     RequestTimeoutError,
     SamplingParams,
     TextModelBuilder,
@@ -32,33 +32,15 @@ from paged_sdk.kv import paged
 from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.routing.routed_worker import Replica
 from paged_sdk.server import create_app
-from paged_sdk.testing import FakeModel, fake_model
+from paged_sdk.testing import FakeModel, FakeRequest, fake_model
+from talk import LONG, hello, said, until
 from tiny import build_model, make_checkpoint
 
 pytestmark = pytest.mark.anyio
 
-LONG = "A sentence that is said one byte after the other. " * 4
-
-
-def hello(text: str = "Hi!", **options: Any) -> RequestBuilder:
-    request = RequestBuilder.from_messages([{"role": "user", "content": text}])
-    for name, value in options.items():
-        request = getattr(request, f"with_{name}")(value)
-    return request
-
 
 def broken() -> Exception:
     return RuntimeError("the device is gone")
-
-
-async def said(model: Model, request: RequestBuilder) -> str:
-    return (await model.send_chat_request(request)).choices[0].message.content
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not condition():
-            await anyio.sleep(0.001)
 
 
 def counts(fakes: Sequence[FakeModel]) -> list[int]:
@@ -133,10 +115,18 @@ async def test_salts_are_tenants_too() -> None:
 
 
 async def test_requests_at_once_are_shared_out() -> None:
-    fakes = [fake_model(LONG, delay=0.005) for _ in range(4)]  # none ends before the last has come
-    async with ReplicaSet(fakes) as model:
-        await model.send_chat_requests([hello(f"{n}", sampling=SamplingParams(max_len=100)) for n in range(16)])
-        assert counts(fakes) == [4, 4, 4, 4]
+    all_have_come = threading.Event()
+
+    def answer(request: FakeRequest) -> str:
+        assert all_have_come.wait(20)
+        return "Yes."
+
+    fakes = [fake_model(answer) for _ in range(4)]
+    async with ReplicaSet(fakes) as model, anyio.create_task_group() as tasks:
+        tasks.start_soon(model.send_chat_requests, [hello(f"{n}") for n in range(16)])
+        await until(lambda: len(model._routed._live) == 16)
+        all_have_come.set()
+    assert counts(fakes) == [4, 4, 4, 4]
 
 
 async def test_what_was_not_heard_of_is_sent_elsewhere_when_a_replica_dies() -> None:

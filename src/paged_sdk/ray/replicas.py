@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import uuid
 import weakref
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -17,6 +16,7 @@ import anyio.to_thread
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.model import Model
+from paged_sdk.opening import Opening
 from paged_sdk.ray.adapters import FleetAdapters
 from paged_sdk.ray.options import engine_options, most_replicas, ray_serve, resources_of
 from paged_sdk.ray.ray_loop import RayLoop
@@ -93,7 +93,7 @@ def _let_go(routed: RoutedWorker, loop: RayLoop) -> None:
     loop.stop()
 
 
-class RayReplicas:
+class RayReplicas(Opening[RayModel]):
     """Runs replicas of a model under Ray Serve, and makes one model of them when it is awaited; as an async context
     manager it also ends them on exit::
 
@@ -118,38 +118,17 @@ class RayReplicas:
     """
 
     def __init__(self, builder: ModelBuilder, *, name: str | None = None, **options: Any) -> None:
+        super().__init__("RayReplicas", setting="builder")
         if not callable(getattr(builder, "build", None)):
             raise ConfigError.of("builder", builder, "a builder of a model")
         if name is not None and not (isinstance(name, str) and name):
             raise ConfigError.of("name", name, "a name of at least one character")
         self._builder = builder
-        self._name = f"paged-sdk-{uuid.uuid4().hex[:8]}" if name is None else name
+        self._application = f"paged-sdk-{uuid.uuid4().hex[:8]}" if name is None else name
         self._options = engine_options(options)
-        self._model: Model | None = None
-        self._has_begun = False
 
-    def __await__(self) -> Generator[Any, Any, RayModel]:
-        return self._build().__await__()
-
-    async def __aenter__(self) -> RayModel:
-        self._model = model = await self._build()
-        return model
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._model is not None:
-            await self._model.aclose()
-
-    async def _build(self) -> RayModel:
-        if self._has_begun:
-            raise ConfigError(
-                "these RayReplicas were used already: make others",
-                setting="builder",
-                allowed="one await or async with for each RayReplicas",
-            )
-        self._has_begun = True
-        cluster = _Cluster(self._name)
+    async def _open(self) -> RayModel:
+        cluster = _Cluster(self._application)
         try:
             handle = await _in_thread(partial(cluster.deploy, self._builder, self._options))
             return await open_model(handle, delete=cluster.leave)

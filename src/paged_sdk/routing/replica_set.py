@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import anyio
 from attrs import evolve
@@ -13,6 +12,7 @@ from attrs import evolve
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
 from paged_sdk.model_insides import ModelInsides
+from paged_sdk.opening import Opening
 from paged_sdk.remote.face import RemoteModel, traits_of
 from paged_sdk.routing.in_processes import build_in_processes
 from paged_sdk.routing.routed_worker import Replica, ReplicaAdapters, RoutedWorker
@@ -70,7 +70,7 @@ class ReplicatedModel(Model):
         await _close_all(self._replicas, drain=drain)
 
 
-class ReplicaSet:
+class ReplicaSet(Opening[ReplicatedModel]):
     """Makes one model of several, when it is awaited; as an async context manager it also closes them on exit::
 
         async with ReplicaSet([builder.with_device("cuda:0"), builder.with_device("cuda:1")]) as model:
@@ -96,6 +96,7 @@ class ReplicaSet:
     """
 
     def __init__(self, replicas: Iterable[ReplicaSource], *, in_processes: bool = False) -> None:
+        super().__init__("ReplicaSet", setting="replicas")
         allowed = "at least one model or builder"
         if isinstance(replicas, str | bytes) or not isinstance(replicas, Iterable):
             raise ConfigError.of("replicas", replicas, allowed)
@@ -112,30 +113,8 @@ class ReplicaSet:
             raise ConfigError.of("in_processes", in_processes, "True or False")
         self._sources = sources
         self._in_processes = in_processes
-        self._model: Model | None = None
-        self._has_begun = False
 
-    def __await__(self) -> Generator[Any, Any, ReplicatedModel]:
-        return self._build().__await__()
-
-    async def __aenter__(self) -> ReplicatedModel:
-        self._model = model = await self._build()
-        return model
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._model is not None:
-            await self._model.aclose()
-
-    async def _build(self) -> ReplicatedModel:
-        if self._has_begun:
-            raise ConfigError(
-                "this ReplicaSet was used already: make another one",
-                setting="replicas",
-                allowed="one await or async with for each ReplicaSet",
-            )
-        self._has_begun = True
+    async def _open(self) -> ReplicatedModel:
         open_models = {place: source for place, source in enumerate(self._sources) if isinstance(source, Model)}
         try:
             if self._in_processes:
