@@ -27,6 +27,7 @@ VALUES: Final = {
     "Drafts": paged_sdk.SpeculativeConfig,
     "Layers": paged_sdk.LayerTopology,
     "Images": paged_sdk.ImageLimits,
+    "Replicas that hang": paged_sdk.HangLimits,
     "How tokens are chosen": paged_sdk.SamplingParams,
     "Repetitions": paged_sdk.DryParams,
 }

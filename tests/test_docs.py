@@ -126,13 +126,18 @@ def test_named_files_exist(page: str) -> None:
 
 
 VARIABLES: Final = {value for name, value in vars(env).items() if name.isupper() and isinstance(value, str)}
-OF_TORCHRUN: Final = {name for name in VARIABLES if not name.startswith("MISTRALRS_")}
+OF_REPLICAS: Final = {name for name in VARIABLES if name.startswith("PAGED_SDK_")}
+OF_TORCHRUN: Final = {name for name in VARIABLES - OF_REPLICAS if not name.startswith("MISTRALRS_")}
 
 
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_every_environment_variable_is_documented(page: str) -> None:
     documented = set(re.findall(r"MISTRALRS_\w+", read(page)))
-    assert documented == VARIABLES - OF_TORCHRUN
+    assert documented == VARIABLES - OF_TORCHRUN - OF_REPLICAS
+
+
+def test_every_variable_of_replicas_is_documented() -> None:
+    assert set(re.findall(r"PAGED_SDK_\w+", read("docs/scale.md"))) == OF_REPLICAS
 
 
 def test_every_variable_of_torchrun_is_documented() -> None:

@@ -49,6 +49,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "EngineError",
     "GgufModelBuilder",
     "GpuReport",
+    "HangLimits",
     "Image",
     "ImageLimits",
     "InvalidRequestError",

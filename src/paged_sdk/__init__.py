@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paged_sdk.builders import VisionModelBuilder as VisionModelBuilder
     from paged_sdk.composed_builders import LoraModelBuilder as LoraModelBuilder
     from paged_sdk.composed_builders import TextSpeculativeBuilder as TextSpeculativeBuilder
+    from paged_sdk.config.hang_limits import HangLimits as HangLimits
     from paged_sdk.config.images import ImageLimits as ImageLimits
     from paged_sdk.config.isq import IsqType as IsqType
     from paged_sdk.config.memory import MemoryGpuConfig as MemoryGpuConfig
@@ -117,6 +118,7 @@ _HOME = {
     "build.machine": ("GpuReport", "MachineReport", "describe_machine"),
     "build.memory_plan": ("plan_memory",),
     "build.safetensors_export": ("write_safetensors",),
+    "config.hang_limits": ("HangLimits",),
     "config.images": ("ImageLimits",),
     "config.isq": ("IsqType",),
     "config.memory": ("MemoryGpuConfig",),

@@ -4,13 +4,14 @@ import os
 
 import pytest
 
-from paged_sdk import ConfigError, IsqType, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType
+from paged_sdk import ConfigError, HangLimits, IsqType, MemoryGpuConfig, PagedAttentionMeta, PagedCacheType
 from paged_sdk.config.env import (
     Environment,
     Launch,
     device_variables,
     nccl_leaves_the_process,
     read_environment,
+    read_hang_limits,
     read_launch,
     read_variable,
 )
@@ -185,3 +186,18 @@ def test_nccl_is_told_to_leave_the_process_alone(monkeypatch: pytest.MonkeyPatch
         assert (os.environ[handling], os.environ[monitoring]) == ("0", "0")
     assert os.environ[handling] == "1"
     assert monitoring not in os.environ
+
+
+def test_when_replicas_have_hung() -> None:
+    assert read_hang_limits({}) == HangLimits()
+    given = {"PAGED_SDK_SILENT_SECONDS": " 2.5 ", "PAGED_SDK_STEP_SECONDS": "None"}
+    assert read_hang_limits(given) == HangLimits(silent_seconds=2.5, step_seconds=None)
+    assert read_hang_limits({"PAGED_SDK_SILENT_SECONDS": "false"}).silent_seconds is None
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1_0", "١", "a minute"])
+@pytest.mark.parametrize("name", ["PAGED_SDK_SILENT_SECONDS", "PAGED_SDK_STEP_SECONDS"])
+def test_a_limit_that_cannot_be_read_is_an_error_that_names_it(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        read_hang_limits({name: value})
+    assert caught.value.value == value

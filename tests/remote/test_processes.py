@@ -25,6 +25,7 @@ from paged_sdk import (
     ConfigError,
     Constraint,
     EngineDeadError,
+    HangLimits,
     InvalidRequestError,
     IsqType,
     Model,
@@ -39,10 +40,12 @@ from paged_sdk import (
     VisionModelBuilder,
 )
 from paged_sdk.remote.channel import Channel
+from paged_sdk.remote.process import EngineProcess
 from paged_sdk.routing.in_processes import Seat, seats_of
 from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.server import create_app
-from talk import LONG, hello, said
+from paged_sdk.testing import fake_model
+from talk import LONG, hello, said, until
 from tiny import build_model, make_checkpoint
 from tiny_vision import make_vision_checkpoint, picture
 
@@ -197,6 +200,85 @@ async def test_a_killed_replica_takes_only_what_it_has_said_something_of() -> No
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_frozen_replica_is_killed_and_its_requests_fare_as_those_of_a_dead_one() -> None:
+    async with ReplicaSet([Fakes(LONG, delay=0.005)] * 2, in_processes=True) as model:
+        outcomes: list[str] = []
+        errors: list[EngineDeadError] = []
+        begun = 0
+
+        async def send(number: int) -> None:
+            nonlocal begun
+            try:
+                async with model.stream_chat_request(hello(f"{number}")) as stream:
+                    text = (await anext(stream)).choices[0].delta.content
+                    begun += 1
+                    async for chunk in stream:
+                        text += "".join(choice.delta.content for choice in chunk.choices)
+                outcomes.append(text)
+            except EngineDeadError as error:
+                errors.append(error)
+
+        frozen, pid = model.replicas[0], pids(model)[0]
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(send, number)
+            await until(lambda: begun == 8)
+            os.kill(pid, signal.SIGSTOP)
+            for number in range(8, 12):
+                tasks.start_soon(send, number)
+            await until(lambda: len(model._routed._live) == 12 or begun > 8)
+
+            def look() -> bool:  # what was on its way when it was stopped may still come
+                frozen._process._look()  # type: ignore[attr-defined]
+                return len(errors) == 4
+
+            await until(look)
+        await until(lambda: not is_running(pid))
+        assert (len(outcomes), set(outcomes)) == (8, {LONG})
+        for error in errors:
+            assert f"replica 0 (process {pid}): it has hung: nothing was heard of it for 60 s" in str(error)
+            assert error.partial_response is not None
+            assert LONG.startswith(error.partial_response.choices[0].message.content)  # type: ignore[union-attr]
+        assert await said(model) == LONG
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_hung_replica_is_noticed_after_its_limit() -> None:
+    limits = HangLimits(silent_seconds=0.3, step_seconds=None)
+    async with ReplicaSet([fake_model("Here."), Fakes()], in_processes=True, hang_limits=limits) as model:
+        pid = model.replicas[1].pid  # type: ignore[attr-defined]
+        with suppress(ProcessLookupError):  # this machine is so slow that it is noticed already
+            os.kill(pid, signal.SIGSTOP)
+        await until(lambda: has_hung(model.replicas[1]))
+        assert await said(model) == "Here."
+        await until(lambda: not is_running(pid))
+    limits = HangLimits(silent_seconds=None, step_seconds=0.3)
+    async with ReplicaSet([fake_model("Here."), Fakes(delay=3600)], in_processes=True, hang_limits=limits) as model:
+        responses = await model.send_chat_requests([hello(f"{n}") for n in range(4)])
+        assert [each.choices[0].message.content for each in responses] == ["Here."] * 4
+        with pytest.raises(EngineDeadError, match=r"replica 1 .*: a step of its engine has taken 0.3 s"):
+            model.replicas[1].check()
+
+
+def has_hung(model: Model) -> bool:
+    try:
+        model.check()
+    except EngineDeadError as error:
+        assert "nothing was heard of it for 0.3 s" in str(error)
+        return True
+    return False
+
+
+def test_to_load_for_long_is_not_to_hang() -> None:
+    process = EngineProcess(Endless(), name="replica 0", wants_preparer=False, hang_limits=HangLimits())
+    for _ in range(100):
+        process._look()
+    assert is_running(process.pid)
+    process.end()
+    assert not is_running(process.pid)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_what_cannot_be_built_is_a_typed_error() -> None:
     def local() -> None:
         raise AssertionError("it cannot be sent")
@@ -215,14 +297,15 @@ async def test_what_cannot_be_built_is_a_typed_error() -> None:
         await ReplicaSet([Fakes(), fake_of_other_length()], in_processes=True)
     with pytest.raises(ConfigError, match="in_processes"):
         ReplicaSet([Fakes()], in_processes=2)  # type: ignore[arg-type]
+    for limits, allowed in ((60, "HangLimits or None"), (HangLimits(), "without in_processes")):
+        with pytest.raises(ConfigError, match=f"hang_limits.*{allowed}"):
+            ReplicaSet([Fakes()], hang_limits=limits)  # type: ignore[arg-type]
     with anyio.move_on_after(0.3) as scope:
         await ReplicaSet([Endless()], in_processes=True)
     assert scope.cancelled_caught
 
 
 def fake_of_other_length() -> Model:
-    from paged_sdk.testing import fake_model
-
     return fake_model("Hello!", max_model_len=8192)
 
 

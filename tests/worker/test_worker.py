@@ -30,7 +30,10 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.testing import fake_model
 from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.worker import Worker
+from talk import said, until
 
 LONG = SamplingParams(temperature=0, max_len=2000, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_len=10, ignore_eos=True)
@@ -301,3 +304,22 @@ def test_gguf_and_safetensors_builders_agree_on_locations(tmp_path: Path) -> Non
         GgufModelBuilder("")
     with pytest.raises(ValueError, match="a path or a hub id"):
         TextModelBuilder(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_whoever_looks_sees_which_step_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fake_model("Yes.") as model:
+        worker = model._insides.worker
+        assert isinstance(worker, Worker)
+        step, seen = worker._engine.step, list[int | None]()
+
+        def seen_step() -> None:
+            seen.append(worker.running_step)
+            step()
+
+        monkeypatch.setattr(worker._engine, "step", seen_step)
+        assert worker.running_step is None
+        assert [await said(model) for _ in range(2)] == ["Yes."] * 2
+        assert seen == [*range(len(seen))]
+        assert len(seen) >= 2 * len("Yes.")
+        await until(lambda: worker.running_step is None)

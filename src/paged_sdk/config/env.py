@@ -5,12 +5,14 @@ They are read once, when a model is built. A value that cannot be read is a :cla
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from attrs import frozen
 
+from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.memory import MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
@@ -24,6 +26,7 @@ __all__ = [
     "interpreter_variables",
     "nccl_leaves_the_process",
     "read_environment",
+    "read_hang_limits",
     "read_launch",
     "read_variable",
 ]
@@ -51,6 +54,12 @@ GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
 """The most tokens that are guessed ahead of a text in one step, 1 to 1024; off unless it is said."""
 DRAFT_MODEL = "MISTRALRS_SPECULATIVE_DRAFT_MODEL"
 """The path or hub id of a smaller model with the same vocabulary that guesses tokens."""
+SILENT_SECONDS = "PAGED_SDK_SILENT_SECONDS"
+"""A replica in a process of its own has hung if nothing is heard of it for so many seconds; ``none`` and ``false`` are
+no limit. 60 unless it is said."""
+STEP_SECONDS = "PAGED_SDK_STEP_SECONDS"
+"""It has hung, too, if one of its engine's steps takes so many seconds; ``none`` and ``false`` are no limit. 600 unless
+it is said."""
 WORLD_SIZE = "WORLD_SIZE"
 """How many processes compute a model together, where each was started by itself, as torchrun starts them. It counts for
 models with ``with_tensor_parallel`` alone."""
@@ -217,6 +226,36 @@ def read_launch(variables: Mapping[str, str] | None = None) -> Launch | None:
         has_agent=_switch(given, AGENT_STORE) is True,
         attempt=_whole_number(given, ATTEMPT, allowed="a number >= 0", minimum=0) or 0,
     )
+
+
+def read_hang_limits(variables: Mapping[str, str] | None = None) -> HangLimits:
+    """Read when replicas have hung.
+
+    :param variables: the variables to read instead of the process's own
+    :raises ConfigError: naming the variable, its value and what is allowed
+    """
+    source = os.environ if variables is None else variables
+    given = {name: value.strip() for name, value in source.items() if value.strip()}
+    usual = HangLimits()
+    return HangLimits(
+        silent_seconds=_seconds(given, SILENT_SECONDS, usual.silent_seconds),
+        step_seconds=_seconds(given, STEP_SECONDS, usual.step_seconds),
+    )
+
+
+def _seconds(given: Mapping[str, str], name: str, usual: float | None) -> float | None:
+    value = given.get(name)
+    if value is None:
+        return usual
+    if value.lower() in {"false", "none"}:
+        return None
+    try:
+        seconds = float(value) if value.isascii() and "_" not in value else 0.0  # which float() would take
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ConfigError.of(name, value, "a number of seconds > 0, false or none")
+    return seconds
 
 
 def _needed(given: Mapping[str, str], name: str, allowed: str, *, minimum: int = 0) -> int:

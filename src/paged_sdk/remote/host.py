@@ -32,6 +32,8 @@ from paged_sdk.remote.messages import (
     LoadAdapter,
     Operation,
     Output,
+    Ping,
+    Pong,
     Requantize,
     ResetPrefixCache,
     Submit,
@@ -111,6 +113,8 @@ class EngineHost:
                 self._loop.call_soon(partial(self._begin, message))
             case Forsake(number):
                 self._loop.call_soon(partial(self._forsake, number))
+            case Ping():  # answered by the thread that sends, which no step holds up
+                self.call_soon(self._answer_ping)
             case Close(drain) if self._owns_engine:
                 self._worker.close(drain=drain)
             case Close(drain):
@@ -257,6 +261,9 @@ class EngineHost:
         frame, self._frame = self._frame, _Frame()
         if stats is not None or not frame.is_empty:
             self._send(pack(frame.output(stats)))
+
+    def _answer_ping(self) -> None:
+        self._send_message(Pong(self._worker.running_step))
 
     def _send_message(self, message: FromEngine) -> None:
         self._flush(None)

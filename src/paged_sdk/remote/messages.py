@@ -24,6 +24,8 @@ __all__ = [
     "LoadAdapter",
     "Operation",
     "Output",
+    "Ping",
+    "Pong",
     "Requantize",
     "ResetPrefixCache",
     "Submit",
@@ -108,7 +110,12 @@ class Close:
     drain: bool
 
 
-ToEngine: TypeAlias = Submit | Abort | Ask | Forsake | Close
+@frozen
+class Ping:
+    """Asks for a sign of life."""
+
+
+ToEngine: TypeAlias = Submit | Abort | Ask | Forsake | Close | Ping
 
 
 @frozen
@@ -156,4 +163,14 @@ class Ended:
     error: SentError | None = None
 
 
-FromEngine: TypeAlias = Output | Answer | Ended
+@frozen
+class Pong:
+    """Answers a :class:`Ping`. It is for what carries messages, and says nothing to whoever has sent requests.
+
+    :ivar running_step: the number of the engine's step that is running; None: none is
+    """
+
+    running_step: int | None
+
+
+FromEngine: TypeAlias = Output | Answer | Ended | Pong

@@ -20,6 +20,7 @@ import anyio.to_thread
 from attrs import frozen
 
 from paged_sdk.build.child_process import Child, start_program
+from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.logs import get_logger
 from paged_sdk.preparation import RequestPreparer
@@ -27,8 +28,9 @@ from paged_sdk.remote.channel import Channel
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.face import Face, RemoteModel, unpack_face
 from paged_sdk.remote.link import Parcel
-from paged_sdk.remote.messages import FromEngine
+from paged_sdk.remote.messages import FromEngine, Ping, Pong
 from paged_sdk.remote.packing import pack, unpack
+from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
 from paged_sdk.threads import thread_must_start
 from paged_sdk.worker.event_loop import EventLoop
@@ -40,6 +42,9 @@ _log = get_logger(__name__)
 
 _SEEN_SECONDS: Final = 2.0
 """How long a process that has ended may take to be seen as such by the system, once its connection is closed."""
+_KILLED_SECONDS: Final = 30.0
+"""How long the system may take to end a process that is killed. One that waits in a device's driver ends when that lets
+go of it, and is waited for no longer."""
 
 
 @frozen(eq=False)
@@ -59,18 +64,26 @@ class EngineProcess:
     :class:`~paged_sdk.remote.link.Link`).
 
     The process ends when its engine is closed, and whenever this one does, however that may be. It gets this process's
-    environment, and imports what this one can.
+    environment, and imports what this one can. Once its model is built, it is asked for signs of life; if it has hung,
+    it is killed.
 
     :param builder: builds the model there
     :param name: names the replica in errors
     :param wants_preparer: whether the model's tokenizer and all else that requests are prepared by is to come here
+    :param hang_limits: when it has hung
     :param processors: those that it runs on; None: any
     :raises ConfigError: the builder cannot be sent, or the system is Windows
     :raises EngineError: the system gives this process no more processes or threads
     """
 
     def __init__(
-        self, builder: object, *, name: str, wants_preparer: bool, processors: Collection[int] | None = None
+        self,
+        builder: object,
+        *,
+        name: str,
+        wants_preparer: bool,
+        hang_limits: HangLimits,
+        processors: Collection[int] | None = None,
     ) -> None:
         if sys.platform == "win32":
             raise ConfigError.of("in_processes", True, "False on Windows")
@@ -82,6 +95,9 @@ class EngineProcess:
         self._owner = Owner()
         self._built: Future[Replied] = Future()
         self._engine: RemoteEngine | None = None
+        self._pulse = Pulse(hang_limits)
+        self._why_killed: str | None = None
+        self._is_over = threading.Event()
         self._outgoing: SimpleQueue[Parcel | None] = SimpleQueue()
         own, other = socket.socketpair()
         try:
@@ -101,11 +117,13 @@ class EngineProcess:
         self._finalizer = weakref.finalize(self, _end, self._process, self._channel, self._owner)
         self._writer = threading.Thread(target=self._write, name="paged-sdk replica out", daemon=True)
         self._reader = threading.Thread(target=self._read, name="paged-sdk replica in", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="paged-sdk replica watch", daemon=True)
         self.send(pack(assignment))
         try:
             with thread_must_start("to talk to a replica in"):
                 self._reader.start()
                 self._writer.start()
+                self._watcher.start()
         except BaseException:
             self.end()
             self._channel.release()
@@ -139,7 +157,7 @@ class EngineProcess:
         """End the process now, if it has not ended; a second call does nothing."""
         if self._owner.is_here:
             self._finalizer()
-            for thread in (self._reader, self._writer):
+            for thread in (self._reader, self._writer, self._watcher):
                 if thread.ident is not None and thread is not threading.current_thread():
                     thread.join(_SEEN_SECONDS)
 
@@ -160,18 +178,38 @@ class EngineProcess:
             reason = f"what it sends cannot be read: {error!r}"
             _log.exception("%s: %s", self._full_name, reason)
         else:
-            reason = self._how_it_ended()
-        _end(self._process, self._channel, self._owner)
+            reason = self._why_killed or self._how_it_ended()
+        _kill(self._process, self._channel, self._owner)
         self._channel.release()
         self._outgoing.put(None)
+        self._is_over.set()
         with suppress(InvalidStateError):
             self._built.set_exception(ModelLoadError(f"{self._full_name} could not build its model: {reason}"))
         if self._engine is not None:
-            self._engine.lost(reason)
+            self._engine.lost(reason)  # before the process is gone, which may take a while
+        _end(self._process, self._channel, self._owner)
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(self._pulse.round_seconds):
+            self._look()
+
+    def _look(self) -> None:
+        """Ask for a sign of life, and kill a process that has given none for too long."""
+        if self._engine is None:  # to load a model may take any time
+            return
+        self._why_killed = self._pulse.next_round()
+        if self._why_killed is None:
+            self.send(pack(Ping()))
+        else:
+            _kill(self._process, self._channel, self._owner)
+            self._is_over.set()
 
     def _take(self, parcel: Parcel) -> None:
+        self._pulse.note()
         message: BeforeBuilt | FromEngine = unpack(parcel)
         match message:
+            case Pong(running_step):
+                self._pulse.note_step(running_step)
             case LogLine(logger, level, text):
                 to = logging.getLogger(logger)
                 if to.isEnabledFor(level):
@@ -225,10 +263,16 @@ def _pickled(builder: object) -> bytes:
         raise ConfigError.of("replicas", builder, allowed) from error
 
 
+def _kill(process: Child, channel: Channel, owner: Owner) -> None:
+    """Have a process end, without waiting for that. A forked child of its owner leaves it alone."""
+    if owner.is_here:
+        channel.close()
+        process.kill()
+
+
 def _end(process: Child, channel: Channel, owner: Owner) -> None:
     """End a process. A forked child of its owner leaves it alone."""
-    if not owner.is_here:
-        return
-    channel.close()
-    process.kill()
-    process.wait()
+    _kill(process, channel, owner)
+    if owner.is_here:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_KILLED_SECONDS)

@@ -12,6 +12,7 @@ import anyio.to_thread
 from attrs import frozen
 
 from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.logs import show_logs
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.processors import numa_nodes, usable_processors
@@ -22,7 +23,11 @@ __all__ = ["Seat", "build_in_processes", "seats_of"]
 
 
 async def build_in_processes(
-    builders: Mapping[int, object], preparer: RequestPreparer | None, *, num_replicas: int
+    builders: Mapping[int, object],
+    preparer: RequestPreparer | None,
+    *,
+    num_replicas: int,
+    hang_limits: HangLimits,
 ) -> dict[int, ProcessModel]:
     """Build models at once, each in a process of its own. Should one fail, all end.
 
@@ -30,6 +35,7 @@ async def build_in_processes(
     :param preparer: prepares requests for a replica that is there already; None: there is none, so that the first of
         these sends what does
     :param num_replicas: among how many the processors are divided
+    :param hang_limits: when one of them has hung
     :raises PagedError: what building one of them has raised
     """
     places = sorted(builders)
@@ -41,7 +47,13 @@ async def build_in_processes(
             wants_preparer = preparer is None and place == places[0]
             builder, processors = _seated(builders[place], seats[place])
             processes.append(
-                EngineProcess(builder, name=f"replica {place}", wants_preparer=wants_preparer, processors=processors)
+                EngineProcess(
+                    builder,
+                    name=f"replica {place}",
+                    wants_preparer=wants_preparer,
+                    hang_limits=hang_limits,
+                    processors=processors,
+                )
             )
 
     try:

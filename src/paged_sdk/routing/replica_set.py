@@ -9,6 +9,8 @@ from typing import Protocol, TypeAlias, cast
 import anyio
 from attrs import evolve
 
+from paged_sdk.config.env import read_hang_limits
+from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
 from paged_sdk.model_insides import ModelInsides
@@ -86,16 +88,24 @@ class ReplicaSet(Opening[ReplicatedModel]):
 
     In processes of their own, replicas run Python at the same time, and a process that dies takes no other with it.
     This one keeps the tokenizer and the chat template, and no weights. A replica's process ends when the model is
-    closed, and when this process does, however that may be. The script needs no guard against being run again.
+    closed, and when this process does, however that may be. One that has hung is killed, and its requests fare as those
+    of one that has died. The script needs no guard against being run again.
 
     :param replicas: models, which it takes over and closes; or builders. All of one checkpoint, with the same context
         and block size. ``[builder] * 4`` is four of one kind
     :param in_processes: build what builders build in processes of their own. The processors are divided among them,
         where a builder does not say on how many threads its model computes
+    :param hang_limits: when such a process has hung; None: what the environment says, or :class:`HangLimits` by default
     :raises ConfigError: something else, or models that differ
     """
 
-    def __init__(self, replicas: Iterable[ReplicaSource], *, in_processes: bool = False) -> None:
+    def __init__(
+        self,
+        replicas: Iterable[ReplicaSource],
+        *,
+        in_processes: bool = False,
+        hang_limits: HangLimits | None = None,
+    ) -> None:
         super().__init__("ReplicaSet", setting="replicas")
         allowed = "at least one model or builder"
         if isinstance(replicas, str | bytes) or not isinstance(replicas, Iterable):
@@ -111,8 +121,13 @@ class ReplicaSet(Opening[ReplicatedModel]):
             raise ConfigError.of("replicas", sources, "each model once")
         if not isinstance(in_processes, bool):
             raise ConfigError.of("in_processes", in_processes, "True or False")
+        if not isinstance(hang_limits, HangLimits | None):
+            raise ConfigError.of("hang_limits", hang_limits, "HangLimits or None")
+        if hang_limits is not None and not in_processes:
+            raise ConfigError.of("hang_limits", hang_limits, "None without in_processes")
         self._sources = sources
         self._in_processes = in_processes
+        self._hang_limits = hang_limits
 
     async def _open(self) -> ReplicatedModel:
         open_models = {place: source for place, source in enumerate(self._sources) if isinstance(source, Model)}
@@ -131,7 +146,12 @@ class ReplicaSet(Opening[ReplicatedModel]):
     async def _built_in_processes(self, open_models: Mapping[int, Model]) -> Mapping[int, Model]:
         builders = {place: each for place, each in enumerate(self._sources) if place not in open_models}
         preparers = (model._insides.preparer for model in open_models.values())
-        return await build_in_processes(builders, next(preparers, None), num_replicas=len(self._sources))
+        return await build_in_processes(
+            builders,
+            next(preparers, None),
+            num_replicas=len(self._sources),
+            hang_limits=self._hang_limits or read_hang_limits(),
+        )
 
 
 async def _close_all(models: Iterable[Model], *, drain: bool = False) -> None:

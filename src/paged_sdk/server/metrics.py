@@ -112,7 +112,7 @@ class _ModelFigures(Collector):
         if not replicas:
             return
         labels = ["model", "replica"]
-        up = GaugeMetricFamily("paged_sdk_replica_up", "1: the replica runs; 0: it has died.", labels=labels)
+        up = GaugeMetricFamily("paged_sdk_replica_up", "1: the replica runs; 0: it has died or hung.", labels=labels)
         for of, replica in replicas.items():
             up.add_metric(of, float(_runs(replica)))
         yield up

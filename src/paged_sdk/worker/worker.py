@@ -68,6 +68,8 @@ class Worker:
         self._death: BaseException | None = None
         self._closing: Close | None = None
         self._ended = False
+        self._num_steps = 0
+        self._running_step: int | None = None
         self._owner = Owner()
         # A daemon: an application that forgets to close must still be able to exit.
         self._thread = threading.Thread(target=self._run, name="paged-sdk-worker", daemon=True)
@@ -89,6 +91,13 @@ class Worker:
     def has_ended(self) -> bool:
         """Tell whether the thread has answered all that it ever will."""
         return self._ended
+
+    @property
+    def running_step(self) -> int | None:
+        """Return the number of the step that is running; None: none is. Whoever finds the same one for too long knows
+        that the engine has hung.
+        """
+        return self._running_step
 
     def watch(self, callback: Callable[[], object]) -> None:
         """Have ``callback`` called on the thread whenever there are other :attr:`stats` and no output comes with them,
@@ -210,7 +219,7 @@ class Worker:
         if self._on_start is not None:
             self._on_start()
         while self._take_commands():
-            self._engine.step()
+            self._step()
             self._take_stats()
             if not self._publish():
                 self._tell_watchers()
@@ -223,6 +232,14 @@ class Worker:
         for listeners in self._listeners.values():
             self._abort_all(listeners)
         self._take_stats()
+
+    def _step(self) -> None:
+        self._running_step = self._num_steps
+        self._num_steps += 1
+        try:
+            self._engine.step()
+        finally:
+            self._running_step = None
 
     def _tell_watchers(self) -> None:
         for watcher in self._watchers:
