@@ -9,9 +9,6 @@ begin between two heads of a token, so no row is idle whatever the group size, a
 
 from __future__ import annotations
 
-import functools
-
-import torch
 import triton
 import triton.language as tl
 from attrs import frozen
@@ -19,7 +16,7 @@ from attrs import frozen
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.triton.attention_codes import Decoder, load_query_pairs, split_codes
 
-__all__ = ["Tile", "attend", "joined", "load_query", "no_sums", "normalize", "wide_matrix_units"]
+__all__ = ["Tile", "attend", "joined", "load_query", "no_sums", "normalize"]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -42,12 +39,6 @@ class Tile:
     block_n: int
     num_warps: int
     num_stages: int
-
-
-@functools.cache
-def wide_matrix_units(device: torch.device) -> bool:
-    """Say whether matrix instructions read keys and values from shared memory (Hopper and data-center Blackwell)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
 
 @triton.jit

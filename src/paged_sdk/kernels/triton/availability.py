@@ -26,6 +26,20 @@ def why_not(device: torch.device) -> str | None:
     if capability < _OLDEST:
         has = f"{torch.cuda.get_device_name(device)} has compute capability {capability[0]}.{capability[1]}"
         return f"{has}: Triton kernels need 8.0 (Ampere) or newer"
+    return _why_not_started()
+
+
+def _why_not_started() -> str | None:
+    """Start Triton's driver, and say why that fails; return None if it does not.
+
+    It has a C compiler build what all launches go through. A launch would meet the same errors, of any class: without a
+    compiler, Python's headers, the device's library where the linker looks, or a directory to keep kernels in.
+    """
+    try:
+        importlib.import_module("triton.runtime.driver").driver.active.get_current_target()
+    except Exception as error:
+        said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no message')}"
+        return f"Triton, which needs gcc or clang and Python's headers, does not start: {said}"
     return None
 
 

@@ -12,16 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton.attention_tile import (
-    Tile,
-    attend,
-    joined,
-    load_query,
-    no_sums,
-    normalize,
-    wide_matrix_units,
-)
+from paged_sdk.kernels.triton.attention_tile import Tile, attend, joined, load_query, no_sums, normalize
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
+from paged_sdk.kernels.triton.tile_choices import MatrixUnits, matrix_units
 
 __all__ = ["default_tile", "paged_prefill_attention"]
 
@@ -41,7 +34,7 @@ def default_tile(
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
-    wide = wide_matrix_units(device)
+    wide = matrix_units(device, dtype) is MatrixUnits.SHARED_MEMORY
     if quantized:
         if head_dim > 128:
             return Tile(block_m=64, block_n=32, num_warps=8, num_stages=2)
