@@ -61,7 +61,7 @@ async def test_every_option_of_a_chat_but_thinking_is_one_of_completions() -> No
 
 
 def test_blocking_models_take_them_too() -> None:
-    fake = fake_model("yes", delay=0.01)
+    fake = fake_model("yes", "yes", "y" * 9000, delay=0.01)
     with BlockingModel(fake) as model:
         assert model.send_completion_request("Once", SAMPLING, **ALL).choices[0].text == "yes"
         assert list(model.stream_completion_request("Once", **ALL))

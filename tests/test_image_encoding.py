@@ -116,8 +116,11 @@ async def test_requests_that_leave(builder: VisionModelBuilder, held: HeldEncode
     async with builder.build() as model:
         with pytest.raises(RequestTimeoutError):
             await model.send_chat_request(shows(0).with_timeout(0.05))
-        with anyio.move_on_after(0.05):
-            await model.send_chat_request(shows(1))
+        num_begun = len(held.begun)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(model.send_chat_request, shows(1))
+            await until(lambda: len(held.begun) > num_begun)
+            tasks.cancel_scope.cancel()
         async with model.stream_chat_request(shows(2)):
             pass
         await until(lambda: not model.stats().waiting)

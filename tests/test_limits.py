@@ -84,7 +84,7 @@ def test_a_close_without_a_thread_leaves_none(builder: TextModelBuilder, monkeyp
     for thread in set(threading.enumerate()) - before:
         while thread in threading.enumerate() and not thread.is_alive():  # somebody is just starting it
             time.sleep(0.001)
-        thread.join(5)
+        thread.join(60)
         assert not thread.is_alive(), thread
 
 

@@ -31,7 +31,7 @@ ENDLESS = (
 
 @pytest.fixture
 def renderer() -> Iterator[Renderer]:
-    renderer = Renderer(RenderLimits(max_seconds=5))
+    renderer = Renderer(RenderLimits(max_seconds=60))
     yield renderer
     renderer.close()
 
@@ -102,7 +102,11 @@ def test_limits_are_named_and_the_next_rendering_works(source: str, message: str
     renderer = Renderer(RenderLimits(max_chars=1 << 16, max_seconds=0.2, max_bytes=128 << 20))
     with pytest.raises(RenderError, match=message):
         render(renderer, source)
-    assert render(renderer) == "Hello"
+    texts: list[str] = []
+    while not texts:  # a busy machine may take longer than the limit even for this
+        with suppress(RenderError):
+            texts.append(render(renderer))
+    assert texts == ["Hello"]
     renderer.close()
 
 
@@ -133,10 +137,10 @@ def test_a_bomb_holds_up_nobody_else(renderer: Renderer) -> None:
     interruptions = [Interruption(), Interruption()]
     threads = [threading.Thread(target=lambda i=i: swallow(renderer, i)) for i in interruptions]
     threads[0].start()
-    time.sleep(0.2)
+    wait_until_lent(renderer, 1)
     assert render(renderer) == "Hello"  # beside the bomb
     threads[1].start()
-    time.sleep(0.2)
+    wait_until_lent(renderer, 2)
     waiting = Interruption()
     threading.Timer(0.1, waiting.set).start()
     with pytest.raises(RenderError, match="the request has ended"):  # in the queue behind two of them
@@ -146,6 +150,12 @@ def test_a_bomb_holds_up_nobody_else(renderer: Renderer) -> None:
     interruptions[1].set()
     for thread in threads:
         thread.join()
+
+
+def wait_until_lent(renderer: Renderer, number: int) -> None:
+    """Wait until so many renderings have a process."""
+    while renderer._crew._num_lent < number:
+        time.sleep(0.001)
 
 
 def swallow(renderer: Renderer, interruption: Interruption) -> None:

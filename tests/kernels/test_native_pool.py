@@ -79,10 +79,14 @@ def test_threads_rest_when_nobody_calls() -> None:
     linear, x, _ = a_linear()
     for _ in range(20):
         linear(x)
-    time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(0.4)
-    assert time.process_time() - before < 0.04
+    used = 1.0
+    for _ in range(20):  # on a busy machine they get their last turns of looking for work later
+        before = time.process_time()
+        time.sleep(0.4)
+        used = time.process_time() - before
+        if used < 0.04:
+            break
+    assert used < 0.04
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

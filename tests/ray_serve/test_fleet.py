@@ -26,7 +26,8 @@ from paged_sdk import (
 from paged_sdk.ray import RayReplicas, serve_app
 from paged_sdk.ray.options import resources_of
 from paged_sdk.testing import fake_model
-from talk import LONG, hello, said, until
+from slow_fakes import SLOW_TEXT, let_end, slow_fake
+from talk import hello, said, until
 from tiny import build_model, make_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -52,7 +53,7 @@ async def test_it_answers_as_any_model() -> None:
 
 
 async def test_replicas_come_and_go() -> None:
-    async with fake_model(LONG, delay=0.002) as first, fake_model("Two.") as second:
+    async with slow_fake() as first, fake_model("Two.") as second:
         serve = StandIn({"a": first})
         async with opened(serve) as model, anyio.create_task_group() as tasks:
             tasks.start_soon(said, model)
@@ -64,14 +65,15 @@ async def test_replicas_come_and_go() -> None:
             await until(lambda: len(model.replicas) == 1)
             assert [await said(model) for _ in range(2)] == ["Two."] * 2
             assert first.stats().running == 1  # what it had goes on
+            let_end(first)
             await until(lambda: first.stats().running == 0)
-            assert first.stats().completion_tokens == len(LONG) + 1
+            assert first.stats().completion_tokens == len(SLOW_TEXT) + 1
         assert serve.links == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_death_is_noticed_and_what_was_not_heard_of_goes_elsewhere() -> None:
-    fakes = {name: fake_model(LONG[:100], delay=0.003, max_num_seqs=4) for name in "ab"}
+    fakes = {name: slow_fake(max_num_seqs=4) for name in "ab"}
     serve = StandIn(fakes)
     texts: list[str] = []
     errors: list[EngineDeadError] = []
@@ -88,13 +90,14 @@ async def test_death_is_noticed_and_what_was_not_heard_of_goes_elsewhere() -> No
                 tasks.start_soon(ask, model, number)
             await until(lambda: model.stats().running == 8 and model.stats().completion_tokens > 50)
             serve.kill("a")
+            let_end(fakes["b"])
         assert len(texts) == 12
-        assert set(texts) == {LONG[:100]}
+        assert set(texts) == {SLOW_TEXT}
         assert len(errors) == 4
         assert str(errors[0]) == "replica a: The actor died."
         partial = errors[0].partial_response
         assert partial is not None
-        assert LONG.startswith(partial.choices[0].message.content)  # type: ignore[union-attr]
+        assert SLOW_TEXT.startswith(partial.choices[0].message.content)  # type: ignore[union-attr]
         serve.kill("b")
         await until(lambda: not model.replicas)
         with pytest.raises(EngineDeadError, match="no replica is running"):
@@ -106,9 +109,11 @@ async def test_death_is_noticed_and_what_was_not_heard_of_goes_elsewhere() -> No
 
 
 async def test_cancellation_reaches_the_replica() -> None:
-    async with fake_model(LONG, delay=0.002) as fake, opened(StandIn({"a": fake})) as model:
-        with anyio.move_on_after(0.05):
-            await said(model)
+    async with slow_fake() as fake, opened(StandIn({"a": fake})) as model:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(said, model)
+            await until(lambda: fake.stats().running == 1)
+            tasks.cancel_scope.cancel()
         await until(lambda: not fake.stats().running)
         stream = model.stream_chat_request(hello())
         await anext(stream)
@@ -119,11 +124,11 @@ async def test_cancellation_reaches_the_replica() -> None:
 @pytest.mark.parametrize("drain", [False, True])
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_closing_a_face_ends_its_own_requests_alone(drain: bool) -> None:
-    async with fake_model(LONG, delay=0.002) as fake:
+    async with slow_fake() as fake:
         reasons: dict[str, str | None] = {}
 
         async def ask(name: str, asked: Model) -> None:
-            response = await asked.send_chat_request(hello(name, sampling=SamplingParams(max_len=60)))
+            response = await asked.send_chat_request(hello(name))
             reasons[name] = response.choices[0].finish_reason
 
         async with opened(StandIn({"a": fake})) as other, anyio.create_task_group() as tasks:
@@ -131,15 +136,18 @@ async def test_closing_a_face_ends_its_own_requests_alone(drain: bool) -> None:
                 tasks.start_soon(ask, "own", model)
                 tasks.start_soon(ask, "another's", other)
                 await until(lambda: fake.stats().running == 2)
+                if drain:
+                    let_end(fake)
                 await model.aclose(drain=drain)
+            let_end(fake)
             await other.aclose(drain=True)
-        assert reasons == {"own": "length" if drain else "canceled", "another's": "length"}
+        assert reasons == {"own": "stop" if drain else "canceled", "another's": "stop"}
         fake.check()
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_requests_of_a_silent_face_end() -> None:
-    async with fake_model(LONG, delay=0.005) as fake:
+    async with slow_fake() as fake:
         serve = StandIn({"a": fake}, silent_seconds=-1.0)
         async with opened(serve) as model, anyio.create_task_group() as tasks:
 
@@ -155,7 +163,7 @@ async def test_the_requests_of_a_silent_face_end() -> None:
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_model_that_is_dropped_lets_go_of_its_thread_and_requests() -> None:
-    async with fake_model(LONG, delay=0.002) as fake:
+    async with slow_fake() as fake:
         serve = StandIn({"a": fake})
         model = await connected(serve)
         stream = model.stream_chat_request(hello())

@@ -33,6 +33,7 @@ from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.routing.routed_worker import Replica
 from paged_sdk.server import create_app
 from paged_sdk.testing import FakeModel, FakeRequest, fake_model
+from slow_fakes import SLOW_TEXT, let_end, slow_fake
 from talk import LONG, hello, said, until
 from tiny import build_model, make_checkpoint
 
@@ -179,10 +180,10 @@ async def test_a_replica_that_is_closed_is_left_out() -> None:
 
 
 async def test_replicas_come_and_go() -> None:
-    first, second = fake_model(LONG, delay=0.002), fake_model("Two.")
+    first, second = slow_fake(), fake_model("Two.")
     async with second, ReplicaSet([first]) as model:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(said, model, hello(sampling=SamplingParams(max_len=60)))
+            tasks.start_soon(said, model, hello())
             await until(lambda: model.stats().running == 1)
             insides = second._insides
             assert model._routed.add(Replica(insides.worker, insides.adapters, 4096)) == 1
@@ -190,7 +191,8 @@ async def test_replicas_come_and_go() -> None:
             model._routed.remove(0)
             model._routed.remove(0)
             assert await said(model, hello()) == "Two."
-        assert first.stats().completion_tokens == 60  # what it had under way went on to its end
+            let_end(first)
+        assert first.stats().completion_tokens == len(SLOW_TEXT) + 1  # what it had under way went on to its end
         assert counts([first, second]) == [1, 2]
         tokens = model.stats().completion_tokens
         assert model.stats().blocks_total == 4096
@@ -207,26 +209,29 @@ async def test_a_full_queue_sends_requests_on() -> None:
         for number in range(12):
             tasks.start_soon(said, model, hello(f"{number}", sampling=SamplingParams(max_len=5)))
     assert sum(counts(fakes)) == 12
-    async with ReplicaSet([fake_model(LONG, delay=0.005, max_num_seqs=1, max_queue=1) for _ in range(2)]) as model:
+    fakes = [slow_fake(max_num_seqs=1, max_queue=1) for _ in range(2)]
+    async with ReplicaSet(fakes) as model:
         errors = []
 
         async def ask(number: int) -> None:
             try:
-                await said(model, hello(f"{number}", sampling=SamplingParams(max_len=5)))
+                await said(model, hello(f"{number}"))
             except QueueFullError as error:
                 errors.append(error)
 
         async with anyio.create_task_group() as tasks:
             for number in range(12):
                 tasks.start_soon(ask, number)
-        assert errors
+            await until(lambda: len(errors) >= 8)  # two run, and two wait
+            let_end(*fakes)
 
 
 async def test_cancellation_reaches_the_replica() -> None:
-    fakes = [fake_model(LONG, delay=0.001) for _ in range(2)]
-    async with ReplicaSet(fakes) as model:
-        with anyio.move_on_after(0.05):
-            await model.send_chat_requests([hello("a"), hello("b")])
+    async with ReplicaSet([slow_fake() for _ in range(2)]) as model:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(model.send_chat_requests, [hello("a"), hello("b")])
+            await until(lambda: model.stats().running == 2)
+            tasks.cancel_scope.cancel()
         await until(lambda: not model.stats().running and not model.stats().blocks_used)
         assert [model._routed._router.load(replica) for replica in range(2)] != [0, 0]  # told before the next request
         stream = model.stream_chat_request(hello())
@@ -243,20 +248,22 @@ async def test_cancellation_reaches_the_replica() -> None:
 
 @pytest.mark.parametrize("drain", [False, True])
 async def test_closing_ends_all_replicas(drain: bool) -> None:
-    fakes = [fake_model(LONG, delay=0.002) for _ in range(2)]
+    fakes = [slow_fake() for _ in range(2)]
     model = await ReplicaSet(fakes)
     reasons = []
 
     async def ask(text: str) -> None:
-        response = await model.send_chat_request(hello(text, sampling=SamplingParams(max_len=30)))
+        response = await model.send_chat_request(hello(text))
         reasons.append(response.choices[0].finish_reason)
 
     async with anyio.create_task_group() as tasks:
         for text in "abcd":
             tasks.start_soon(ask, text)
         await until(lambda: model.stats().running == 4)
+        if drain:
+            let_end(*fakes)
         await model.aclose(drain=drain)
-    assert reasons == ["length" if drain else "canceled"] * 4
+    assert reasons == ["stop" if drain else "canceled"] * 4
     for fake in fakes:
         with pytest.raises(ModelClosedError):
             fake.check()

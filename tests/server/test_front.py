@@ -18,6 +18,7 @@ from paged_sdk.server import JsonLines, ServerSettings, create_app
 from paged_sdk.server.metrics import COUNTERS, GAUGES
 from paged_sdk.testing import fake_model
 from serving import HI, Serving, serving
+from slow_fakes import SLOW_TEXT, let_end, slow_fake
 
 LONG: Final = "x" * 5000
 
@@ -266,12 +267,21 @@ def test_an_error_in_a_stream_is_an_event() -> None:
 
 
 def test_a_silent_stream_is_kept_alive() -> None:
-    with serving(fake_model("ab", delay=0.06), keep_alive=0.01) as served:
-        text = served.post(stream=True).text
-        assert text.startswith(": still here\n\n")
-        assert text.count("data: ") >= 3
+    model = slow_fake()
+    with serving(model, keep_alive=0.01) as served:
+        body = {"model": "fake", "messages": HI, "stream": True}
+        with served.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            while next(lines) != ": still here":
+                pass
+            let_end(model)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+    model = slow_fake()
+    with serving(model, keep_alive=0.01) as served:
         chunks = served.openai.chat.completions.create(model="fake", messages=HI, stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "ab"
+        text = next(chunks).choices[0].delta.content or ""
+        let_end(model)
+        assert text + "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == SLOW_TEXT
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import base64
 import http.server
 import io
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -192,10 +191,8 @@ async def test_nobody_reaches_the_server_s_own_network(monkeypatch: pytest.Monke
             await few.fill({"messages": [*asked(address), *asked(address), *asked(address), *asked(address)]})
         monkeypatch.setattr(image_urls, "SECONDS", 0.2)
         for path in ("/dripping", "/dripping-head"):
-            start = time.monotonic()
-            with pytest.raises(InvalidRequestError, match="image"):
+            with pytest.raises(InvalidRequestError, match="image"):  # by itself it would go on for an hour
                 await ImageUrls((site.removeprefix("http://"),)).fill({"messages": asked(site + path)})
-            assert time.monotonic() - start < 5
     many = {"messages": asked("http://a/") * 33}
     with pytest.raises(InvalidRequestError, match="at most 32"):
         await everywhere.fill(many)

@@ -28,6 +28,7 @@ from paged_sdk.server import create_app
 from paged_sdk.testing import fake_model
 from program import program
 from serving import HI, idle, serving
+from slow_fakes import SLOW_TEXT, let_end, slow_fake
 
 LONG: Final = "x" * 5000
 
@@ -108,7 +109,8 @@ def test_a_client_that_reads_nothing_holds_nobody_up() -> None:
 
 def test_a_server_that_ends_finishes_what_is_under_way() -> None:
     answers: list[httpx2.Response] = []
-    with serving(fake_model("x" * 30, delay=0.01)) as served:
+    model = slow_fake()
+    with serving(model) as served:
         thread = threading.Thread(target=lambda: answers.append(served.post()))
         thread.start()
         served.wait(lambda model: model.stats().running == 1)
@@ -118,8 +120,9 @@ def test_a_server_that_ends_finishes_what_is_under_way() -> None:
         assert refused.headers["retry-after"]
         assert httpx2.get(f"{served.url}/ready").status_code == 503
         assert httpx2.get(f"{served.url}/health").status_code == 200
+        let_end(model)
         thread.join(30)
-    assert answers[0].json()["choices"][0]["message"]["content"] == "x" * 30
+    assert answers[0].json()["choices"][0]["message"]["content"] == SLOW_TEXT
 
 
 def test_what_does_not_finish_in_time_is_cut_off() -> None:

@@ -141,7 +141,7 @@ async def run(builder: TextModelBuilder, faults: Faults, site: str = "", nth: in
 
     async with builder.build() as model:
         faults.inject(site, nth)
-        with anyio.move_on_after(10):
+        with anyio.move_on_after(60):  # what hangs, hangs for ever
             async with anyio.create_task_group() as tasks:
                 for name, sampling in REQUESTS.items():
                     tasks.start_soon(send, name, sampling)
