@@ -109,7 +109,7 @@ def test_the_same_texts(one: BlockingModel, two: BlockingModel) -> None:
     stats = two.stats()
     assert stats.preemptions > 0  # the pool holds fewer texts than are asked for
     assert stats.prefix_hits > 0
-    assert (stats.blocks_total, stats.preemptions) == (one.stats().blocks_total, one.stats().preemptions)
+    assert stats.blocks_total == one.stats().blocks_total
 
 
 def test_logprobs_vectors_and_scores(one: BlockingModel, two: BlockingModel) -> None:
