@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from paged_sdk.config.env import nccl_leaves_the_process
 from paged_sdk.errors import EngineDeadError, ModelLoadError
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.native.ranks import SharedSum
+from paged_sdk.kernels.native.ranks import ColumnJoin, SharedSum
 
 __all__ = ["Group", "Message"]
 
@@ -183,9 +183,9 @@ class Group:
         :param widths: how many columns each rank has, contiguous int32
         """
         assert self.shared is not None
-        joined = self.shared.join(own.to(torch.float32, memory_format=torch.contiguous_format), widths)
+        joined = ColumnJoin(self.shared, widths)(own)
         self.check_shared()
-        return joined.to(own.dtype)
+        return joined
 
     def check_shared(self) -> None:
         """Raise if a sum in shared memory was not whole."""

@@ -112,7 +112,7 @@ class DecoderLayer:
     :ivar rope: which of a step's rotary embeddings the layer uses, by index
     :ivar attended_widths: of a layer that several processes compute, how many columns of attention's output each has,
         int32: ``output`` has all columns then, and this process's rows; None: it has the columns of this process
-    :ivar inner_widths: likewise of what ``down`` multiplies
+    :ivar inner_widths: likewise of what ``down`` multiplies; of experts, how many neurons of each
     :ivar hidden_widths: how many rows of ``output``, and of ``down``, each has then
     """
 
@@ -168,7 +168,7 @@ class DecoderLayer:
             )
         expected = {
             "qkv": (queries + 2 * self.shape.num_kv_heads * size, hidden),
-            "output": self._last_shape(self.output, self.attended_widths, queries),
+            "output": self._last_shape(self.output.weight.rows, self.attended_widths, queries),
         }
         found = {"qkv": (sum(each.weight.rows for each in self.qkv), hidden), "output": _shape(self.output)}
         if self.router is None:
@@ -177,7 +177,7 @@ class DecoderLayer:
             if hidden % 16 or inner % 16:
                 raise ConfigError.of("hidden and inner size", (hidden, inner), "multiples of 16")
             expected |= {"gate": (inner, hidden), "up": (inner, hidden)}
-            expected["down"] = self._last_shape(self.down, self.inner_widths, inner)
+            expected["down"] = self._last_shape(self.down.weight.rows, self.inner_widths, inner)
             found |= {"gate": _shape(self.gate or self.up), "up": _shape(self.up), "down": _shape(self.down)}
         else:
             self._check_experts(self.router)
@@ -188,21 +188,23 @@ class DecoderLayer:
     def hidden_size(self) -> int:
         return self.qkv[0].weight.cols
 
-    def _last_shape(self, last: Projection, widths: Tensor | None, own_width: int) -> tuple[int, int]:
-        """Return the shape that ``output`` or ``down`` is to have."""
+    def _last_shape(self, rows: int, widths: Tensor | None, own_width: int) -> tuple[int, int]:
+        """Return the shape that ``output`` or ``down``, which has so many rows, is to have."""
         if widths is None:
             return self.hidden_size, own_width
         of_hidden = [] if self.hidden_widths is None else self.hidden_widths.tolist()
-        if sum(of_hidden) != self.hidden_size or last.weight.rows not in of_hidden or own_width not in widths.tolist():
+        if sum(of_hidden) != self.hidden_size or rows not in of_hidden or own_width not in widths.tolist():
             raise ConfigError.of("hidden_widths", of_hidden, f"parts of {self.hidden_size}, this process's among them")
-        return last.weight.rows, int(widths.sum())
+        return rows, int(widths.sum())
 
     def _check_experts(self, router: Router) -> None:
         check_matrix("router.weight", router.weight, (router.num_experts, self.hidden_size))
         if self.gate is None:
             raise ConfigError.of("gate", None, "a weight, which experts have")
         experts = self.gate, self.up, self.down
-        check_experts(*(each.weight for each in experts), num_experts=router.num_experts)
+        gate, up, down = (each.weight for each in experts)
+        check_experts(gate, up, down, num_experts=router.num_experts, widths=self.inner_widths)
+        self._last_shape(down.rows // router.num_experts, self.inner_widths, gate.rows // router.num_experts)
         if self.activation != "silu":
             raise ConfigError.of("activation", self.activation, "silu, which experts have")
 

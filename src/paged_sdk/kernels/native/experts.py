@@ -1,7 +1,8 @@
 """Computes a layer's mixture of experts on packed weights in one native call.
 
 The arithmetic is that of :mod:`paged_sdk.kernels.native.linear`, and a token's experts are added up in the order of
-their numbers: its result depends neither on the other tokens nor on the number of threads.
+their numbers: its result depends neither on the other tokens nor on the number of threads, nor on how many processes
+compute the layer together.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.native.linear import check_matrix, describe, float_vector
+from paged_sdk.kernels.native.linear import check_matrix, describe, float_vector, pointer
 from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.native.structures import DTYPES, Experts
 
 __all__ = ["NativeExperts", "check_experts"]
@@ -25,17 +27,28 @@ _GROUP = 32
 _NO_SUCH_EXPERT = 3
 
 
-def check_experts(gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int) -> None:
+def check_experts(
+    gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int, widths: Tensor | None = None
+) -> None:
     """Check that three stacks of matrices make experts together.
 
+    :param widths: how many neurons of each expert every process has, of several that compute some of them each; None:
+        all are here
     :raises ConfigError: shapes do not fit, or a weight is for many rows or has its columns in another order than the
         input's, or some are dense and others not
     """
     hidden, inner = gate.cols, down.cols
+    own_hidden, own_inner = hidden, inner
+    if widths is not None:
+        own_hidden, own_inner = (weight.rows // num_experts for weight in (down, gate))
+        if own_inner not in widths.tolist() or int(widths.sum()) != inner:
+            raise ConfigError.of("widths", widths.tolist(), f"parts of {inner}, {own_inner} among them")
+        if own_hidden > hidden:
+            raise ConfigError.of("down", f"{own_hidden} rows of an expert", f"at most {hidden}")
     for name, weight, rows, cols in (
-        ("gate", gate, inner, hidden),
-        ("up", up, inner, hidden),
-        ("down", down, hidden, inner),
+        ("gate", gate, own_inner, hidden),
+        ("up", up, own_inner, hidden),
+        ("down", down, own_hidden, inner),
     ):
         if (weight.rows, weight.cols) != (num_experts * rows, cols) or rows % _GROUP:
             due = f"{num_experts} times {rows} rows, a multiple of {_GROUP}, of {cols} columns"
@@ -55,19 +68,33 @@ class NativeExperts:
     :param gate: ``[num_experts * inner, hidden]``, inner a multiple of 32
     :param up: likewise
     :param down: ``[num_experts * hidden, inner]``
+    :param join: puts together what ``down`` multiplies, where several processes have some neurons of every expert each:
+        ``gate`` and ``up`` have the rows of these, and ``down`` has some rows and all columns; None: all are here
     :raises ConfigError: shapes do not fit, a weight is for many rows, or they are not all in blocks or all dense
     """
 
     def __init__(
-        self, workspace: Workspace, gate: PackedWeight, up: PackedWeight, down: PackedWeight, *, num_experts: int
+        self,
+        workspace: Workspace,
+        gate: PackedWeight,
+        up: PackedWeight,
+        down: PackedWeight,
+        *,
+        num_experts: int,
+        join: ColumnJoin | None = None,
     ) -> None:
-        check_experts(gate, up, down, num_experts=num_experts)
+        check_experts(gate, up, down, num_experts=num_experts, widths=None if join is None else join.widths)
         self.hidden_size: int = gate.cols
+        self.num_outputs: int = down.rows // num_experts
         self.num_experts: int = num_experts
         self._workspace = workspace
         self._kept: list[Tensor | None] = []  # biases that the C structure points to
         self._weights = {"gate": gate, "up": up, "down": down}
+        self._join = join
         self._args = Experts(workspace=workspace.handle, num_threads=workspace.num_threads, num_experts=num_experts)
+        if join is not None:
+            self._args.gather, self._args.group = join.shared.gather_address, join.shared.handle
+            self._args.inner_widths = pointer(join.widths)
         for name, weight in self._weights.items():
             describe(getattr(self._args, name), weight, None)
 
@@ -95,14 +122,15 @@ class NativeExperts:
         :param x: ``[num_tokens, hidden]`` float32, bfloat16 or float16; rows contiguous
         :param topk_weights: ``[num_tokens, num_selected]`` float32
         :param topk_ids: likewise, int64
-        :returns: like ``x``; a row that holds NaN or Inf gives NaN, and touches no other row
+        :returns: ``[num_tokens, num_outputs]`` of the dtype of ``x``: of each expert as many outputs as its down has
+            rows; a row that holds NaN or Inf gives NaN, and touches no other row
         :raises ConfigError: shapes, dtypes or strides do not fit, or there is no such expert
         """
         check_matrix("x", x, (len(x), self.hidden_size))
         check_tensor("topk_ids", topk_ids, (len(x), "num_selected"), (torch.int64,), x.device)
         check_tensor("topk_weights", topk_weights, tuple(topk_ids.shape), (torch.float32,), x.device)
         topk_weights, topk_ids = topk_weights.contiguous(), topk_ids.contiguous()
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = torch.empty(len(x), self.num_outputs, dtype=x.dtype)
         args = self._args
         args.x, args.x_stride, args.dtype = x.data_ptr(), x.stride(0), DTYPES[x.dtype]
         args.out, args.out_stride = out.data_ptr(), out.stride(0)

@@ -9,12 +9,13 @@ from ctypes import addressof, byref, c_char, c_void_p, cast
 from typing import Final
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.structures import Ranks
 
-__all__ = ["SharedSum", "make_shared_memory"]
+__all__ = ["ColumnJoin", "SharedSum", "make_shared_memory"]
 
 # A layer's hidden states of 32 texts of a model of 2,048 numbers fit; of a prompt's chunk, some at a time.
 _CAPACITY: Final = 64 * 1024
@@ -112,3 +113,27 @@ class SharedSum:
     def end(self) -> None:
         """Tell all ranks that one has ended, so that none waits for it."""
         self._functions.paged_ranks_end(byref(self._ranks))
+
+
+@frozen(eq=False)
+class ColumnJoin:
+    """Puts columns of rows together of which each rank has some, unless a rank has ended.
+
+    :ivar shared: the memory that they go through
+    :ivar widths: how many columns each rank has, contiguous int32
+    """
+
+    shared: SharedSum
+    widths: Tensor
+
+    def __attrs_post_init__(self) -> None:
+        assert self.widths.dtype is torch.int32
+        assert self.widths.is_contiguous()
+
+    def __call__(self, own: Tensor) -> Tensor:
+        """Return the whole rows.
+
+        :param own: this rank's ``[num_rows, width]``, with the same rows on all ranks, of no more than 32 bits a number
+        """
+        wide = own.to(torch.float32, memory_format=torch.contiguous_format)
+        return self.shared.join(wide, self.widths).to(own.dtype)

@@ -95,17 +95,31 @@ struct paged_linear_args {
   int32_t reserved;
 };
 
+// Adds up what several processes have, count numbers at data each, in place. It is called by one thread at a time.
+using PagedSum = void (*)(void* group, float* data, int64_t count);
+
+// Puts together rows of which each process has some columns, widths[i] of process i: out [num_rows, sum of widths].
+// Rows of `own` are stride numbers apart. It is called likewise.
+using PagedGather = void (*)(void* group, const float* own, int64_t stride, int64_t num_rows, const int32_t* widths,
+                             float* out);
+
 // out[t, :] = sum_k topk_weights[t, k] * down_e . (silu(gate_e . x[t, :]) * (up_e . x[t, :])), e = topk_ids[t, k]. Each
 // weight is a stack of num_experts packed matrices, one below the other, of a multiple of 32 rows each; it may have a
 // bias. With a limit, both factors are clamped to it (the gate from above only), up is one more, and the gate's sigmoid
 // is of swiglu_alpha times the gate.
+//
+// Of experts that several processes compute, each has some rows of every expert's matrices, and all columns. What down
+// multiplies is put together before it; out has the columns of this process's rows of down.
 struct paged_experts_args {
   const void* x;  // [num_tokens, hidden]
   void* out;      // likewise, of the same dtype
   const float* topk_weights;  // [num_tokens, num_selected], contiguous
   const int64_t* topk_ids;    // likewise
   paged_workspace* workspace;
-  paged_weight gate;  // [num_experts * inner, hidden]
+  PagedGather gather;           // where there are widths
+  void* group;                  // for gather
+  const int32_t* inner_widths;  // of every process, of what down multiplies; null: nobody else has any
+  paged_weight gate;            // [num_experts * inner, hidden]
   paged_weight up;
   paged_weight down;  // [num_experts * hidden, inner]
   int64_t x_stride;   // in elements
@@ -256,14 +270,6 @@ struct paged_update {
   int32_t first;
   int32_t dtype;  // of both
 };
-
-// Adds up what several processes have, count numbers at data each, in place. It is called by one thread at a time.
-using PagedSum = void (*)(void* group, float* data, int64_t count);
-
-// Puts together rows of which each process has some columns, widths[i] of process i: out [num_rows, sum of widths].
-// Rows of `own` are stride numbers apart. It is called likewise.
-using PagedGather = void (*)(void* group, const float* own, int64_t stride, int64_t num_rows, const int32_t* widths,
-                             float* out);
 
 // One process of several that share memory (ranks.cpp).
 struct paged_ranks {

@@ -25,6 +25,11 @@ inline const paged_weight& first_of_mlp(const paged_layer& layer) {
   return layer.gate.data != nullptr ? layer.gate : layer.up;
 }
 
+// How many columns of the branch the last matrix of attention or feed-forward gives; of experts, each gives as many.
+inline int columns_of(const paged_layer& layer, const paged_weight& last) {
+  return &last == &layer.down && layer.router.weight != nullptr ? last.rows / layer.router.num_experts : last.rows;
+}
+
 // The step of the rows that are read, and of no others.
 inline paged_decoder_args only_read(const paged_decoder_args& args) {
   paged_decoder_args out = args;
@@ -42,7 +47,7 @@ struct DecoderScratch {
   float* gated;      // [rows, inner], or DenseRows of as many
   float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm, or of both in parallel
   float* joined;     // [rows, queries or inner] of all processes
-  float* part;       // [rows, rows of output or down]: columns of the branch, where others have the rest
+  float* part;       // [rows, columns_of output or down]: of the branch, where others have the rest
   float* normed;     // [rows, hidden], after a layer norm
   uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
@@ -71,10 +76,10 @@ struct DecoderScratch {
           grow(gated, DenseRows::bytes(args.num_rows, layer.up.rows));
           for (const paged_weight* weight : {&first_of_mlp(layer), &layer.down})
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
+          if (layer.inner_widths != nullptr) grow(joined, row * layer.down.cols);
         }
-        for (const auto& [widths, last] : {std::pair{layer.attended_widths, &layer.output},
-                                           std::pair{layer.inner_widths, &layer.down}})
-          if (widths != nullptr) grow(joined, row * last->cols), grow(part, row * last->rows);
+        if (layer.attended_widths != nullptr) grow(joined, row * layer.output.cols), grow(part, row * layer.output.rows);
+        if (layer.inner_widths != nullptr) grow(part, row * columns_of(layer, layer.down));
         if (layer.norm == PAGED_LAYER_NORM) grow(normed, row * layer.qkv[0].cols);
         // Few rows of a sequence may be attended to in another way than many.
         const paged_decoder_args read = only_read(args);
@@ -153,7 +158,7 @@ inline void take_others(const paged_decoder_args& args, const paged_layer& layer
   if (args.sum == nullptr) return;
   if (widths != nullptr) {
     float* const out = joins_stream(layer, widths) ? args.hidden : scratch.branch;
-    args.gather(args.group, scratch.part, last.rows, args.num_rows, layer.hidden_widths, out);
+    args.gather(args.group, scratch.part, columns_of(layer, last), args.num_rows, layer.hidden_widths, out);
   } else {
     args.sum(args.group, scratch.branch, static_cast<int64_t>(args.num_rows) * hidden);
   }
@@ -275,8 +280,9 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
   const bool apart = normed || parallel || summed;
   const auto end_of = [&](const int32_t* widths, const paged_weight& last) {
     const Matrix own{stream + layer.first_hidden, hidden, PAGED_FLOAT32};
-    if (joins_stream(layer, widths)) return Output{scratch.part, last.rows, PAGED_FLOAT32, own};
-    if (widths != nullptr) return plain_output(scratch.part, last.rows);
+    const int columns = columns_of(layer, last);
+    if (joins_stream(layer, widths)) return Output{scratch.part, columns, PAGED_FLOAT32, own};
+    if (widths != nullptr) return plain_output(scratch.part, columns);
     return apart ? plain_output(scratch.branch, hidden) : Output{stream, hidden, PAGED_FLOAT32, input};
   };
   const AttentionPlan plan(heads, args.batch, args.num_threads);

@@ -1,7 +1,8 @@
 // Computes mixtures of experts on packed weights: for each token, the weighted sum of a few of many gated MLPs.
 //
 // A token and one of its experts are a pair. Pairs are sorted by expert, so that an expert's weights are read once for
-// all its tokens, and then there are two phases: all experts' gates and ups, all experts' downs.
+// all its tokens, and then there are two phases: all experts' gates and ups, all experts' downs. Between them, processes
+// that have some neurons of every expert each put these together.
 #pragma once
 
 #include "product.h"
@@ -29,11 +30,13 @@ struct ExpertsScratch {
   Segment* segments;  // and one of no pairs after the last
   uint8_t* input;     // activations of every pair's token
   uint8_t* gated;     // activations of every pair's inner layer
+  float* own;         // [num_pairs, inner] of this process, where others have the rest
+  float* joined;      // likewise, of all of them
   float* totals;      // [num_tokens, hidden]
   uint8_t* sums;      // per thread, four panels' of a segment
 
   struct Sizes {
-    size_t places, pairs, segments, input, gated, totals, sums;
+    size_t places, pairs, segments, input, gated, own, joined, totals, sums;
 
     explicit Sizes(const paged_experts_args& args) {
       const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;
@@ -47,11 +50,14 @@ struct ExpertsScratch {
       };
       input = rows_bytes(args.gate);
       gated = rows_bytes(args.down);
-      totals = line_aligned(sizeof(float) * args.num_tokens * args.gate.cols);
+      const bool joins = args.inner_widths != nullptr;
+      own = joins ? line_aligned(sizeof(float) * num_pairs * (args.gate.rows / args.num_experts)) : 0;
+      joined = joins ? line_aligned(sizeof(float) * num_pairs * args.down.cols) : 0;
+      totals = line_aligned(sizeof(float) * args.num_tokens * (args.down.rows / args.num_experts));
       sums = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
     }
     size_t total(int num_threads) const {
-      return places + pairs + segments + input + gated + totals + sums * num_threads;
+      return places + pairs + segments + input + gated + own + joined + totals + sums * num_threads;
     }
   };
 
@@ -67,6 +73,8 @@ struct ExpertsScratch {
     out.segments = reinterpret_cast<Segment*>(take(sizes.segments));
     out.input = take(sizes.input);
     out.gated = take(sizes.gated);
+    out.own = reinterpret_cast<float*>(take(sizes.own));
+    out.joined = reinterpret_cast<float*>(take(sizes.joined));
     out.totals = reinterpret_cast<float*>(take(sizes.totals));
     out.sums = take(sizes.sums * num_threads);
     return out;
@@ -111,6 +119,7 @@ struct Stack {
         panels(num_panels(weight.rows) / num_experts) {}
 
   int64_t units() const { return panels / kUnitPanels; }
+  int64_t rows() const { return panels * kPanelRows; }  // of one expert
   const uint8_t* unit_of(const Segment& segment, int64_t unit) const {
     return weight.data + (segment.expert * panels + unit * kUnitPanels) * panel_bytes;
   }
@@ -168,17 +177,15 @@ struct DenseUnitRows {
   }
 };
 
-// The pairs [first, last), as rows for gate and up.
-template <class Kind>
-inline void prepare_pairs(const paged_experts_args& args, const Stack& gate, const ExpertsScratch& scratch,
-                          int64_t first, int64_t last) {
-  const Matrix x{args.x, args.x_stride, args.dtype};
-  for (const Segment* segment = scratch.segments; segment->count > 0; ++segment) {
-    const auto rows = Kind::of_segment(scratch.input, *segment, gate.weight);
+// The pairs [first, last), as rows for a weight: of each, row `row_of(pair)` of x.
+template <class Kind, class RowOf>
+inline void prepare_pairs(const Matrix& x, const RowOf& row_of, const Segment* segment, const paged_weight& weight,
+                          uint8_t* memory, int64_t first, int64_t last) {
+  for (; segment->count > 0; ++segment) {
+    const auto rows = Kind::of_segment(memory, *segment, weight);
     for (int r = 0; r < segment->count; ++r) {
       const int pair = segment->first + r;
-      if (pair >= first && pair < last)
-        Kind::prepare(x, scratch.pairs[pair] / args.num_selected, gate.weight, rows, r);
+      if (pair >= first && pair < last) Kind::prepare(x, row_of(pair), weight, rows, r);
     }
   }
 }
@@ -190,10 +197,10 @@ inline Floats add_bias(Floats product, const Stack& stack, const Segment& segmen
   return add(product, load_floats(stack.weight.bias + panel * kPanelRows));
 }
 
-// gated_expert(gate x, up x) of one unit's columns, as rows for down.
+// gated_expert(gate x, up x) of one unit's columns, as rows for down, or as they are where others have more columns.
 template <class Kind>
 inline void gate_unit(const paged_experts_args& args, const Stack& gate, const Stack& up, const Segment& segment,
-                      int64_t unit, const typename Kind::Rows& x, const typename Kind::Rows& out,
+                      int64_t unit, const typename Kind::Rows& x, const typename Kind::Rows& out, float* own,
                       float (*sums)[kPanelRows]) {
   float (*up_sums)[kPanelRows] = sums + kUnitPanels * segment.count;
   Kind::multiply(gate, segment, unit, x, sums);
@@ -206,7 +213,12 @@ inline void gate_unit(const paged_experts_args& args, const Stack& gate, const S
                                 add_bias(load_floats(up_sums[at]), up, segment, unit, p), args.swiglu_alpha,
                                 args.swiglu_limit);
     }
-    Kind::store(out, unit, r, columns);
+    if (args.inner_widths == nullptr) {
+      Kind::store(out, unit, r, columns);
+    } else {
+      float* const to = own + (segment.first + r) * gate.rows() + unit * kUnitPanels * kPanelRows;
+      for (int p = 0; p < kUnitPanels; ++p) store_floats(to + p * kPanelRows, columns[p]);
+    }
   }
 }
 
@@ -237,7 +249,7 @@ inline void gate_segments(const paged_experts_args& args, const Stack& gate, con
     const auto x = Kind::of_segment(scratch.input, segment, gate.weight);
     const auto out = Kind::of_segment(scratch.gated, segment, down.weight);
     for (int64_t unit = unit_at(first), end = unit_at(last); unit < end; ++unit)
-      gate_unit<Kind>(args, gate, up, segment, unit, x, out, sums);
+      gate_unit<Kind>(args, gate, up, segment, unit, x, out, scratch.own, sums);
     before += units * cost;
   }
 }
@@ -247,7 +259,7 @@ template <class Kind>
 inline void add_down(const paged_experts_args& args, const Stack& down, const Output& out,
                      const ExpertsScratch& scratch, float (*sums)[kPanelRows], int64_t first, int64_t last) {
   constexpr int kUnitCols = kUnitPanels * kPanelRows;
-  const int64_t width = down.panels * kPanelRows;
+  const int64_t width = down.rows();
   for (int64_t token = 0; token < args.num_tokens; ++token)
     __builtin_memset(scratch.totals + token * width + first * kUnitCols, 0,
                      sizeof(float) * kUnitCols * (last - first));
@@ -278,13 +290,26 @@ inline Task run_experts_of(Job& job, const paged_experts_args& args, const Outpu
     return reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + thread * bytes);
   };
   sort_pairs(args, scratch);
-  co_await job.phase(static_cast<int64_t>(args.num_tokens) * args.num_selected, row_cost(args.gate.cols),
-                     [&](int64_t first, int64_t last, int) { prepare_pairs<Kind>(args, gate, scratch, first, last); });
+  const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;
+  co_await job.phase(num_pairs, row_cost(args.gate.cols), [&](int64_t first, int64_t last, int) {
+    const auto token_of = [&](int pair) { return scratch.pairs[pair] / args.num_selected; };
+    prepare_pairs<Kind>({args.x, args.x_stride, args.dtype}, token_of, scratch.segments, args.gate, scratch.input,
+                        first, last);
+  });
   const int64_t rows = rows_paid(scratch);
   co_await job.phase(rows * gate.units(), int64_t{2} * kUnitPanels * kPanelRows * args.gate.cols,
                      [&](int64_t first, int64_t last, int thread) {
                        gate_segments<Kind>(args, gate, up, down, scratch, sums(thread), first, last);
                      });
+  if (args.inner_widths != nullptr) {
+    // All processes have sorted the same pairs.
+    args.gather(args.group, scratch.own, gate.rows(), num_pairs, args.inner_widths, scratch.joined);
+    co_await job.phase(num_pairs, row_cost(args.down.cols), [&](int64_t first, int64_t last, int) {
+      const auto itself = [](int pair) { return pair; };
+      prepare_pairs<Kind>({scratch.joined, args.down.cols, PAGED_FLOAT32}, itself, scratch.segments, args.down,
+                          scratch.gated, first, last);
+    });
+  }
   co_await job.phase(down.units(), rows * kUnitPanels * kPanelRows * args.down.cols,
                      [&](int64_t first, int64_t last, int thread) {
                        add_down<Kind>(args, down, out, scratch, sums(thread), first, last);

@@ -52,6 +52,9 @@ struct MixtureScratch {
     out.x = normed;
     out.topk_weights = topk_weights;
     out.topk_ids = topk_ids;
+    out.gather = args.gather;
+    out.group = args.group;
+    out.inner_widths = layer.inner_widths;
     out.gate = layer.gate;
     out.up = layer.up;
     out.down = layer.down;
