@@ -43,7 +43,7 @@ SHORT = ("llama", "starcoder2", "cohere", "gemma2", "granite")
 def said(tensors: Mapping[str, Tensor], reference: PreTrainedModel, isq: IsqType | None, group: Group | None) -> Tensor:
     """Return the logits of a prompt in two chunks, and of one more token.
 
-    :raises LookupError: the layers are not fused, or have experts
+    :raises LookupError: the layers are not fused, or have experts, which test_expert_ranks.py tests
     """
     library = load()
     assert library is not None

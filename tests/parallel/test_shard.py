@@ -94,6 +94,22 @@ def test_outputs(count: int, size: int, expected: list[int]) -> None:
     assert all(one.stop == other.start for one, other in pairwise(slices))
 
 
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [(768, 2, [384, 384]), (2880, 4, [736, 736, 704, 704]), (160, 4, [64, 32, 32, 32])],
+)
+def test_rows_of_experts(count: int, size: int, expected: list[int]) -> None:
+    shards = [Shard(rank=rank, size=size) for rank in range(size)]
+    slices = [own for shard in shards if (own := shard.expert_rows(count)) is not None]
+    assert [own.stop - own.start for own in slices] == expected
+    assert slices == [shard.outputs(count) for shard in shards]
+
+
+@pytest.mark.parametrize(("count", "size"), [(96, 4), (80, 2)])
+def test_rows_of_experts_that_are_not_divided(count: int, size: int) -> None:
+    assert all(Shard(rank=rank, size=size).expert_rows(count) is None for rank in range(size))
+
+
 @pytest.mark.parametrize("count", [16, 100])
 def test_outputs_that_are_not_divided(count: int) -> None:
     assert Shard(rank=0, size=2).outputs(count) is None

@@ -30,7 +30,7 @@ from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
-from paged_sdk.models.sharded import JoinedLinear
+from paged_sdk.models.sharded import JoinedExperts, JoinedLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
 
@@ -295,7 +295,7 @@ def _native_layer(
     assert not isinstance(attention.qk_norm, SharedWholeNorms), "its parts are fused by nobody"
     query, key = _head_norms(attention.qk_norm, config)
     joined = attention.output if isinstance(attention.output, JoinedLinear) else None
-    joined_mlp = None if isinstance(mlp, MoeMlp) or not isinstance(mlp.down, JoinedLinear) else mlp.down
+    last = mlp.experts if isinstance(mlp, MoeMlp) else mlp.down
     return NativeLayer(
         shape=shape,
         cache=pages.caches[index],
@@ -324,7 +324,7 @@ def _native_layer(
         activation="silu" if isinstance(mlp, MoeMlp) else ACTIVATIONS[mlp.activation],
         rope=rope,
         attended_widths=None if joined is None else joined.inputs,
-        inner_widths=None if joined_mlp is None else joined_mlp.inputs,
+        inner_widths=last.inputs if isinstance(last, JoinedLinear | JoinedExperts) else None,
         hidden_widths=None if joined is None else joined.outputs,
     )
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig, MoeConfig
 from paged_sdk.kernels.fused_moe import route
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.models.expert_loader import ExpertTensors, load_experts
 from paged_sdk.models.family import ExpertNames, TensorNames
 from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.weight_loader import WeightLoader
@@ -98,14 +99,19 @@ def load_moe_mlp(
     return MoeMlp(
         moe,
         router=loader.tensor(f"{block}.{own.router}.weight", moe.num_experts, config.hidden_size),
-        experts=loader.experts(
-            f"{block}.experts",
-            (own.gate, own.up, own.down),
-            num_experts=moe.num_experts,
-            hidden_size=config.hidden_size,
-            intermediate_size=moe.intermediate_size,
-            alternates=moe.alternates,
-            swiglu=None if moe.swiglu_limit is None else (moe.swiglu_alpha, moe.swiglu_limit),
+        experts=load_experts(
+            loader,
+            ExpertTensors(
+                block=f"{block}.experts",
+                gate=own.gate,
+                up=own.up,
+                down=own.down,
+                num_experts=moe.num_experts,
+                hidden_size=config.hidden_size,
+                intermediate_size=moe.intermediate_size,
+                alternates=moe.alternates,
+                swiglu=None if moe.swiglu_limit is None else (moe.swiglu_alpha, moe.swiglu_limit),
+            ),
         ),
         router_bias=loader.tensor(f"{block}.{own.router}.bias", moe.num_experts) if moe.has_biases else None,
         shared=None

@@ -15,7 +15,20 @@ from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import Experts, NativeExpertWeights
 from paged_sdk.quant.linear import Linear, NativeWeights
 
-__all__ = ["JoinedLinear", "SharedEmbedding", "SharedHead", "SummedExperts", "SummedLinear"]
+__all__ = [
+    "JoinedExperts",
+    "JoinedLinear",
+    "SharedEmbedding",
+    "SharedHead",
+    "SummedExperts",
+    "SummedLinear",
+    "widths_of",
+]
+
+
+def widths_of(parts: Sequence[slice]) -> Tensor:
+    """Return how many columns or rows every rank has, int32."""
+    return torch.tensor([own.stop - own.start for own in parts], dtype=torch.int32)
 
 
 class JoinedLinear(AdaptableLinear):
@@ -34,9 +47,7 @@ class JoinedLinear(AdaptableLinear):
     ) -> None:
         super().__init__(base, name)
         self._group = group
-        self.inputs, self.outputs = (
-            torch.tensor([own.stop - own.start for own in each], dtype=torch.int32) for each in (inputs, outputs)
-        )
+        self.inputs, self.outputs = widths_of(inputs), widths_of(outputs)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says, of the whole weight.
@@ -65,10 +76,40 @@ class SummedLinear(AdaptableLinear):
         return self._group.sum_(super().forward(x, ctx))
 
 
+class JoinedExperts(Experts):
+    """Computes some neurons of every expert, then some outputs of all neurons, and puts together what all ranks get.
+
+    As with :class:`JoinedLinear`, no sum is parted.
+
+    :param base: has this rank's rows of every matrix, and joins neurons by itself
+    :ivar inputs: how many neurons of each expert every rank has, int32
+    :ivar outputs: how many of the outputs, likewise
+    """
+
+    def __init__(self, base: Experts, group: Group, *, inputs: Tensor, outputs: Tensor) -> None:
+        self.base = base
+        self.inputs, self.outputs = inputs, outputs
+        self._group = group
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes this rank's weights take."""
+        return self.base.num_bytes
+
+    @property
+    def native_weights(self) -> NativeExpertWeights | None:
+        """Return this rank's weights as a native call multiplies them."""
+        return self.base.native_weights
+
+    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """Do what :meth:`Experts.forward` says, of all neurons and outputs."""
+        return self._group.join_columns(self.base.forward(x, topk_weights, topk_ids), self.outputs)
+
+
 class SummedExperts(Experts):
     """Computes some neurons of every expert, and adds up what all ranks have.
 
-    :ivar base: has this rank's neurons
+    :param base: has this rank's neurons
     """
 
     def __init__(self, base: Experts, group: Group) -> None:

@@ -14,10 +14,10 @@ from torch import Tensor
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError, shown
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.grouped_matrix import every_other_row
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
-from paged_sdk.models.sharded import JoinedLinear, SummedExperts, SummedLinear
+from paged_sdk.models.sharded import JoinedLinear, SummedLinear
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import SETTING, WHOLE, Shard
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
@@ -64,7 +64,7 @@ class WeightLoader:
         self._unused = {name for name in source.names() if name.startswith(prefixes)}
         self._total = len(self._unused)
         self._on_progress = on_progress
-        self._decoded_experts: set[torch.device] = set()
+        self._notes: dict[str, None] = {}
         self._narrow: dict[tuple[IsqType, str], list[int]] = {}
         self.shard = shard
         self.group = group
@@ -82,6 +82,23 @@ class WeightLoader:
     def __contains__(self, name: object) -> bool:
         """Return whether the checkpoint has such a tensor."""
         return name in self._source
+
+    @property
+    def joins(self) -> bool:
+        """Say whether ranks put together columns of what they multiply, so that no sum is parted; float64 is summed."""
+        return self.group is not None and self.group.joins and self._dtype is not torch.float64
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of one of the checkpoint's tensors."""
+        return self._source.shape(name)
+
+    def values(self, name: str, *shape: int) -> Tensor:
+        """Read one tensor in the model's dtype to the host's memory, for what is made of it.
+
+        :raises CheckpointError: it is missing or has another shape
+        """
+        self._check_shape(name, shape)
+        return self._source.tensor(name, self._dtype, torch.device("cpu"))
 
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Load one tensor in the model's dtype.
@@ -121,7 +138,7 @@ class WeightLoader:
         :raises ConfigError: the columns cannot be divided so
         """
         (height,) = out_features if cols is not None else (0,)
-        joined = None if cols is None or self.group is None else self._joined(self.group, height, cols)
+        joined = None if cols is None else self._joined(height, cols)
         if joined is not None:
             rows, cols = (joined[1][self.shard.rank],), None
         cut = None if cols is None or self.shard.is_whole else cols(self.shard)
@@ -142,9 +159,9 @@ class WeightLoader:
         whole_shapes = {each: (height, in_features) for each, height in zip(names, heights, strict=True)}
         picked: dict[str, Tensor] = {}
         parts = list(zip(names, heights, strict=True))
-        stored = [self._matrix(f"{name}.weight", height, in_features) for name, height in parts]
+        stored = [self.matrix(f"{name}.weight", height, in_features) for name, height in parts]
         whole = stored[0] if len(names) == 1 else None
-        matrices = stored if whole is None else _split(whole, out_features)
+        matrices = stored if whole is None else whole.split(out_features)
         biases: Sequence[Tensor | None] = [None] * len(matrices)
         if bias and (cut is None or self.shard.is_first):
             merged = [self.tensor(f"{name}.bias", height) for name, height in parts]
@@ -153,7 +170,7 @@ class WeightLoader:
             biases = [None if each is None else each[own] for each, own in zip(biases, own_rows, strict=True)]
         if own_rows is not None or cut is not None:
             own_rows = own_rows or [slice(0, each.matrix.shape[0]) for each in matrices]
-            matrices = [self._part(each, own, cols) for each, own in zip(matrices, own_rows, strict=True)]
+            matrices = [self.part(each, own, cols) for each, own in zip(matrices, own_rows, strict=True)]
             heights = tuple(each.matrix.shape[0] for each in matrices)
             heights, whole = heights if len(names) > 1 else (sum(heights),), None
             firsts = [0, *accumulate(out_features)] if len(names) == 1 else [0] * len(own_rows)
@@ -194,11 +211,9 @@ class WeightLoader:
             return SummedLinear(linear, shape.name, self.group)
         return self._adaptable(linear, shape)
 
-    def _joined(
-        self, group: Group, height: int, cols: Callable[[Shard], slice]
-    ) -> tuple[list[slice], list[slice]] | None:
+    def _joined(self, height: int, cols: Callable[[Shard], slice]) -> tuple[list[slice], list[slice]] | None:
         """Return which columns of an input and which rows of a matrix each rank has, where ranks join columns."""
-        if not group.joins or self._dtype is torch.float64:
+        if not self.joins:
             return None
         every = self.shard.every(self.shard.size)
         outputs = [own for own in (shard.outputs(height) for shard in every) if own is not None]
@@ -217,7 +232,7 @@ class WeightLoader:
         with self._lock:
             self.adaptable.append(shape)
 
-    def _part(self, named: NamedMatrix, rows: slice | None, cols: Callable[[Shard], slice] | None) -> NamedMatrix:
+    def part(self, named: NamedMatrix, rows: slice | None, cols: Callable[[Shard], slice] | None) -> NamedMatrix:
         """Return what the shard has of a matrix.
 
         :raises ConfigError: the columns cannot be divided so
@@ -254,131 +269,41 @@ class WeightLoader:
         if isinstance(stored, BlockMatrix):
             matrix = BlockMatrix(stored.tensor_type, stored.blocks[order])
         else:
-            matrix = DenseMatrix(self._source.tensor(tensor_name, self._dtype, torch.device("cpu"))[order])
+            matrix = DenseMatrix(self.values(tensor_name, height, in_features)[order])
         biases: Sequence[Tensor | None] = [None] * len(out_features)
         if bias:
             bias_rows = self.tensor(f"{name}.bias", height)[order.to(self._device)]
             biases = torch.split(bias_rows, list(out_features))
         cut = "" if rows is None else str(list(rows))
         named = NamedMatrix(tensor_name, matrix)
-        matrices = [evolve(each, cut=cut) for each in _split(named, out_features)]
+        matrices = [evolve(each, cut=cut) for each in named.split(out_features)]
         self._note_narrow(matrices[:1], Role.LINEAR)
         linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
         self._loaded(tensor_name)
         return linear, order
 
     def experts(
-        self,
-        block: str,
-        names: tuple[str, str, str],
-        *,
-        num_experts: int,
-        hidden_size: int,
-        intermediate_size: int,
-        alternates: bool = False,
-        swiglu: tuple[float, float] | None = None,
+        self, gate_up: ExpertStack, down: ExpertStack, *, extras: ExpertExtras | None, join: ColumnJoin | None
     ) -> Experts:
-        """Load a layer's experts. While they are put together, at most one layer's experts are in memory twice.
+        """Make a layer's experts of matrices that have been read.
 
-        :param block: the name under which their tensors are: ``gate_up_proj`` and ``down_proj`` of all experts, or each
-            expert's by its number
-        :param names: the names of an expert's gate, up and down, without ``.weight``
-        :param alternates: whether the tensor of all experts has gate and up in turns, where there is one
-        :param swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None:
-            they have none
-        :raises CheckpointError: a tensor is missing or has another shape
+        :param extras: see :meth:`WeightPolicy.experts <paged_sdk.quant.policy.WeightPolicy.experts>`; ``join`` likewise
         """
-        *gate_up_names, down_name = names
-        neurons = None if self.shard.is_whole else self.shard.neurons(intermediate_size)
-        of_experts = [f"{block}.{expert}" for expert in range(num_experts)]
-        if alternates and f"{of_experts[0]}.{down_name}.weight" not in self._source:
-            return self._alternating(block, num_experts, hidden_size, intermediate_size, swiglu)
-        gate_up = self._stack(
-            f"{block}.gate_up_proj",
-            [[f"{expert}.{name}.weight" for name in gate_up_names] for expert in of_experts],
-            rows=intermediate_size,
-            cols=hidden_size,
-            own_rows=neurons,
-        )
-        down = self._stack(
-            f"{block}.down_proj",
-            [[f"{expert}.{down_name}.weight"] for expert in of_experts],
-            rows=hidden_size,
-            cols=intermediate_size,
-            own_cols=None if neurons is None else lambda shard: shard.neurons(intermediate_size),
-        )
-        extras = None
-        if swiglu is not None:
-            of_each = {name: [f"{expert}.{name}.bias" for expert in of_experts] for name in names}
-            gate_bias, up_bias = (
-                torch.stack([self.tensor(each, intermediate_size) for each in of_each[name]]) for name in gate_up_names
-            )
-            down_bias = torch.stack([self.tensor(each, hidden_size) for each in of_each[down_name]])
-            own = slice(0, intermediate_size) if neurons is None else neurons
-            extras = ExpertExtras(
-                gate_bias=gate_bias[:, own].contiguous(),
-                up_bias=up_bias[:, own].contiguous(),
-                down_bias=down_bias if self.shard.is_first else torch.zeros_like(down_bias),
-                alpha=swiglu[0],
-                limit=swiglu[1],
-            )
-        return self._experts(gate_up, down, extras)
-
-    def _experts(self, gate_up: ExpertStack, down: ExpertStack, extras: ExpertExtras | None) -> Experts:
-        experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device, extras=extras)
+        experts = self._policy.experts(gate_up, down, dtype=self._dtype, device=self._device, extras=extras, join=join)
         matrices = [each for stack in (gate_up, down) for of_expert in stack.matrices for each in of_expert]
         if not isinstance(experts, DenseExperts):
             self._note_narrow(matrices, Role.EXPERTS)
         elif any(self._policy.is_quantized(each, Role.EXPERTS) for each in matrices):
-            self._decoded_experts.add(self._device)
+            self.note(f"Experts are kept in {self._dtype}: only the other matrices are quantized.")
         self._loaded(*(each.name for each in matrices))
-        return experts if self.group is None else SummedExperts(experts, self.group)
-
-    def _alternating(
-        self, block: str, num_experts: int, hidden_size: int, size: int, swiglu: tuple[float, float] | None
-    ) -> Experts:
-        """Load experts whose gate and up have rows in turns in one tensor, which may be transposed."""
-        names = f"{block}.gate_up_proj", f"{block}.down_proj"
-        # The two dimensions of a down projection may be equal, those of the other tensor are not.
-        transposed = names[0] in self._source and self._source.shape(names[0]) == (num_experts, hidden_size, 2 * size)
-        pairs = self._each(names[0], num_experts, 2 * size, hidden_size, transposed=transposed)
-        downs = self._each(names[1], num_experts, hidden_size, size, transposed=transposed)
-        extras = None
-        if swiglu is not None:
-            biases = self.tensor(f"{names[0]}_bias", num_experts, 2 * size)
-            down_bias = self.tensor(f"{names[1]}_bias", num_experts, hidden_size)
-            own = slice(0, size) if self.shard.is_whole else self.shard.neurons(size)
-            extras = ExpertExtras(
-                gate_bias=biases[:, 0::2][:, own].contiguous(),
-                up_bias=biases[:, 1::2][:, own].contiguous(),
-                down_bias=down_bias if self.shard.is_first else torch.zeros_like(down_bias),
-                alpha=swiglu[0],
-                limit=swiglu[1],
-            )
-        gate_up = [
-            [NamedMatrix(each.name, every_other_row(each.matrix, part), (*each.index, part)) for part in (0, 1)]
-            for each in pairs
-        ]
-        if not self.shard.is_whole:
-            own = self.shard.neurons(size)
-            gate_up = [[self._part(each, own, None) for each in pair] for pair in gate_up]
-            downs = [self._part(each, None, lambda shard: shard.neurons(size)) for each in downs]
-        return self._experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=[[each] for each in downs]), extras)
-
-    def _each(self, name: str, num_experts: int, rows: int, cols: int, *, transposed: bool) -> list[NamedMatrix]:
-        """Read the experts' matrices from one tensor."""
-        if not transposed:
-            return _split(self._matrix(name, num_experts, rows, cols), [rows] * num_experts)
-        self._check_shape(name, (num_experts, cols, rows))
-        values = self._source.tensor(name, self._dtype, torch.device("cpu")).mT
-        return [NamedMatrix(name, DenseMatrix(each.contiguous()), (expert,)) for expert, each in enumerate(values)]
+        return experts
 
     def embedding(self, name: str, *, vocab_size: int, hidden_size: int, scale: float | None) -> Embedding:
         """Load the token embeddings.
 
         :raises CheckpointError: the tensor is missing or has another shape
         """
-        table = self._tokens(self._matrix(name, vocab_size, hidden_size))
+        table = self._tokens(self.matrix(name, vocab_size, hidden_size))
         self._note_narrow([table], Role.EMBEDDING)
         embedding = self._policy.embedding(table, scale=scale, dtype=self._dtype, device=self._device)
         self._loaded(name)
@@ -400,7 +325,7 @@ class WeightLoader:
         :param table: the name of the embeddings
         :raises CheckpointError: the tensor is missing or has another shape
         """
-        matrix = self._matrix(table, vocab_size, hidden_size).matrix
+        matrix = self.matrix(table, vocab_size, hidden_size).matrix
         named = [NamedMatrix(f"{name}.weight", matrix)]
         linear = self._policy.linear(named, [None], Role.HEAD, dtype=self._dtype, device=self._device)
         self._add_adaptable(AdaptableShape({name: slice(0, vocab_size)}, hidden_size, self._device))
@@ -408,18 +333,23 @@ class WeightLoader:
 
     def _tokens(self, table: NamedMatrix) -> NamedMatrix:
         """Return what the shard has of a matrix with a row for each token."""
-        return self._part(table, self.shard.tokens(table.matrix.shape[0]), None)
+        return self.part(table, self.shard.tokens(table.matrix.shape[0]), None)
 
     def close(self) -> None:
         """Log which tensors of the checkpoint are not used, and that loading is done."""
-        if self._decoded_experts:
-            _log.info("Experts are kept in %s: only the other matrices are quantized.", self._dtype)
+        for text in self._notes:
+            _log.info("%s", text)
         for (isq, taken), cols in self._narrow.items():
             widths = " and ".join(map(str, sorted(set(cols))))
             _log.info("%d matrices take %s: rows of %s do not fit %s.", len(cols), taken, widths, isq.value)
         for name in sorted(self._unused):
             _log.debug("tensor %s of the checkpoint is not used", name)
         self._report(self._total)
+
+    def note(self, text: str) -> None:
+        """Have a sentence be logged when all is loaded, once, however often it is noted."""
+        with self._lock:
+            self._notes.setdefault(text)
 
     def _note_narrow(self, matrices: Sequence[NamedMatrix], role: Role) -> None:
         """Note for the log which of the matrices take other blocks than their type's."""
@@ -428,40 +358,12 @@ class WeightLoader:
                 if (types := self._policy.narrow(each, role)) is not None:
                     self._narrow.setdefault(types, []).append(each.matrix.shape[1])
 
-    def _matrix(self, name: str, *shape: int) -> NamedMatrix:
+    def matrix(self, name: str, *shape: int) -> NamedMatrix:
         """Read a matrix as it is stored and check its shape against the config; a stack's matrices lie one below the
         other.
         """
         self._check_shape(name, shape)
         return NamedMatrix(name, self._source.matrix(name))
-
-    def _stack(
-        self,
-        stacked: str,
-        names: Sequence[Sequence[str]],
-        *,
-        rows: int,
-        cols: int,
-        own_rows: slice | None = None,
-        own_cols: Callable[[Shard], slice] | None = None,
-    ) -> ExpertStack:
-        """Read the experts' matrices that share an input, from one tensor or from one for each matrix.
-
-        :param stacked: the name of the tensor that holds them all, where the checkpoint has one
-        :param names: for each expert, the names of its matrices otherwise
-        :param own_rows: which rows of each matrix the shard has; None: all. ``own_cols`` returns its columns
-        """
-
-        def part(named: NamedMatrix) -> NamedMatrix:
-            return self._part(named, own_rows, own_cols)
-
-        if stacked not in self._source:
-            return ExpertStack(matrices=[[part(self._matrix(name, rows, cols)) for name in own] for own in names])
-        height = rows * len(names[0])
-        whole = self._matrix(stacked, len(names), height, cols)
-        of_experts = _split(whole, [height] * len(names))
-        matrices = [list(map(part, _split(of_expert, [rows] * len(names[0])))) for of_expert in of_experts]
-        return ExpertStack(matrices=matrices, whole=whole.matrix if self.shard.is_whole else None)
 
     def _check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         found = self._source.shape(name)
@@ -491,11 +393,3 @@ def _can_be_divided(named: NamedMatrix, cols: Callable[[Shard], slice], shard: S
     except (ConfigError, UnsupportedQuantizationError):
         return False
     return True
-
-
-def _split(whole: NamedMatrix, heights: Sequence[int]) -> list[NamedMatrix]:
-    """Split a matrix into parts of the given numbers of rows, all under the one name."""
-    ends = list(accumulate(heights))
-    slices = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
-    parts = [whole.matrix.rows(rows) for rows in slices]
-    return [NamedMatrix(whole.name, part, (*whole.index, number)) for number, part in enumerate(parts)]

@@ -21,6 +21,7 @@ SETTING: Final = "with_tensor_parallel"
 # Most formats of quantized weights have blocks of 256, 128, 64 or 32 elements, and kernels take 16 rows together.
 _BLOCKS: Final = (256, 128, 64, 32, 16, 1)
 _PANEL: Final = 16  # rows that packed matrices take together
+_EXPERT_ROWS: Final = 2 * _PANEL  # of an expert, that are multiplied together
 _TOKENS: Final = 4 * _PANEL
 
 
@@ -74,9 +75,20 @@ class Shard:
 
     def outputs(self, count: int) -> slice | None:
         """Return which of so many outputs of a layer's last matrices it computes; None: they cannot be divided well."""
-        if self.is_whole or count % _PANEL or count // _PANEL < self.size:
+        own = self.expert_rows(count)
+        return self._rows(count, _PANEL) if own is None else own
+
+    def expert_rows(self, count: int) -> slice | None:
+        """Return which of so many rows of each expert's matrices it has where ranks join columns; None: they cannot be
+        divided well.
+
+        :returns: what :meth:`outputs` returns of the same number, unless it is None
+        """
+        return self._rows(count, _EXPERT_ROWS)
+
+    def _rows(self, count: int, unit: int) -> slice | None:
+        if self.is_whole or count % unit or count // unit < self.size:
             return None
-        unit = 2 * _PANEL if count % (2 * _PANEL) == 0 and count // (2 * _PANEL) >= self.size else _PANEL
         own = _share(count // unit, self.size, self.rank)
         return slice(own.start * unit, own.stop * unit)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.kernels.fused_moe import fused_moe
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.quant.experts import ExpertExtras, Experts
 
 __all__ = ["DenseExperts"]
@@ -18,12 +21,17 @@ class DenseExperts(Experts):
     :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate's rows, then up's
     :param down: ``[num_experts, hidden_size, intermediate_size]``
     :param extras: None: experts are SwiGLU without biases
+    :param join: puts together what ranks have of each expert's neurons, on the CPU: ``gate_up`` has the rows of these,
+        and ``down`` has some rows and all columns; None: nobody else has any
     """
 
-    def __init__(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras | None = None) -> None:
+    def __init__(
+        self, gate_up: Tensor, down: Tensor, extras: ExpertExtras | None = None, join: ColumnJoin | None = None
+    ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.extras = extras
+        self.join = join
 
     @property
     def num_bytes(self) -> int:
@@ -32,11 +40,35 @@ class DenseExperts(Experts):
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Do what :meth:`Experts.forward` says."""
+        if self.join is not None:
+            return self._forward_joined(x, topk_weights, topk_ids, self.join)
         if self.extras is None:
             return fused_moe(x, self.gate_up, self.down, topk_weights, topk_ids)
-        return self._forward_extended(x, topk_weights, topk_ids, self.extras)
+        return self._forward_extended(x, topk_weights, topk_ids)
 
-    def _forward_extended(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, extras: ExpertExtras) -> Tensor:
+    def _forward_joined(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, join: ColumnJoin) -> Tensor:
+        """Compute what :func:`fused_moe_reference` does, one expert after the other for all its tokens: all neurons of
+        this rank, and once they are joined, all outputs.
+        """
+        order = topk_ids.flatten().argsort(stable=True)
+        tokens, weights = order // topk_ids.shape[1], topk_weights.flatten()[order].unsqueeze(-1)
+        counts = topk_ids.flatten().bincount(minlength=len(self.gate_up)).tolist()
+        used = [
+            (expert, slice(end - count, end))
+            for expert, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True))
+            if count
+        ]
+        own = x.new_empty(len(tokens), self.gate_up.shape[1] // 2)
+        for expert, pairs in used:
+            own[pairs] = self._gated(x[tokens[pairs]], expert)
+        whole = join(own)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        out = torch.zeros(len(x), self.down.shape[1], dtype=wide)
+        for expert, pairs in used:
+            out.index_add_(0, tokens[pairs], (self._outputs(whole[pairs], expert) * weights[pairs]).to(wide))
+        return out.to(x.dtype)
+
+    def _forward_extended(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Compute every expert of all tokens one after the other: which of them a token uses is never asked on the
         host, so that a CUDA graph can record it.
         """
@@ -44,10 +76,18 @@ class DenseExperts(Experts):
         used = torch.zeros(len(x), len(self.gate_up), dtype=wide, device=x.device)
         used.scatter_(1, topk_ids, topk_weights.to(wide))
         out = torch.zeros_like(x, dtype=wide)
-        for expert, (gate_up, down) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            gate, up = F.linear(x, gate_up).chunk(2, -1)
-            gate = (gate + extras.gate_bias[expert]).clamp(max=extras.limit)
-            up = (up + extras.up_bias[expert]).clamp(-extras.limit, extras.limit)
-            hidden = (up + 1) * gate * torch.sigmoid(extras.alpha * gate)
-            out += (F.linear(hidden, down) + extras.down_bias[expert]) * used[:, expert, None]
+        for expert in range(len(self.gate_up)):
+            out += self._outputs(self._gated(x, expert), expert) * used[:, expert, None]
         return out.to(x.dtype)
+
+    def _gated(self, x: Tensor, expert: int) -> Tensor:
+        gate, up = F.linear(x, self.gate_up[expert]).chunk(2, -1)
+        if (extras := self.extras) is None:
+            return F.silu(gate).mul_(up)
+        gate = (gate + extras.gate_bias[expert]).clamp(max=extras.limit)
+        up = (up + extras.up_bias[expert]).clamp(-extras.limit, extras.limit)
+        return (up + 1) * gate * torch.sigmoid(extras.alpha * gate)
+
+    def _outputs(self, gated: Tensor, expert: int) -> Tensor:
+        mapped = F.linear(gated, self.down[expert])
+        return mapped if self.extras is None else mapped + self.extras.down_bias[expert]

@@ -33,9 +33,10 @@ class ExpertExtras:
 class NativeExpertWeights:
     """Holds the matrices of all experts as the native CPU kernels multiply them.
 
-    :ivar gate: ``[num_experts * intermediate_size, hidden_size]``
+    :ivar gate: ``[num_experts * intermediate_size, hidden_size]``; of ranks that join columns, this one's rows of each
+        expert's
     :ivar up: likewise
-    :ivar down: ``[num_experts * hidden_size, intermediate_size]``
+    :ivar down: ``[num_experts * hidden_size, intermediate_size]``, likewise
     :ivar extras: None: experts are SwiGLU without biases
     """
 
@@ -58,10 +59,6 @@ class Experts(ABC):
         """Return what a native call that fuses several layers multiplies by; None: this form has no native kernel."""
         return None
 
-    def extended(self, extras: ExpertExtras) -> Experts | None:
-        """Return the same experts with extras; None: this form cannot compute them."""
-        return None
-
     @abstractmethod
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Compute ``sum of weight * down @ (silu(gate @ x) * (up @ x))`` over each token's experts.
@@ -69,5 +66,5 @@ class Experts(ABC):
         :param x: ``[num_tokens, hidden_size]`` of the model's dtype
         :param topk_weights: ``[num_tokens, num_selected]`` float32
         :param topk_ids: likewise, int64
-        :returns: like ``x``
+        :returns: ``[num_tokens, rows of an expert's down]`` of the dtype of ``x``
         """

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import paged_sdk.quant.forms
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.linear import Linear
 
 __all__ = ["Form", "Place", "find_forms"]
@@ -75,10 +76,16 @@ class Form:
         up: Sequence[StoredMatrix],
         down: Sequence[StoredMatrix],
         place: Place,
+        *,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
     ) -> Experts | None:
         """Make a layer's experts.
 
         :param gate: one matrix per expert; ``up`` and ``down`` likewise
+        :param extras: None: experts are SwiGLU without biases
+        :param join: puts together what the ranks have of each expert's neurons before ``down``, which has some rows and
+            all columns; None: all neurons are here, or ``down`` has the columns of those that are
         """
         return None
 

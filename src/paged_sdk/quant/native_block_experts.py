@@ -7,6 +7,7 @@ from torch import Tensor
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.quant.experts import ExpertExtras, Experts, NativeExpertWeights
 
 __all__ = ["NativeBlockExperts"]
@@ -22,6 +23,8 @@ class NativeBlockExperts(Experts):
     :param gate: ``[num_experts * intermediate_size, hidden_size]``
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
+    :param extras: None: experts are SwiGLU without biases
+    :param join: see :class:`~paged_sdk.kernels.native.experts.NativeExperts`
     """
 
     def __init__(
@@ -32,11 +35,11 @@ class NativeBlockExperts(Experts):
         down: PackedWeight,
         *,
         num_experts: int,
-        extras: ExpertExtras | None = None,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
     ) -> None:
         self._native = NativeExpertWeights(gate=gate, up=up, down=down, extras=extras)
-        self._workspace = workspace
-        self._experts = NativeExperts(workspace, gate, up, down, num_experts=num_experts)
+        self._experts = NativeExperts(workspace, gate, up, down, num_experts=num_experts, join=join)
         if extras is not None:
             self._experts.extend(
                 (extras.gate_bias, extras.up_bias, extras.down_bias), alpha=extras.alpha, limit=extras.limit
@@ -51,13 +54,6 @@ class NativeBlockExperts(Experts):
     def native_weights(self) -> NativeExpertWeights:
         """Do what :attr:`Experts.native_weights` says."""
         return self._native
-
-    def extended(self, extras: ExpertExtras) -> NativeBlockExperts:
-        """Do what :meth:`Experts.extended` says."""
-        own = self._native
-        return NativeBlockExperts(
-            self._workspace, own.gate, own.up, own.down, num_experts=self._experts.num_experts, extras=extras
-        )
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Do what :meth:`Experts.forward` says, in float32, bfloat16 or float16."""

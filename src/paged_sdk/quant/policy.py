@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
+from itertools import accumulate
 from re import Pattern
 
 import torch
@@ -14,6 +15,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.grouped_matrix import UnreadGroupedMatrix
 from paged_sdk.kernels.native.library import Workspace
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.stored_matrix import DecodedMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
@@ -62,6 +64,12 @@ class NamedMatrix:
         matrix = self.matrix if rows is None else self.matrix.rows(rows)
         matrix = matrix if cols is None else matrix.cols(cols)
         return NamedMatrix(self.name, matrix, self.index, f"{rows} {cols}", cols)
+
+    def split(self, heights: Sequence[int]) -> list[NamedMatrix]:
+        """Split it into parts of the given numbers of rows, all under the one name."""
+        ends = list(accumulate(heights))
+        parts = [self.matrix.rows(slice(end - height, end)) for end, height in zip(ends, heights, strict=True)]
+        return [NamedMatrix(self.name, part, (*self.index, number)) for number, part in enumerate(parts)]
 
 
 @frozen(kw_only=True)
@@ -152,12 +160,14 @@ class WeightPolicy:
         dtype: torch.dtype,
         device: torch.device,
         extras: ExpertExtras | None = None,
+        join: ColumnJoin | None = None,
     ) -> Experts:
         """Make a layer's experts.
 
         :param gate_up: two matrices for each expert
         :param down: one for each
         :param extras: None: experts are SwiGLU without biases
+        :param join: see :meth:`Form.experts`
         """
         place = self._place(dtype, device)
         gate, up, down_ = (
@@ -165,10 +175,9 @@ class WeightPolicy:
             for matrices in (gate_up.projection(0), gate_up.projection(1), down.projection(0))
         )
         for form in self.forms:
-            experts = form.experts(gate, up, down_, place)
-            if experts is not None and (extras is None or (experts := experts.extended(extras)) is not None):
+            if (experts := form.experts(gate, up, down_, place, extras=extras, join=join)) is not None:
                 return experts
-        return DenseExperts(_decoded_stack(gate_up, place), _decoded_stack(down, place), extras)
+        return DenseExperts(_decoded_stack(gate_up, place), _decoded_stack(down, place), extras, join)
 
     def embedding(
         self, table: NamedMatrix, *, scale: float | None, dtype: torch.dtype, device: torch.device

@@ -16,9 +16,10 @@ from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import BlockEmbedding, Embedding
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear
@@ -52,17 +53,21 @@ class _CpuBlocks(Form):
         return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
 
     def experts(
-        self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
+        self,
+        gate: Sequence[StoredMatrix],
+        up: Sequence[StoredMatrix],
+        down: Sequence[StoredMatrix],
+        place: Place,
+        *,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
     ) -> Experts | None:
-        if place.workspace is None:
-            return None
         stacks = [_stack(matrices) for matrices in (gate, up, down)]
-        packed = [_packed(place.workspace.library, stack, place) for stack in stacks if stack is not None]
-        match packed:
-            case [gate_stack, up_stack, down_stack]:
-                return NativeBlockExperts(place.workspace, gate_stack, up_stack, down_stack, num_experts=len(gate))
-            case _:
-                return None
+        served = [stack for stack in stacks if stack is not None]
+        if place.workspace is None or len(served) < len(stacks):
+            return None
+        packed = [_packed(place.workspace.library, stack, place) for stack in served]
+        return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
         if not isinstance(matrix, BlockMatrix) or place.device.type != "cpu":

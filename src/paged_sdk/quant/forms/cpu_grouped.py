@@ -13,9 +13,10 @@ from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear, PackedBlockEmbedding
@@ -49,7 +50,14 @@ class _CpuGrouped(Form):
         return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
 
     def experts(
-        self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
+        self,
+        gate: Sequence[StoredMatrix],
+        up: Sequence[StoredMatrix],
+        down: Sequence[StoredMatrix],
+        place: Place,
+        *,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
     ) -> Experts | None:
         stacks = [_grouped(matrices, place) for matrices in (gate, up, down)]
         served = [stack for stack in stacks if stack is not None and _in_units(stack)]
@@ -60,7 +68,7 @@ class _CpuGrouped(Form):
                     _packed(stack, place, as_stored=all(each.order is None for each in stack))
                     for stack in (gate_stack, up_stack, down_stack)
                 ]
-                return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate))
+                return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)
             case _:
                 return None
 

@@ -8,9 +8,10 @@ from typing import Final
 from torch import Tensor
 
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.embedding import Embedding
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
@@ -36,7 +37,14 @@ class _NativeDense(Form):
         return NativeDenseLinear(place.workspace, [_packed([matrix], place) for matrix in matrices], biases)
 
     def experts(
-        self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
+        self,
+        gate: Sequence[StoredMatrix],
+        up: Sequence[StoredMatrix],
+        down: Sequence[StoredMatrix],
+        place: Place,
+        *,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
     ) -> Experts | None:
         everything = [*gate, *up, *down]
         if place.workspace is None or not _served(everything, place):
@@ -44,7 +52,7 @@ class _NativeDense(Form):
         if any(matrix.shape[0] % _UNIT for matrix in everything):
             return None
         packed = [_packed(matrices, place) for matrices in (gate, up, down)]
-        return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate))
+        return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
         return PackedEmbedding(_packed([matrix], place), scale=scale) if _served([matrix], place) else None

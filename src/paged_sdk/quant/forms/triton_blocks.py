@@ -16,10 +16,11 @@ from paged_sdk.kernels.block_groups import as_groups
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked
 from paged_sdk.kernels.grouped_blocks import as_blocks
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.repack import REPACKABLE_TYPES, repack
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding, TritonBlockEmbedding
-from paged_sdk.quant.experts import Experts
+from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 
@@ -49,8 +50,17 @@ class TritonBlocks(Form):
         return TritonBlockLinear(blocks, biases, device=place.device)
 
     def experts(
-        self, gate: Sequence[StoredMatrix], up: Sequence[StoredMatrix], down: Sequence[StoredMatrix], place: Place
+        self,
+        gate: Sequence[StoredMatrix],
+        up: Sequence[StoredMatrix],
+        down: Sequence[StoredMatrix],
+        place: Place,
+        *,
+        extras: ExpertExtras | None,
+        join: ColumnJoin | None,
     ) -> Experts | None:
+        if extras is not None or join is not None:  # which the kernels do not know
+            return None
         repackable = [self._repackable(matrices, place) for matrices in (gate, up, down)]
         match [stacked(blocks) for blocks in repackable if blocks is not None]:
             case [BlockMatrix() as gate_stack, BlockMatrix() as up_stack, BlockMatrix() as down_stack]:

@@ -1,0 +1,206 @@
+"""Take a layer's experts out of a checkpoint, whichever way it keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.grouped_matrix import every_other_row
+from paged_sdk.kernels.native.ranks import ColumnJoin
+from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.models.sharded import JoinedExperts, SummedExperts, widths_of
+from paged_sdk.models.weight_loader import WeightLoader
+from paged_sdk.parallel.shard import Shard
+from paged_sdk.quant.experts import ExpertExtras, Experts
+from paged_sdk.quant.policy import ExpertStack, NamedMatrix
+
+__all__ = ["ExpertTensors", "load_experts"]
+
+
+@frozen(kw_only=True)
+class ExpertTensors:
+    """Says which experts a layer has, and how a checkpoint names them.
+
+    :ivar block: the name under which their tensors are: ``gate_up_proj`` and ``down_proj`` of all experts, or each
+        expert's by its number
+    :ivar gate: the name of an expert's gate, without ``.weight``; ``up`` and ``down`` likewise
+    :ivar alternates: whether the tensor of all experts has gate and up in turns, where there is one
+    :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: they
+        have none
+    """
+
+    block: str
+    gate: str
+    up: str
+    down: str
+    num_experts: int
+    hidden_size: int
+    intermediate_size: int
+    alternates: bool = False
+    swiglu: tuple[float, float] | None = None
+
+    def of_each(self, *names: str) -> Iterator[list[str]]:
+        """Return of each expert the names of some of its tensors."""
+        for expert in range(self.num_experts):
+            yield [f"{self.block}.{expert}.{name}" for name in names]
+
+
+@frozen(kw_only=True)
+class _Part:
+    """Says what a process has of every expert.
+
+    :ivar neurons: which rows of gate and up; None: all
+    :ivar outputs: which rows of down; None: all
+    :ivar cols: returns which columns of down a shard has; None: all
+    :ivar join: puts together what ranks have of the neurons; None: they do not
+    :ivar widths: how many of the outputs every rank has then
+    """
+
+    neurons: slice | None = None
+    outputs: slice | None = None
+    cols: Callable[[Shard], slice] | None = None
+    join: ColumnJoin | None = None
+    widths: Tensor | None = None
+
+    @classmethod
+    def of(cls, loader: WeightLoader, experts: ExpertTensors) -> _Part:
+        """Decide it: ranks join columns where that is possible, or else have columns of down and add up.
+
+        Kernels take 32 rows of an expert together.
+        """
+        shard, group, size = loader.shard, loader.group, experts.intermediate_size
+        if shard.is_whole:
+            return cls()
+        if loader.joins and group is not None and group.shared is not None:
+            every = shard.every(shard.size)
+            neurons, outputs = (
+                [own for each in every if (own := each.expert_rows(count)) is not None]
+                for count in (size, experts.hidden_size)
+            )
+            if len(neurons) == len(outputs) == len(every):
+                join = ColumnJoin(group.shared, widths_of(neurons))
+                own_neurons, own_outputs = (parts[shard.rank] for parts in (neurons, outputs))
+                return cls(neurons=own_neurons, outputs=own_outputs, join=join, widths=widths_of(outputs))
+            loader.note(
+                f"Experts' outputs are added up: {size} neurons and {experts.hidden_size} outputs cannot be divided "
+                f"among {len(every)} ranks by 32."
+            )
+        return cls(neurons=shard.neurons(size), cols=lambda shard: shard.neurons(size))
+
+    def extras(
+        self, gate_bias: Tensor, up_bias: Tensor, down_bias: Tensor, swiglu: tuple[float, float], shard: Shard
+    ) -> ExpertExtras:
+        """Cut biases, ``[num_experts, all neurons or outputs]``; of ranks that add up, the first adds that of down."""
+        neurons, outputs = (slice(None) if rows is None else rows for rows in (self.neurons, self.outputs))
+        adds_up = self.cols is not None and not shard.is_first
+        return ExpertExtras(
+            gate_bias=gate_bias[:, neurons].contiguous(),
+            up_bias=up_bias[:, neurons].contiguous(),
+            down_bias=torch.zeros_like(down_bias) if adds_up else down_bias[:, outputs].contiguous(),
+            alpha=swiglu[0],
+            limit=swiglu[1],
+        )
+
+
+def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
+    """Load a layer's experts. While they are put together, at most one layer's experts are in memory twice.
+
+    :raises CheckpointError: a tensor is missing or has another shape
+    :raises ConfigError: ranks cannot divide the columns
+    """
+    part = _Part.of(loader, experts)
+    alternates = experts.alternates and f"{experts.block}.0.{experts.down}.weight" not in loader
+    made = (_alternating if alternates else _one_after_the_other)(loader, experts, part)
+    if loader.group is None:
+        return made
+    if part.join is not None and part.widths is not None:
+        return JoinedExperts(made, loader.group, inputs=part.join.widths, outputs=part.widths)
+    return SummedExperts(made, loader.group)
+
+
+def _one_after_the_other(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
+    hidden, size = experts.hidden_size, experts.intermediate_size
+    gate_up = _stack(
+        loader,
+        f"{experts.block}.gate_up_proj",
+        [[f"{name}.weight" for name in names] for names in experts.of_each(experts.gate, experts.up)],
+        (size, hidden),
+        lambda named: loader.part(named, part.neurons, None),
+    )
+    down = _stack(
+        loader,
+        f"{experts.block}.down_proj",
+        [[f"{name}.weight"] for (name,) in experts.of_each(experts.down)],
+        (hidden, size),
+        lambda named: loader.part(named, part.outputs, part.cols),
+    )
+    extras = None
+    if experts.swiglu is not None:
+        gate_bias, up_bias, down_bias = (
+            torch.stack([loader.tensor(f"{each}.bias", rows) for (each,) in experts.of_each(name)])
+            for name, rows in ((experts.gate, size), (experts.up, size), (experts.down, hidden))
+        )
+        extras = part.extras(gate_bias, up_bias, down_bias, experts.swiglu, loader.shard)
+    return loader.experts(gate_up, down, extras=extras, join=part.join)
+
+
+def _stack(
+    loader: WeightLoader,
+    stacked: str,
+    names: Sequence[Sequence[str]],
+    shape: tuple[int, int],
+    part: Callable[[NamedMatrix], NamedMatrix],
+) -> ExpertStack:
+    """Read the experts' matrices that share an input, from one tensor or from one for each matrix.
+
+    :param stacked: the name of the tensor that holds them all, where the checkpoint has one
+    :param names: for each expert, the names of its matrices otherwise
+    :param shape: of each of them
+    :param part: returns what this process has of a matrix
+    """
+    if stacked not in loader:
+        return ExpertStack(matrices=[[part(loader.matrix(name, *shape)) for name in own] for own in names])
+    (rows, cols), count = shape, len(names[0])
+    whole = loader.matrix(stacked, len(names), rows * count, cols)
+    of_experts = whole.split([rows * count] * len(names))
+    matrices = [list(map(part, of_expert.split([rows] * count))) for of_expert in of_experts]
+    return ExpertStack(matrices=matrices, whole=whole.matrix if loader.shard.is_whole else None)
+
+
+def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
+    """Load experts whose gate and up have rows in turns in one tensor, which may be transposed."""
+    names = f"{experts.block}.gate_up_proj", f"{experts.block}.down_proj"
+    count, hidden, size = experts.num_experts, experts.hidden_size, experts.intermediate_size
+    # The two dimensions of a down projection may be equal, those of the other tensor are not.
+    transposed = names[0] in loader and loader.shape(names[0]) == (count, hidden, 2 * size)
+    pairs = _each(loader, names[0], count, 2 * size, hidden, transposed=transposed)
+    downs = _each(loader, names[1], count, hidden, size, transposed=transposed)
+    gate_up = [
+        [
+            loader.part(
+                NamedMatrix(each.name, every_other_row(each.matrix, turn), (*each.index, turn)), part.neurons, None
+            )
+            for turn in (0, 1)
+        ]
+        for each in pairs
+    ]
+    down = [[loader.part(each, part.outputs, part.cols)] for each in downs]
+    extras = None
+    if experts.swiglu is not None:
+        biases = loader.tensor(f"{names[0]}_bias", count, 2 * size)
+        down_bias = loader.tensor(f"{names[1]}_bias", count, hidden)
+        extras = part.extras(biases[:, 0::2], biases[:, 1::2], down_bias, experts.swiglu, loader.shard)
+    return loader.experts(ExpertStack(matrices=gate_up), ExpertStack(matrices=down), extras=extras, join=part.join)
+
+
+def _each(
+    loader: WeightLoader, name: str, num_experts: int, rows: int, cols: int, *, transposed: bool
+) -> list[NamedMatrix]:
+    """Read the experts' matrices from one tensor."""
+    if not transposed:
+        return loader.matrix(name, num_experts, rows, cols).split([rows] * num_experts)
+    values = loader.values(name, num_experts, cols, rows).mT
+    return [NamedMatrix(name, DenseMatrix(each.contiguous()), (expert,)) for expert, each in enumerate(values)]
