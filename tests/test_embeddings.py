@@ -344,7 +344,7 @@ async def test_closing_ends_them() -> None:
 
     async def embed() -> None:
         try:
-            await model.embed(["a", "b"] * 100)
+            await model.embed(["a", "b"] * 2000)  # 125 steps
         except ModelClosedError as error:
             errors.append(error)
 
@@ -361,7 +361,7 @@ async def test_closing_ends_them() -> None:
 @pytest.mark.anyio
 async def test_a_full_queue_refuses_them() -> None:
     async with (
-        fake_model("yes " * 50, delay=0.01, max_num_seqs=1, max_queue=1) as model,
+        fake_model("yes " * 2000, delay=0.01, max_num_seqs=1, max_queue=1) as model,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(model.send_completion_request, "a")

@@ -109,7 +109,6 @@ async def test_openais_client_joins_what_is_streamed_of_calls() -> None:
         ]
         pieces = [part for chunk in chunks for part in chunk.choices[0].delta.tool_call_deltas]
         assert [part.id for part in pieces if part.index == 0 and part.id is not None] == [whole[0].id]
-        assert len(pieces) > 2
 
 
 async def test_a_call_alone_has_no_content_on_the_wire() -> None:

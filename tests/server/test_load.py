@@ -16,6 +16,7 @@ from attrs import field, frozen
 from paged_sdk.testing import FakeRequest, fake_model
 from program import program
 from serving import idle, serving
+from slow_fakes import let_end
 
 PATH: Final = "/v1/chat/completions"
 STAYS, LEAVES, IS_SLOW = "stays", "leaves", "is slow"
@@ -119,10 +120,19 @@ def test_everybody_who_stays_is_answered(size: int) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_past_the_queue_it_is_429(size: int) -> None:
-    # Texts take long enough for all to come while the first are said.
-    with serving(fake_model(reply, max_num_seqs=4, max_queue=size // 6, delay=0.003)) as served:
-        crowd = Crowd(served.port, size)
-        asyncio.run(crowd.come())
+    model = fake_model(reply, max_num_seqs=4, max_queue=size // 6, delay=0.05)
+    with serving(model) as served:
+
+        async def come() -> Crowd:
+            crowd = Crowd(served.port, size)
+            coming = asyncio.create_task(crowd.come())
+            while 429 not in crowd.statuses and not coming.done():
+                await asyncio.sleep(0.001)
+            let_end(model)  # until then, the first texts went on
+            await coming
+            return crowd
+
+        crowd = asyncio.run(come())
         assert crowd.statuses.keys() == {200, 429}
         assert len(crowd.whole) == crowd.statuses[200] > size // 10
         served.wait(idle)
