@@ -120,7 +120,7 @@ def test_the_same_bits(family: str, name: str, tmp_path: Path) -> None:
         tensors[key] = torch.randn(tensors[key].shape, generator=torch.Generator().manual_seed(len(key)))
     one = model_of(config, tensors, form, None)
     whole = said(one, form, fused=fused)
-    for size in (2, 3, 4) if fused else (2, 4):
+    for size in (2, 3, 4):
         file = make_shared_memory(library(), size)
         assert file is not None
 
