@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from adapter_files import write_adapter
 from paged_sdk import ModelClosedError
 from paged_sdk.cli.app import app as cli
 from paged_sdk.server import create_app
+from paged_sdk.server.running import listen, run
 from paged_sdk.testing import fake_model
 from program import program
 from serving import HI, idle, serving
@@ -181,6 +183,12 @@ def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: sig
         assert '"finish_reason":"length"' in rest[-2]
         assert started.wait(60) == 0
         assert started.stderr.read() == ""
+
+
+def test_signals_are_heeded_once_it_says_where_it_is() -> None:
+    app = create_app({"fake": lambda: fake_model("Hello!")})
+    with listen("127.0.0.1", 0) as listener:
+        assert asyncio.run(run(app, listener, lambda: signal.raise_signal(signal.SIGINT))) == 0
 
 
 @pytest.mark.long

@@ -176,13 +176,16 @@ def keep_serving(
                 served[name] = model
             shown = f"[{host}]" if ":" in host else host
             url = f"http://{shown}:{listener.getsockname()[1]}"
-            chat = f" with a chat page at {url}/" if checked.page else ""
-            if log_json:
-                fields = {"url": url, "models": list(served)}
-                logging.getLogger("paged_sdk.server").info("serving", extra={"fields": fields})
-            else:
-                terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
-            return await run(create_app(served, checked), listener)
+
+            def say_where() -> None:
+                chat = f" with a chat page at {url}/" if checked.page else ""
+                if log_json:
+                    fields = {"url": url, "models": list(served)}
+                    logging.getLogger("paged_sdk.server").info("serving", extra={"fields": fields})
+                else:
+                    terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
+
+            return await run(create_app(served, checked), listener, say_where)
 
     with closing(listener):
         cut_off = asyncio.run(main())

@@ -6,7 +6,7 @@ import ipaddress
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Final
 
@@ -69,10 +69,11 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback for *_, address in found)
 
 
-async def run(app: ModelServer, listener: socket.socket) -> int:
+async def run(app: ModelServer, listener: socket.socket, on_start: Callable[[], None] = lambda: None) -> int:
     """Serve until SIGTERM or Ctrl-C, then let requests under way finish and refuse others. A second signal ends it at
     once.
 
+    :param on_start: called when requests are answered and signals are heeded
     :returns: how many requests were cut off
     """
     config = uvicorn.Config(
@@ -85,7 +86,7 @@ async def run(app: ModelServer, listener: socket.socket) -> int:
         timeout_graceful_shutdown=GRACE_SECONDS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
-    server = _DrainingServer(config, app)
+    server = _DrainingServer(config, app, on_start)
     await server.serve(sockets=[listener])
     return server.cut_off
 
@@ -96,11 +97,16 @@ class _DrainingServer(uvicorn.Server):
     :ivar cut_off: requests that had not finished in time
     """
 
-    def __init__(self, config: uvicorn.Config, app: ModelServer) -> None:
+    def __init__(self, config: uvicorn.Config, app: ModelServer, on_start: Callable[[], None]) -> None:
         super().__init__(config)
         self._app = app
+        self._on_start = on_start
         self._deadline = 0.0
         self.cut_off = 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._app.drain.has_begun:
