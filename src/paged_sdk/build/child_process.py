@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeAlias
 
 from paged_sdk.errors import EngineError
 
-__all__ = ["Child", "start_program"]
+__all__ = ["Child", "ignore_signals", "start_program"]
 
 Child: TypeAlias = "subprocess.Popen[bytes]"
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+"""What a terminal and a supervisor send to all processes of a program."""
 
 
 def start_program(module: str, *arguments: str, what: str, files: Sequence[int] = (), **options: Any) -> Child:
     """Start a process that calls a module's ``main``, and imports what this process can.
 
     The interpreter gets a program of its own and not the application's script, which so needs no guard against being
-    run again.
+    run again. Ctrl-C and SIGTERM do nothing to it, from its start on: it may have texts to finish, and it is told to
+    end by other means.
 
     :param arguments: those of ``main``
     :param what: names the process in the error
@@ -27,9 +33,32 @@ def start_program(module: str, *arguments: str, what: str, files: Sequence[int] 
     :raises EngineError: the system gives this process no more of them
     """
     end = 1 + len(arguments)
-    program = f"import sys; sys.path[:] = sys.argv[{end}:]; from {module} import main; main(*sys.argv[1:{end}])"
+    program = (
+        f"import sys; sys.path[:] = sys.argv[{end}:]; from {__name__} import ignore_signals; ignore_signals(); "
+        f"from {module} import main; main(*sys.argv[1:{end}])"
+    )
     command = [sys.executable, "-c", program, *arguments, *sys.path]
     try:
-        return subprocess.Popen(command, pass_fds=files, **options)
+        with _signals_held_back():
+            return subprocess.Popen(command, pass_fds=files, **options)
     except (OSError, MemoryError) as error:
         raise EngineError(f"the process of {what} cannot be started: {error}") from error
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Have processes that this thread starts within the block hold back the signals until they can ignore them: to
+    import this module takes them a second.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals() -> None:
+    """Ignore Ctrl-C and SIGTERM, those too that :func:`start_program` has held back since this process began."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

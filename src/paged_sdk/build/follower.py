@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import signal
 import threading
 import traceback
 from typing import BinaryIO, Final, NoReturn
@@ -28,7 +27,6 @@ _LOOK_MILLISECONDS: Final = 1000
 
 def main() -> NoReturn:
     """Read an assignment from the standard input, and follow rank 0 until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all: rank 0 may have texts to finish
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever else writes to the standard output is no answer
     status = 1
