@@ -169,6 +169,9 @@ def test_what_is_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1"):
         builder(path).with_tensor_parallel(0)
     before = followers()
+    # Nothing is started for what the model's heads say: so many processes would take minutes.
+    with pytest.raises(ConfigError, match=r"with_tensor_parallel = 1000 .* query heads"):
+        BlockingModel(builder(path).with_tensor_parallel(1000).build())
     refused: list[Any] = [
         builder(path).with_tensor_parallel(7),
         # A single block of 32 of the experts' neurons, whose sums would have to be parted.

@@ -24,7 +24,7 @@ from paged_sdk.build.fusing import fuse, unfused
 from paged_sdk.build.kv_memory import make_kv_manager, size_pools
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.launched import LaunchedRanks, follow_launch
-from paged_sdk.build.loaded_model import LoadedModel, load_weights
+from paged_sdk.build.loaded_model import LoadedModel, check_division, load_weights
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
@@ -128,6 +128,7 @@ def _load_ranks(
             if meeting is not None:
                 followers = Followers(LaunchedRanks(meeting, path, settings, environment, devices, go_on))
             elif size > 1:
+                check_division(path, settings, devices[0], size)  # each process takes seconds to start
                 followers = Followers(ChildRanks(path, settings, environment, seats=seats, device=devices[0]))
             parts = _load(path, encoder, settings, environment, devices, proposer, backends, go_on, followers, seats[0])
     except BaseException as error:

@@ -37,7 +37,7 @@ from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.shard import SETTING, shard_of
+from paged_sdk.parallel.shard import SETTING, shard_of, token_slices
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
@@ -45,7 +45,7 @@ from paged_sdk.weights.embedding_recipe import read_recipe
 from paged_sdk.weights.hub import resolve_tokenizer
 from paged_sdk.weights.mmproj import Mmproj
 
-__all__ = ["LoadedModel", "load_weights", "place"]
+__all__ = ["LoadedModel", "check_division", "load_weights", "place"]
 
 
 @frozen
@@ -128,9 +128,8 @@ def load_weights(
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         shape = plan.config
         max_model_len = resolve_max_model_len(settings, shape)
-        if group is not None and plan.tensor_names(checkpoint.source) is None:
-            allowed = f"a model of a family that has a decoder here, which {shape.model_type} has not"
-            raise ConfigError.of(SETTING, group.size, allowed)
+        if group is not None:
+            _check_division(plan, checkpoint, group.size)
         is_first = group is None or group.rank == 0  # which alone knows the tensors of an image encoder's file
         own_names = () if encoder is None else encoder.names()
         placed = place(settings.topology, device, plan, checkpoint, own_names, is_checked=is_first)
@@ -196,6 +195,31 @@ def load_weights(
         vision,
         importance,
     )
+
+
+def check_division(path: Path, settings: BuildSettings, device: torch.device, size: int) -> None:
+    """Check whether a model can be divided among ranks. Only the heads of its files are read.
+
+    :param device: the first rank's
+    :param size: how many ranks there are
+    :raises ConfigError: it cannot
+    :raises ModelLoadError: it cannot be loaded at all
+    """
+    checkpoint = open_checkpoint(path)
+    try:
+        dtype = common_dtype(settings.dtype, choose_devices(settings, device))
+        plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
+        _check_division(plan, checkpoint, size)
+    finally:
+        checkpoint.source.close()
+
+
+def _check_division(plan: ModelPlan, checkpoint: Checkpoint, size: int) -> None:
+    if plan.tensor_names(checkpoint.source) is None:
+        allowed = f"a model of a family that has a decoder here, which {plan.config.model_type} has not"
+        raise ConfigError.of(SETTING, size, allowed)
+    shard_of(plan.config, 0, size).local(plan.config)
+    token_slices(plan.config.vocab_size, size)
 
 
 def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe, *, is_bidirectional: bool) -> str | None:
