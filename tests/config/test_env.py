@@ -152,13 +152,13 @@ def test_a_launch() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("RANK", "", "RANK = None .* beside WORLD_SIZE"),
-        ("WORLD_SIZE", "", "WORLD_SIZE = None .* beside RANK"),
+        ("RANK", "", "RANK is not set: .* beside WORLD_SIZE"),
+        ("WORLD_SIZE", "", "WORLD_SIZE is not set: .* beside RANK"),
         ("RANK", "4", "RANK = '4' .* below WORLD_SIZE, 4"),
         ("RANK", "-1", "RANK = '-1'"),
         ("WORLD_SIZE", "0", "WORLD_SIZE = '0'"),
-        ("MASTER_ADDR", "", "MASTER_ADDR = None .* beside WORLD_SIZE"),
-        ("MASTER_PORT", "", "MASTER_PORT = None .* beside WORLD_SIZE"),
+        ("MASTER_ADDR", "", "MASTER_ADDR is not set: .* beside WORLD_SIZE"),
+        ("MASTER_PORT", "", "MASTER_PORT is not set: .* beside WORLD_SIZE"),
         ("MASTER_PORT", "65536", "MASTER_PORT = '65536' .* below 65536"),
         ("LOCAL_RANK", "1", "LOCAL_RANK = '1' .* below LOCAL_WORLD_SIZE, 1"),
         ("TORCHELASTIC_USE_AGENT_STORE", "maybe", "TORCHELASTIC_USE_AGENT_STORE = 'maybe'"),

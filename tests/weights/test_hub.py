@@ -149,7 +149,10 @@ class TestLocal:
 
     def test_no_gguf_file(self, tmp_path: Path) -> None:
         assert resolve_model(tmp_path) == tmp_path
-        with pytest.raises(ModelLoadError, match="has no GGUF file: there is no GGUF file"):
+        with pytest.raises(ModelLoadError, match=r"has neither a GGUF file nor a config\.json$"):
+            resolve_model(tmp_path, gguf=True)
+        (tmp_path / "config.json").touch()
+        with pytest.raises(ModelLoadError, match=r"has no GGUF file$"):
             resolve_model(tmp_path, gguf=True)
 
     @pytest.mark.parametrize(

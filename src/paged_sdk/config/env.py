@@ -215,7 +215,7 @@ def read_launch(variables: Mapping[str, str] | None = None) -> Launch | None:
     local_rank = _whole_number(given, LOCAL_RANK, allowed="a number >= 0", minimum=0) or 0
     address = given.get(MASTER_ADDR)
     if address is None:
-        raise ConfigError.of(MASTER_ADDR, None, f"the first process's address, beside {WORLD_SIZE}")
+        raise _missing(MASTER_ADDR, f"the first process's address, beside {WORLD_SIZE}")
     return Launch(
         rank=_below(given, RANK, _needed(given, RANK, "a number >= 0"), size, WORLD_SIZE),
         size=size,
@@ -262,8 +262,12 @@ def _needed(given: Mapping[str, str], name: str, allowed: str, *, minimum: int =
     """Return a number that has to be there, since others are."""
     number = _whole_number(given, name, allowed=allowed, minimum=minimum)
     if number is None:
-        raise ConfigError.of(name, None, f"{allowed}, beside {RANK if name == WORLD_SIZE else WORLD_SIZE}")
+        raise _missing(name, f"{allowed}, beside {RANK if name == WORLD_SIZE else WORLD_SIZE}")
     return number
+
+
+def _missing(name: str, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} is not set: expected {allowed}", setting=name, allowed=allowed)
 
 
 def _below(given: Mapping[str, str], name: str, number: int, limit: int, says: str) -> int:

@@ -122,6 +122,8 @@ def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, 
         raise ModelLoadError(f"{directory} cannot be read: {error.strerror or error}", path=directory) from error
     if not files and not wanted:
         return directory
+    if not files and not os.path.lexists(directory / "config.json"):
+        raise ModelLoadError(f"{directory} is no model: it has neither a GGUF file nor a config.json", path=directory)
     return directory / _selected(files, filenames, quantization, str(directory))[0]
 
 
@@ -167,7 +169,7 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
     models = {tuple(split_parts(name)) for name in files if name.endswith(".gguf") and not is_encoder_name(name)}
     names = sorted(parts[0] for parts in models)
     more = "" if len(names) <= MAX_LISTED else f" and {len(names) - MAX_LISTED} more"
-    there_is = f"there is {', '.join(names[:MAX_LISTED]) or 'no GGUF file'}{more}"
+    there_is = f"there is {', '.join(names[:MAX_LISTED])}{more}"
     if filenames:
         fitting = {parts for parts in models if filenames[0] in parts}
         wanted = f"file {filenames[0]!r}"
@@ -178,6 +180,8 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
     else:
         fitting = models
         wanted = "GGUF file"
+    if not names:
+        raise ModelLoadError(f"{where} has no GGUF file", path=where)
     if not fitting:
         raise ModelLoadError(f"{where} has no {wanted}: {there_is}", path=where)
     if len(fitting) > 1:
