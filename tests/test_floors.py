@@ -7,6 +7,7 @@ run.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -98,7 +99,8 @@ def _units() -> Mapping[str, Unit]:
         "routing": Unit("routing", 8),
         "remote": Unit("remote", 8),
         "wire": Unit("wire", 8),
-        "cli": Unit("cli", 9),
+        "cli": (cli := Unit("cli", 9)),
+        "__main__": cli,
         "server": Unit("server", 9),
         "ray": Unit("ray", 9),
         "mistralrs": Unit("mistralrs", 9),
@@ -141,6 +143,7 @@ PUBLIC_API: Final = Unit("the public API", 8)
 STATE_OF_THE_PROCESS: Final = {
     "config/env.py: os": "how NCCL deals with errors is said to torch by the environment alone, for a moment",
     "build/device_setup.py: _ONE_AT_A_TIME": "a device is one per process, and the driver knows no smaller unit",
+    "cli/__init__.py: sys": "the program's standard streams, which it may have been started without",
     "constraints/compiler.py: _STACK_LOCK": "how large the stacks of new threads are is said once per process",
     "kernels/__init__.py: globals()": "public names, found when they are first used",
     "kernels/fallback.py: log_fallback": "the log says it once",
@@ -232,6 +235,11 @@ def is_without_torch(unit: Unit) -> bool:
 def test_every_module_has_its_floor() -> None:
     homeless = {module.path.parts[0] for module in MODULES if module.path.parts[0].removesuffix(".py") not in UNITS}
     assert not homeless, "new on the ground plan: give it a floor here and in docs/architecture.md"
+
+
+def test_the_ground_plan_is_drawn_in_the_docs() -> None:
+    drawn = (SOURCE.parents[1] / "docs" / "architecture.md").read_text().partition("## Floors")[2].split("```")[1]
+    assert set(re.findall(r"(\w+)(?:\.py|/)", drawn)) == set(UNITS)
 
 
 def test_modules_import_only_what_lies_below() -> None:

@@ -11,6 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from paged_sdk.cli.app import app
+from paged_sdk.weights.gguf_mixtures import MIXTURES
 
 MAIN = "import sys; sys.argv[0] = 'paged-sdk'; from paged_sdk.cli import main; main()"
 
@@ -74,3 +78,44 @@ def test_colors_are_left_out_where_nobody_wants_them(no_color: bool) -> None:
     assert b"No such option: --no-such-option" in plain
     assert b"error: of this package\r\n" in plain
     assert bool(re.search(rb"\x1b\[(?:\d+;)*[349][0-7]m", shown)) is not no_color
+
+
+def ended(*arguments: str, redirected: str) -> subprocess.CompletedProcess[str]:
+    """Run the program as a shell does whose user closes or redirects its streams."""
+    command = [sys.executable, "-c", MAIN, *arguments]
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirected}', "sh", *command],
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_streams_may_be_closed_from_the_start() -> None:
+    run = ended("run", redirected="<&- >&-")
+    assert run.returncode == 2
+    assert "there is no prompt: give one, or pipe one in" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    run = ended("serve", "--config-schema", redirected=">/dev/full")
+    assert run.returncode == 1
+    assert run.stderr == "error: what is to be shown cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", ["", "run", "serve", "bench", "tune", "quantize", "doctor", "top", "from-config"])
+def test_help_gives_flags_no_value_and_arguments_a_name(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"] if command else ["--help"], env={"COLUMNS": "200"}).output
+    assert "--help " in shown
+    assert "<bool>" not in shown
+    usage = next(line for line in shown.splitlines() if "Usage:" in line)
+    assert all(word.isupper() for word in re.findall(r"[\[{](\w+)[\]}]", usage))
+
+
+def test_help_names_every_type_that_files_can_have() -> None:
+    shown = CliRunner().invoke(app, ["quantize", "--help"], env={"COLUMNS": "200"}).output
+    assert not set(MIXTURES) - set(re.findall(r"\w+", shown))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
+from typing import Final
 
 __all__ = ["main"]
+
+_NOT_WRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What writing to a file or terminal fails with that takes no more; a reader that goes is no error."""
 
 
 def main() -> None:
@@ -13,9 +19,26 @@ def main() -> None:
 
     Exit codes: 0; 1 for an error of this package; 2 for a command line that cannot be understood; 130 for Ctrl-C.
     """
+    _prepare_streams()
     from paged_sdk.cli.app import app
 
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in _NOT_WRITTEN:
+            raise
+        sys.stderr.write(f"error: what is to be shown cannot be written: {error.strerror}\n")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # which takes what would be written in the end
+        sys.exit(1)
+
+
+def _prepare_streams() -> None:
+    """Make the standard streams ones that any text can be written to, and that only text is read from."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed when the program began, and its number is the lowest free one
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (it stays open)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a pipe in ASCII or cp1252 does not take every character
             stream.reconfigure(errors="backslashreplace")
-    app()
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():  # it lets bytes through in the C locale
+        sys.stdin.reconfigure(errors="strict")

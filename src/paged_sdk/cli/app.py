@@ -26,7 +26,18 @@ OPTIONS_OF_KINDS = ("-m", "--model-id", "--model", "-a", "--arch", "-t", "--tok-
 OPTIONS_OF_NO_COMMAND = ("--help", "--version", "--install-completion", "--show-completion", "--")
 
 
-class _Group(TyperGroup):
+class _Flags:
+    """Shows options that take no value without one: typer writes their type, as if they took it."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # a command's
+        for each in params:
+            if getattr(each, "is_flag", False):
+                each.metavar = ""
+        return params
+
+
+class _Group(_Flags, TyperGroup):
     """Reads command lines that begin with an option as those of ``run``, as mistral.rs's do."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -38,7 +49,11 @@ class _Group(TyperGroup):
 app: typer.Typer = typer.Typer(cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
-class _Command(TyperCommand):
+class _Command(_Flags, TyperCommand):
+    """Is a command as typer has it."""
+
+
+class _ModelCommand(_Command):
     """Reads options whose value may be left out, which typer has no form for, and mistral.rs's words for kinds of
     models: ``plain -m ...`` is ``--format plain -m ...``.
     """
@@ -72,14 +87,14 @@ def _is_number(arg: str) -> bool:
     return arg.removeprefix("-").isdecimal()
 
 
-app.command(cls=_Command)(run)
-app.command(cls=_Command)(serve)
-app.command(cls=_Command)(bench)
-app.command(cls=_Command)(tune)
-app.command()(quantize)
-app.command(cls=_Command)(doctor)
-app.command()(top)
-app.command("from-config")(from_config)
+app.command(cls=_ModelCommand)(run)
+app.command(cls=_ModelCommand)(serve)
+app.command(cls=_ModelCommand)(bench)
+app.command(cls=_ModelCommand)(tune)
+app.command(cls=_Command)(quantize)
+app.command(cls=_ModelCommand)(doctor)
+app.command(cls=_Command)(top)
+app.command("from-config", cls=_Command)(from_config)
 
 
 @app.callback()

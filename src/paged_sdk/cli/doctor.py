@@ -22,7 +22,8 @@ Plan = Annotated[
     typer.Option("--plan", metavar="MODEL", help="Say what memory this model would take. No weight is read."),
 ]
 CtxtLen = Annotated[
-    int | None, typer.Option("--ctxt-len", help="Size of the KV pool in tokens.", rich_help_panel=options.PAGED)
+    int | None,
+    typer.Option("--ctxt-len", help="The same as --pa-context-len.", rich_help_panel=options.PAGED),
 ]
 
 

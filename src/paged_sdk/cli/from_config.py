@@ -7,16 +7,12 @@ from typing import Annotated
 
 import typer
 
-from paged_sdk.cli import options
-
 __all__ = ["from_config"]
 
 File = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="A .yaml, .json or .toml file.", exists=True, dir_okay=False)
 ]
-Schema = Annotated[
-    bool, typer.Option("--schema", metavar=options.FLAG, help="Print the JSON schema of such files instead.")
-]
+Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON schema of such files instead.")]
 
 
 def from_config(ctx: typer.Context, file: File = None, schema: Schema = False) -> None:

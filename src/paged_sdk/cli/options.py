@@ -15,9 +15,6 @@ import paged_sdk
 from paged_sdk import PagedCacheType
 from paged_sdk.cli.groups import BuilderSetting, Setting
 
-FLAG = ""
-"""The metavar of a flag, which takes no value; typer writes its type otherwise, as if it did."""
-
 SPECULATE = "--speculate"
 """The only option whose value may be left out: an argument after it that is no number is not its value."""
 
@@ -50,7 +47,7 @@ def _show_version(asked: bool) -> None:
 
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_show_version, is_eager=True, metavar=FLAG, help="Show the version and exit."),
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
 ]
 ModelId = Annotated[
     str | None,
@@ -85,7 +82,7 @@ ModelArgument = Annotated[
 ]
 # As options of mistral.rs's commands have it.
 ModelBeside = Annotated[str | None, typer.Option("--model-id", "-m", hidden=True)]
-Json = Annotated[bool, typer.Option("--json", metavar=FLAG, help="Print one JSON object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Adapter = Annotated[
     str | None,
     typer.Option(
@@ -104,10 +101,10 @@ class OutputOptions:
 
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", metavar=FLAG, help="Show log lines, and tracebacks of errors."),
+        typer.Option("--verbose", help="Show log lines, and tracebacks of errors."),
         BuilderSetting("logging"),
     ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", metavar=FLAG, help="Show nothing but the text and errors.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but the text and errors.")] = False
 
 
 @frozen(kw_only=True)
@@ -185,7 +182,7 @@ class ModelOptions:
     ] = None
     cpu: Annotated[
         bool,
-        typer.Option("--cpu", metavar=FLAG, help="Run on the CPU whatever else there is.", rich_help_panel=MODEL),
+        typer.Option("--cpu", help="Run on the CPU whatever else there is.", rich_help_panel=MODEL),
         BuilderSetting("force_cpu"),
     ] = False
     device: Annotated[
@@ -260,7 +257,7 @@ class ModelOptions:
             help="Processes that compute the model together; auto: one for each GPU or NUMA node.",
             rich_help_panel=MODEL,
         ),
-        Setting("tensor_parallel"),
+        Setting("with_tensor_parallel"),
     ] = None
 
 
@@ -307,7 +304,7 @@ class PagedOptions:
     pa_gpu_mem_usage: Annotated[float | None, typer.Option("--pa-gpu-mem-usage", hidden=True)] = None
     pa_ctxt_len: Annotated[int | None, typer.Option("--pa-ctxt-len", hidden=True)] = None
     pa_blk_size: Annotated[int | None, typer.Option("--pa-blk-size", hidden=True)] = None
-    no_paged_attn: Annotated[bool, typer.Option("--no-paged-attn", metavar=FLAG, hidden=True)] = False
+    no_paged_attn: Annotated[bool, typer.Option("--no-paged-attn", hidden=True)] = False
 
 
 @frozen(kw_only=True)
@@ -337,7 +334,6 @@ class EngineOptions:
         bool,
         typer.Option(
             "--batch-invariance",
-            metavar=FLAG,
             help="Compute a text the same, whatever is computed beside it.",
             rich_help_panel=ENGINE,
         ),
@@ -361,7 +357,6 @@ class EngineOptions:
         bool,
         typer.Option(
             "--throughput-logging",
-            metavar=FLAG,
             help="Show speeds and the KV pool's state every few seconds of work.",
             rich_help_panel=ENGINE,
         ),

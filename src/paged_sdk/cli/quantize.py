@@ -12,9 +12,12 @@ from paged_sdk.cli.groups import Setting, grouped
 
 __all__ = ["quantize"]
 
-Source = Annotated[str, typer.Argument(help="A directory, a GGUF file or a hub id.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A directory, a GGUF file or a hub id.")]
 Target = Annotated[
-    Path, typer.Argument(help="The GGUF file, or with --safetensors the directory, to write, which must not exist.")
+    Path,
+    typer.Argument(
+        metavar="TARGET", help="The GGUF file, or with --safetensors the directory, to write, which must not exist."
+    ),
 ]
 Type = Annotated[
     str | None,
@@ -22,7 +25,8 @@ Type = Annotated[
         "--type",
         metavar="NAME",
         help="F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, "
-        "Q5_K_M or Q6_K; by default Q4_K_M. With --safetensors F32, F16 or BF16, which is then the default.",
+        "Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 or MXFP4_MOE; by default Q4_K_M. With --safetensors F32, F16 or "
+        "BF16, which is then the default.",
     ),
 ]
 Override = Annotated[
@@ -85,7 +89,6 @@ Safetensors = Annotated[
     bool,
     typer.Option(
         "--safetensors",
-        metavar=options.FLAG,
         help="Write a directory of safetensors that are not quantized, as transformers reads.",
     ),
 ]

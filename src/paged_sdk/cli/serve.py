@@ -29,7 +29,6 @@ Vision = Annotated[
     bool,
     typer.Option(
         "--vision",
-        metavar=options.FLAG,
         help="Take images: the checkpoint has an image encoder.",
         rich_help_panel=options.MODEL,
     ),
@@ -59,7 +58,6 @@ ConfigSchema = Annotated[
         "--config-schema",
         callback=_show_schema,
         is_eager=True,
-        metavar=options.FLAG,
         help="Show the JSON schema of such files and exit.",
         rich_help_panel=SERVER,
     ),

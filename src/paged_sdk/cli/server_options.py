@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from attrs import frozen
 
-from paged_sdk.cli import options
 from paged_sdk.cli.groups import BuilderSetting, Setting
 
 __all__ = ["SERVER", "ServerOptions"]
@@ -77,7 +76,6 @@ class ServerOptions:
         bool,
         typer.Option(
             "--ray",
-            metavar=options.FLAG,
             help="Run the replicas under Ray Serve, here or in the cluster that RAY_ADDRESS names.",
             rich_help_panel=SERVER,
         ),
@@ -107,7 +105,6 @@ class ServerOptions:
         bool,
         typer.Option(
             "--log-json",
-            metavar=options.FLAG,
             help="Write a line of JSON for every request, and for what else is logged.",
             rich_help_panel=SERVER,
         ),
@@ -130,5 +127,5 @@ class ServerOptions:
     ] = None
     no_page: Annotated[
         bool,
-        typer.Option("--no-page", metavar=options.FLAG, help="Serve no chat page at /.", rich_help_panel=SERVER),
+        typer.Option("--no-page", help="Serve no chat page at /.", rich_help_panel=SERVER),
     ] = False

@@ -9,7 +9,6 @@ import typer
 from attrs import frozen
 
 from paged_sdk.cli.groups import Setting
-from paged_sdk.cli.options import FLAG
 
 __all__ = ["PromptOptions", "SamplingOptions"]
 
@@ -21,11 +20,10 @@ class PromptOptions:
     """Says what the prompt is, and in which form it is sent."""
 
     prompt: Annotated[
-        str | None, typer.Argument(help="What to say. Without it: stdin if that is a pipe or file, else a chat.")
+        str | None,
+        typer.Argument(metavar="PROMPT", help="What to say. Without it: stdin if that is a pipe or file, else a chat."),
     ] = None
-    interactive: Annotated[bool, typer.Option("--interactive", "-i", metavar=FLAG, help="Chat, keeping the turns.")] = (
-        False
-    )
+    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Chat, keeping the turns.")] = False
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None
     image: Annotated[
         tuple[Path, ...],
@@ -43,9 +41,9 @@ class PromptOptions:
             "--json-schema", metavar="FILE_OR_JSON", help="Hold answers to a JSON schema: a file, or the schema itself."
         ),
     ] = None
-    raw: Annotated[
-        bool, typer.Option("--raw", metavar=FLAG, help="Continue the prompt as plain text, without a chat template.")
-    ] = False
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without a chat template.")] = (
+        False
+    )
 
 
 @frozen(kw_only=True)

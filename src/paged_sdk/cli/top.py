@@ -11,13 +11,13 @@ from paged_sdk.cli.groups import Setting, grouped
 
 __all__ = ["top"]
 
-Url = Annotated[str, typer.Argument(help="Where the server is."), Setting("url")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="Where the server is."), Setting("url")]
 ApiKey = Annotated[
     str | None,
     typer.Option("--api-key", metavar="KEY", envvar="PAGED_SDK_API_KEY", help="The server's key, if it has one."),
 ]
 Interval = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds from one look to the next.")]
-Once = Annotated[bool, typer.Option("--once", metavar=options.FLAG, help="Print one table, and end.")]
+Once = Annotated[bool, typer.Option("--once", help="Print one table, and end.")]
 
 
 @grouped
