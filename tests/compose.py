@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import pytest
 import torch
@@ -23,25 +23,35 @@ from attrs import evolve, frozen
 from adapter_files import write_adapter
 from drafting import NoDrafts, drafting, drafting_model
 from paged_sdk import (
+    AdapterError,
     CompletionResponse,
+    ConfigError,
     Constraint,
+    InvalidRequestError,
+    IsqType,
     MemoryGpuConfig,
     Model,
     ModelStats,
     PagedAttentionMeta,
     PagedCacheType,
     SamplingParams,
+    SpeculativeConfig,
     TextModelBuilder,
+    TextSpeculativeBuilder,
 )
+from paged_sdk.attention.backend import AttentionSetup
+from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.config.sampling import DryParams
+from paged_sdk.errors import PagedError
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
+from rank_threads import ranks_as_threads
 from tiny import build_model, make_checkpoint
 
-__all__ = ["CASES", "MODES", "PROPOSERS", "Case", "Matrix", "Through", "covering", "pairs", "table"]
+__all__ = ["CASES", "MODES", "PROPOSERS", "REFUSED_BY_RANKS", "Case", "Matrix", "Through", "covering", "pairs", "table"]
 
 PROPOSERS: Final = {
     "none": "no drafts",
@@ -85,7 +95,26 @@ STOPS: Final[Mapping[str, tuple[str, ...]]] = {"no stop string": (), "stop strin
 _ROOMY: Final = MemoryGpuConfig.ContextSize(6000)
 _SMALL: Final = MemoryGpuConfig.ContextSize(72)
 _FP8: Final = PagedCacheType.F8E4M3
-MODES: Final = ("paged", "FP8", "no prefix cache", "contiguous", "paged, preempted", "FP8, preempted")
+MODES: Final = (
+    "paged",
+    "FP8",
+    "no prefix cache",
+    "contiguous",
+    "paged, preempted",
+    "FP8, preempted",
+    "paged, two ranks",
+    "contiguous, two ranks",
+    "FP8, preempted, two ranks",
+)
+REFUSED_BY_RANKS: Final[Mapping[str, type[PagedError]]] = {
+    "attention backend": ConfigError,
+    "calibration file": ConfigError,
+    "divided draft model": ConfigError,
+    "magnitudes of divided columns": AdapterError,
+}
+"""What a model of several ranks does not go together with, and what says so."""
+_PREEMPTED: Final = "preempted"
+_RANKS: Final = "two ranks"
 _PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5)
 _ADAPTER: Final = "adapter"
 _LENGTH: Final = 100
@@ -107,6 +136,11 @@ class Case:
     @property
     def params(self) -> SamplingParams:
         return evolve(SAMPLINGS[self.sampling], stop=STOPS[self.stop])
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether a text of it has all the tokens that it may have."""
+        return CONSTRAINTS[self.constraint] is None and not STOPS[self.stop]
 
     def is_refused(self, proposer: str) -> bool:
         """Say whether a request of it with a prediction is an error: a prediction is of one text."""
@@ -133,8 +167,11 @@ def covering(num_cases: int) -> dict[tuple[str, str], list[Case]]:
     chosen: dict[tuple[str, str], list[Case]] = {}
     for proposer, mode in models:
         cases = random_order.sample(allowed[proposer], len(allowed[proposer]))
-        for _ in range(num_cases + 2 * mode.endswith("preempted")):
-            best = max(cases, key=lambda case: len(pairs(proposer, mode, case) & missing))
+        for _ in range(num_cases + 2 * (_PREEMPTED in mode)):
+            if missing:
+                best = max(cases, key=lambda case: len(pairs(proposer, mode, case) & missing))
+            else:  # a text that nothing cuts short: where few are asked for, some must still be preempted
+                best = next(case for case in cases if case.is_whole)
             cases.remove(best)
             missing -= pairs(proposer, mode, best)
             chosen.setdefault((proposer, mode), []).append(best)
@@ -144,12 +181,19 @@ def covering(num_cases: int) -> dict[tuple[str, str], list[Case]]:
 
 def _in_mode(builder: TextModelBuilder, mode: str) -> TextModelBuilder:
     builder = builder.with_max_model_len(_LENGTH)
-    if mode == "contiguous":
+    if _RANKS in mode:
+        builder = builder.with_tensor_parallel(2)
+    if mode.startswith("contiguous"):
         return builder.without_paged_attn()
-    pool = _SMALL if mode.endswith("preempted") else _ROOMY
+    pool = _SMALL if _PREEMPTED in mode else _ROOMY
     kind = _FP8 if mode.startswith("FP8") else PagedCacheType.AUTO
     builder = builder.with_paged_attn(PagedAttentionMeta(block_size=4, gpu_memory=pool, cache_type=kind))
     return builder.with_prefix_cache_n(None) if mode == "no prefix cache" else builder
+
+
+def _plainly(mode: str) -> str:
+    """Return the mode of one process that has room for all, whose texts those of a mode have to be."""
+    return mode.partition(",")[0]
 
 
 def _said(response: CompletionResponse) -> list[Any]:
@@ -164,7 +208,7 @@ def _said(response: CompletionResponse) -> list[Any]:
 
 
 class Matrix:
-    """Compares texts with drafts to those without, of a tiny model with random weights.
+    """Compares texts with drafts, or of several ranks, to those without, of a tiny model with random weights.
 
     The second of the prompts goes through an adapter.
 
@@ -186,21 +230,50 @@ class Matrix:
         """Compare cases of a model in one mode, all of whose requests are sent at once.
 
         :returns: how many answers were compared
-        :raises AssertionError: one is another than without drafts, with room for all
+        :raises AssertionError: one is another than without drafts, of one process with room for all
         """
-        roomy = mode.removesuffix(", preempted")
+        roomy = _plainly(mode)
         missing = [case for case in cases if (roomy, case) not in self._plain]
         if missing:
             asyncio.run(self._run("none", NoDrafts(), roomy, missing, is_plain=True))
         asked = [case for case in cases if not case.is_refused(proposer)]
-        answers, stats = asyncio.run(self._run(proposer, self._make(proposer, mode), mode, asked))
+        refused = [case for case in CASES if case.is_refused(proposer)]
+        answers, stats = asyncio.run(self._run(proposer, self._make(proposer, mode), mode, asked, refused))
         for case in asked:
             assert answers[case] == self._plain[roomy, case], (proposer, mode, case)
         assert stats.blocks_used == 0, stats
-        assert (stats.preemptions > 0) == (mode != roomy), (proposer, mode, stats)
+        assert (stats.preemptions > 0) == (_PREEMPTED in mode), (proposer, mode, stats)
         own = self.counts.setdefault(proposer, Counter())
         own.update(drafted=stats.drafted_tokens, accepted=stats.accepted_tokens, forced=stats.forced_tokens)
         return len(asked) * len(_PROMPTS)
+
+    def build(self, what: str, num_ranks: int) -> None:
+        """Build a model with something of :data:`REFUSED_BY_RANKS`, and close it.
+
+        :raises PagedError: it is refused
+        """
+        plain = self._builder.with_max_model_len(_LENGTH)
+        builder = plain.with_tensor_parallel(num_ranks)
+        source, settings, backends = builder.source, builder.settings, []
+        match what:
+            case "attention backend":
+                why_not = "it is another's turn"
+                backends = [
+                    Candidate(name="own", paged=True, device_type=None, why_not=lambda _: why_not, storage=_never)
+                ]
+            case "calibration file":
+                text = self._directory / "calibration.txt"
+                text.write_text("the first of them, and the last " * 40)
+                settings = builder.with_dtype("auto").with_isq(IsqType.Q4_0).with_calibration_file(text).settings
+            case "divided draft model":
+                drafter = TextModelBuilder(self._directory).with_force_cpu().with_tensor_parallel(num_ranks)
+                settings = TextSpeculativeBuilder(plain, drafter, SpeculativeConfig(gamma=2)).settings
+            case "magnitudes of divided columns":
+                adapter = self._directory / "magnitudes"
+                write_adapter(adapter, build_model("llama"), targets=("lm_head",), use_dora=True)
+                settings = builder.with_adapter(adapter).settings
+        with ranks_as_threads():
+            load_parts(source, settings, read_environment({}), backends=backends).engine.close()
 
     def _make(self, proposer: str, mode: str) -> Proposer:
         match proposer:
@@ -212,14 +285,22 @@ class Matrix:
                 return drafting(looks_back=False)
             case "grammar":
                 return ForcedTokens(NoDrafts())
-        model = drafting_model(_in_mode(self._builder, mode.removesuffix(", preempted")), self._directory, gamma=3)
+        model = drafting_model(_in_mode(self._builder, _plainly(mode)), self._directory, gamma=3)
         return model if proposer == "model" else SeveralProposers((ForcedTokens(drafting()), model))
 
     async def _run(
-        self, name: str, proposer: Proposer, mode: str, cases: Sequence[Case], *, is_plain: bool = False
+        self,
+        name: str,
+        proposer: Proposer,
+        mode: str,
+        cases: Sequence[Case],
+        refused: Sequence[Case] = (),
+        *,
+        is_plain: bool = False,
     ) -> tuple[dict[Case, list[Any]], ModelStats]:
         builder = _in_mode(self._builder, mode)
-        parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
+        with ranks_as_threads():
+            parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
         through = nullcontext if is_plain or self._through is None else self._through
         async with Model(parts) as own, through(own) as model:
 
@@ -228,13 +309,16 @@ class Matrix:
                 if CONSTRAINTS[case.constraint] is not None:
                     options["constraint"] = CONSTRAINTS[case.constraint]
                 if name in PREDICTED:
-                    text = self._texts[mode.removesuffix(", preempted"), case][number]
+                    text = self._texts[_plainly(mode), case][number]
                     # What is expected departs from the answer, comes back to it, and goes beyond.
                     options["prediction"] = f"{text[: len(text) // 3]}?{text[len(text) // 2 :]} and more"
                 return await model.send_completion_request(_PROMPTS[number], case.params, **options)
 
             asked = list(itertools.product(cases, range(len(_PROMPTS))))
             responses = await asyncio.gather(*(ask(case, number) for case, number in asked))
+            for case in refused:
+                with pytest.raises(InvalidRequestError, match="n_choices"):
+                    await model.send_completion_request(_PROMPTS[0], case.params, prediction="a text")
             stats = model.stats()
         found: dict[Case, list[Any]] = {case: [] for case in cases}
         for (case, _), response in zip(asked, responses, strict=True):
@@ -244,6 +328,10 @@ class Matrix:
         if is_plain:
             self._plain |= {(mode, case): answers for case, answers in found.items()}
         return found, stats
+
+
+def _never(setup: AttentionSetup) -> NoReturn:
+    raise AssertionError("it says that it cannot")
 
 
 def table() -> str:

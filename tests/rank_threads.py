@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TypeVar
 
+import pytest
+import torch
 from torch._C._distributed_c10d import HashStore
 
+from paged_sdk import EngineDeadError
+from paged_sdk.build import assembly
+from paged_sdk.build.part import ModelPart
+from paged_sdk.build.ranks import Seat
+from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.env import Environment
+from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.parallel.group import Group
 
-__all__ = ["free_port", "run_ranks"]
+__all__ = ["free_port", "ranks_as_threads", "run_ranks"]
 
 _T = TypeVar("_T")
 
@@ -36,3 +50,77 @@ def run_ranks(size: int, run: Callable[[Group], _T]) -> list[_T]:
 
     with ThreadPoolExecutor(size) as pool:
         return [each.result() for each in [pool.submit(rank, number) for number in range(size)]]
+
+
+@contextmanager
+def ranks_as_threads() -> Iterator[None]:
+    """Have models that are built in the block hold their other ranks as threads: a process takes seconds to start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "ChildRanks", ThreadRanks)
+        yield
+
+
+class ThreadRanks:
+    """Stands where :class:`~paged_sdk.build.child_ranks.ChildRanks` does: its ranks load and compute the same parts,
+    share memory likewise, and hear through gloo what is to be computed.
+
+    :ivar group: all ranks, the first of which is the caller's
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: BuildSettings,
+        environment: Environment,
+        *,
+        seats: Sequence[Seat],
+        device: torch.device,
+    ) -> None:
+        size, library = len(seats), load()
+        self.group: Group = Group(0, size)
+        self._store = HashStore()
+        self._all_loaded = threading.Semaphore(0)
+        memory = None if library is None else make_shared_memory(library, size)
+        groups = [self.group, *(Group(rank, size) for rank in range(1, size))]
+        if library is not None and memory is not None:
+            for group in groups:
+                group.share(library, memory)
+            os.close(memory)
+
+        def follow(group: Group, seat: Seat) -> None:
+            workspace = None if library is None else Workspace(library, num_threads=seat.num_threads)
+            own = seat.of(settings)
+            part = ModelPart.load(path, own, environment, device, workspace, group, go_on=lambda: None)
+            self._all_loaded.release()
+            group.join(self._store)
+            try:
+                part.follow(group)
+            finally:
+                group.leave()
+
+        self._threads = ThreadPoolExecutor(size - 1)
+        self._ends = [self._threads.submit(follow, *each) for each in zip(groups[1:], seats[1:], strict=True)]
+
+    def check(self) -> None:
+        """Raise what has ended another rank."""
+        for end in self._ends:
+            if end.done():
+                end.result()
+
+    def join(self, go_on: Callable[[], None]) -> None:
+        """Wait until all have loaded their parts, and connect to them."""
+        for _ in self._ends:
+            while not self._all_loaded.acquire(timeout=0.05):
+                self.check()
+                go_on()
+        self.group.join(self._store)
+
+    def end(self, seconds: float, error: BaseException | None) -> None:
+        """Wait until the others have ended, and raise what has ended them unless that was to be."""
+        if not seconds:
+            self.group.end()
+            self.group.leave()
+        self._threads.shutdown()
+        with nullcontext() if seconds else suppress(EngineDeadError):
+            for end in self._ends:
+                end.result()

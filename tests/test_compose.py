@@ -1,4 +1,6 @@
-"""Whoever proposes drafts goes together with every constraint, way to sample, kind of KV memory, and preemption."""
+"""Whoever proposes drafts goes together with every constraint, way to sample, kind of KV memory, preemption and
+several ranks.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from compose import CASES, MODES, PROPOSERS, Case, Matrix, covering, pairs, with_table
+from compose import CASES, MODES, PROPOSERS, REFUSED_BY_RANKS, Case, Matrix, covering, pairs, with_table
 
 PAGE: Final = Path(__file__).parent.parent / "docs" / "speculation.md"
 
@@ -33,6 +35,14 @@ def test_all_pairs_of_settings_go_together(tiny_checkpoint: Path) -> None:
 @pytest.mark.parametrize("proposer", PROPOSERS)
 def test_everything_goes_together(tiny_checkpoint: Path, proposer: str) -> None:
     compare(tiny_checkpoint, [((proposer, mode), list(CASES)) for mode in MODES])
+
+
+@pytest.mark.parametrize("what", REFUSED_BY_RANKS)
+def test_ranks_refuse_what_they_do_not_go_together_with(tiny_checkpoint: Path, what: str) -> None:
+    matrix = Matrix(tiny_checkpoint)
+    matrix.build(what, num_ranks=1)
+    with pytest.raises(REFUSED_BY_RANKS[what]):
+        matrix.build(what, num_ranks=2)
 
 
 def test_no_pair_is_left_out() -> None:
