@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -35,6 +35,9 @@ from paged_sdk.sampling.processor import Processor
 __all__ = ["compile_steps", "make_device_decoding", "make_overlap"]
 
 _log = get_logger(__name__)
+
+OnProgress: TypeAlias = Callable[[int, int], None]
+GraphsT = TypeVar("GraphsT", DecodeGraphs, MixedGraphs)
 
 
 def make_device_decoding(
@@ -150,26 +153,14 @@ def _mixed_graphs(
     visible: bool,
 ) -> MixedGraphs | None:
     """Record steps with chunks of prompts. Return None if none can be recorded, and log why."""
-    start = time.monotonic()
-    try:
-        with LoadingBar("Recording steps with prompts", visible=visible) as bar:
-            graphs = MixedGraphs(
-                model,
-                backend,
-                results,
-                counts=counts,
-                bounds=context_bounds(config.max_model_len),
-                record=record,
-                slots=slots,
-                on_progress=bar.update,
-            )
-            graphs.check()
-    except launch_errors() as error:
-        _log.warning("Steps with prompts are launched one operation at a time: none is recorded (%s).", _reason(error))
-        return None
-    _log_padded("steps with prompts", graphs.errors)
-    _log.info("Steps with prompts of up to %d tokens recorded in %.1f s.", graphs.largest, time.monotonic() - start)
-    return graphs
+
+    def make(on_progress: OnProgress) -> MixedGraphs:
+        bounds = context_bounds(config.max_model_len)
+        return MixedGraphs(
+            model, backend, results, counts=counts, bounds=bounds, record=record, slots=slots, on_progress=on_progress
+        )
+
+    return _recorded("steps with prompts", "tokens", make, visible=visible)
 
 
 def _decode_graphs(
@@ -183,31 +174,36 @@ def _decode_graphs(
     visible: bool,
 ) -> DecodeGraphs | None:
     """Record decode steps. Return None if the model does something that cannot be recorded, and log it."""
+
+    def make(on_progress: OnProgress) -> DecodeGraphs:
+        sizes, bounds = batch_sizes(config.max_num_seqs), context_bounds(config.max_model_len)
+        return DecodeGraphs(
+            model, backend, results, sizes=sizes, bounds=bounds, record=record, slots=slots, on_progress=on_progress
+        )
+
+    return _recorded("decode steps", "rows", make, visible=visible)
+
+
+def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, visible: bool) -> GraphsT | None:
+    """Record steps, and check and log what was recorded. Return None if they cannot be recorded, and log why.
+
+    :param which: what steps these are
+    :param unit: what the largest has most of
+    """
     start = time.monotonic()
     try:
-        with LoadingBar("Recording decode steps", visible=visible) as bar:
-            graphs = DecodeGraphs(
-                model,
-                backend,
-                results,
-                sizes=batch_sizes(config.max_num_seqs),
-                bounds=context_bounds(config.max_model_len),
-                record=record,
-                slots=slots,
-                on_progress=bar.update,
-            )
+        with LoadingBar(f"Recording {which}", visible=visible) as bar:
+            graphs = make(bar.update)
             graphs.check()
     except launch_errors() as error:
-        _log.warning("Decode steps are launched one operation at a time: they cannot be recorded (%s).", _reason(error))
+        what = f"{which.capitalize()} are launched one operation at a time: they cannot be recorded"
+        _log.warning("%s (%s).", what, _reason(error))
         return None
-    _log_padded("decode steps", graphs.errors)
-    _log.info("Decode steps of up to %d rows recorded in %.1f s.", graphs.largest, time.monotonic() - start)
+    if graphs.errors:
+        _log.warning("Some %s are padded: theirs could not be recorded (%s).", which, _reason(graphs.errors[0]))
+    seconds = time.monotonic() - start
+    _log.info("%s of up to %d %s recorded in %.1f s.", which.capitalize(), graphs.largest, unit, seconds)
     return graphs
-
-
-def _log_padded(which: str, errors: Sequence[Exception]) -> None:
-    if errors:
-        _log.warning("Some %s are padded: theirs could not be recorded (%s).", which, _reason(errors[0]))
 
 
 def _reason(error: Exception) -> str:

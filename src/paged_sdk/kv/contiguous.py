@@ -66,20 +66,12 @@ class SequenceKvManager:
         self._copies: dict[int, KvCopy] = {}
         self._released: list[int] = []
         self._epoch = 0
-        self._prefix_queries = 0
-        self._prefix_hits = 0
+        self.prefix_queries: int = 0
+        self.prefix_hits: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
         return self._max_sequence_tokens
-
-    @property
-    def prefix_queries(self) -> int:
-        return self._prefix_queries
-
-    @property
-    def prefix_hits(self) -> int:
-        return self._prefix_hits
 
     @property
     def usage(self) -> KvUsage:
@@ -112,8 +104,8 @@ class SequenceKvManager:
         table.version += 1
         table.capacity = table.next_commit = sys.maxsize
         if self._num_kept and table.share:
-            self._prefix_queries += len(token_ids)
-            self._prefix_hits += prefix.num_tokens
+            self.prefix_queries += len(token_ids)
+            self.prefix_hits += prefix.num_tokens
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
         """Grant all tokens: slots grow as they need to."""

@@ -45,22 +45,14 @@ class KvCacheManager:
         self._pending: dict[bytes, KvTable] = {}
         self._copies: dict[int, KvCopy] = {}
         self._epoch = 0
-        self._prefix_queries = 0
-        self._prefix_hits = 0
+        self.prefix_queries: int = 0
+        self.prefix_hits: int = 0
 
     @property
     def max_sequence_tokens(self) -> int:
         """Return how many tokens the pool holds; with a window that the pool can hold, no length is too much."""
         num_blocks = len(self._pool.blocks)
         return sys.maxsize if self._window_blocks <= num_blocks else num_blocks * self.block_size
-
-    @property
-    def prefix_queries(self) -> int:
-        return self._prefix_queries
-
-    @property
-    def prefix_hits(self) -> int:
-        return self._prefix_hits
 
     @property
     def usage(self) -> KvUsage:
@@ -108,8 +100,8 @@ class KvCacheManager:
             for digest in islice(table.hashes, len(prefix.ids), None):
                 self._pending.setdefault(digest, table)
             if table.share:
-                self._prefix_queries += len(token_ids)
-                self._prefix_hits += prefix.num_tokens
+                self.prefix_queries += len(token_ids)
+                self.prefix_hits += prefix.num_tokens
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
         """Copy shared blocks that would be written, take new ones."""

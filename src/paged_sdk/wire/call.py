@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
+from attrs import frozen
+
 from paged_sdk import ChatStream, Model, RequestBuilder, Usage
 from paged_sdk.wire.problem import Problem
 
-__all__ = ["Answer", "AnswerStream", "Call", "EventWriter", "event", "stream_chat"]
+__all__ = ["Answer", "AnswerStream", "Call", "ChatCall", "EventWriter", "event"]
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 """Made once: making one takes as long as writing an event of one token."""
@@ -111,15 +113,29 @@ class Call(Protocol[AnswerT, ChunkT]):
         ...
 
 
-def stream_chat(model: Model, request: RequestBuilder, *, adapter: str | None, timeout: float | None) -> ChatStream:
-    """Ask a model to continue a conversation.
+@frozen(kw_only=True)
+class ChatCall:
+    """Is what a body asks of a model that continues a conversation, whatever the API.
 
-    :param adapter: the loaded adapter that the texts go through
-    :param timeout: seconds that it may take
-    :raises PagedError: the model refuses it
+    :ivar has_one_call: whether an answer calls one tool at most
+    :ivar label: for whom it is
     """
-    asked = request if adapter is None else request.with_adapter(adapter)
-    return model.stream_chat_request(asked if timeout is None else asked.with_timeout(timeout))
+
+    model: str
+    request: RequestBuilder
+    is_streamed: bool = False
+    has_one_call: bool = False
+    label: str | None = None
+
+    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
+        """Ask a model.
+
+        :param adapter: the loaded adapter that the texts go through
+        :param timeout: seconds that it may take
+        :raises PagedError: the model refuses it
+        """
+        asked = self.request if adapter is None else self.request.with_adapter(adapter)
+        return model.stream_chat_request(asked if timeout is None else asked.with_timeout(timeout))
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> str:

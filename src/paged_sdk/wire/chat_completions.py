@@ -10,14 +10,12 @@ from attrs import field, frozen
 from paged_sdk import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
-    ChatStream,
     Constraint,
     InvalidRequestError,
-    Model,
     RequestBuilder,
 )
 from paged_sdk.wire.body import BodyReader, Bounds
-from paged_sdk.wire.call import event, stream_chat
+from paged_sdk.wire.call import ChatCall, event
 from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling, top_n_logprobs
 from paged_sdk.wire.shown_calls import ShownCalls
@@ -172,28 +170,10 @@ _PARTS: Final = BodyReader(Parts)
 
 
 @frozen(kw_only=True)
-class ChatCompletionCall:
-    """Is what a body asks of a model.
+class ChatCompletionCall(ChatCall):
+    """Is what a body asks of a model."""
 
-    :ivar label: for whom it is
-    :ivar has_one_call: whether an answer calls one tool at most
-    """
-
-    model: str
-    request: RequestBuilder
-    is_streamed: bool = False
     includes_usage: bool = False
-    has_one_call: bool = False
-    label: str | None = None
-
-    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Ask a model.
-
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it
-        """
-        return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
 
     def response(self, answer: ChatCompletionResponse) -> dict[str, Any]:
         """Return the whole answer as OpenAI's API has it."""

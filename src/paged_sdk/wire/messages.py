@@ -9,16 +9,14 @@ from attrs import frozen
 
 from paged_sdk import (
     ChatCompletionResponse,
-    ChatStream,
     Constraint,
     InvalidRequestError,
     Message,
-    Model,
     RequestBuilder,
     ToolCall,
 )
 from paged_sdk.wire.body import BodyReader
-from paged_sdk.wire.call import stream_chat
+from paged_sdk.wire.call import ChatCall
 from paged_sdk.wire.messages_answer import BlockWriter, message_of
 from paged_sdk.wire.messages_body import (
     AnyOrNoTool,
@@ -42,28 +40,10 @@ FAILED: Final = "Error: "
 
 
 @frozen(kw_only=True)
-class MessagesCall:
-    """Is what a body asks of a model.
+class MessagesCall(ChatCall):
+    """Is what a body asks of a model."""
 
-    :ivar label: for whom it is
-    :ivar has_one_call: whether an answer calls one tool at most
-    """
-
-    model: str
-    request: RequestBuilder
     max_tokens: int
-    is_streamed: bool = False
-    has_one_call: bool = False
-    label: str | None = None
-
-    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Ask a model.
-
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it
-        """
-        return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
 
     def response(self, answer: ChatCompletionResponse) -> WholeMessage:
         """Return the whole answer as Anthropic's API has it."""

@@ -19,7 +19,7 @@ from paged_sdk import (
     ToolCall,
 )
 from paged_sdk.wire.body import BodyReader
-from paged_sdk.wire.call import stream_chat
+from paged_sdk.wire.call import ChatCall
 from paged_sdk.wire.responses_answer import ItemWriter, response_of
 from paged_sdk.wire.responses_body import FunctionTool, NamedFunction, ResponsesBody, TextConfig
 from paged_sdk.wire.responses_forms import Said, WholeResponse
@@ -32,34 +32,22 @@ LOGPROBS: Final = "message.output_text.logprobs"
 
 
 @frozen(kw_only=True)
-class ResponsesCall:
+class ResponsesCall(ChatCall):
     """Is what a body asks of a model.
 
     :ivar said: what a response repeats of the request
-    :ivar has_one_call: whether an answer calls one function at most
-    :ivar label: for whom it is
     """
 
-    model: str
-    request: RequestBuilder
     said: Said
-    is_streamed: bool = False
-    has_one_call: bool = False
-    label: str | None = None
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Ask a model.
-
-        :param adapter: the loaded adapter that the texts go through
-        :param timeout: seconds that it may take
-        :raises PagedError: the model refuses it
-        """
+        """Ask a model; see :meth:`ChatCall.send`."""
         defaults = model.generation_defaults  # a response says what held, which the model knows
         if self.said["temperature"] is None:
             self.said["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
         if self.said["top_p"] is None:
             self.said["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
-        return stream_chat(model, self.request, adapter=adapter, timeout=timeout)
+        return super().send(model, adapter=adapter, timeout=timeout)
 
     def response(self, answer: ChatCompletionResponse) -> WholeResponse:
         """Return the whole answer as OpenAI's API has it."""
