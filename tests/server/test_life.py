@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -23,9 +24,9 @@ from typer.testing import CliRunner
 
 import tiny
 from adapter_files import write_adapter
-from paged_sdk import ModelClosedError
+from paged_sdk import Model, ModelClosedError
 from paged_sdk.cli.app import app as cli
-from paged_sdk.server import create_app
+from paged_sdk.server import ServerSettings, create_app
 from paged_sdk.server.running import listen, run
 from paged_sdk.testing import fake_model
 from program import program
@@ -69,9 +70,8 @@ def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
             assert full.value.response.headers["retry-after"] == "1"
 
 
-@pytest.mark.anyio
-async def test_what_a_slow_client_has_not_read_comes_together() -> None:
-    sent: list[Any] = []
+async def stream_to(send: Callable[[Any], Awaitable[None]], model: Model, **settings: Any) -> None:
+    """Have a stream sent as a server would."""
     body = json.dumps({"model": "fake", "messages": HI, "stream": True}).encode()
     requests = [{"type": "http.request", "body": body}]
 
@@ -80,6 +80,20 @@ async def test_what_a_slow_client_has_not_read_comes_together() -> None:
             return requests.pop()
         return await anyio.sleep_forever()
 
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"content-type", b"application/json")],
+        "query_string": b"",
+    }
+    await create_app(model, ServerSettings(**settings))(scope, receive, send)
+
+
+@pytest.mark.anyio
+async def test_what_a_slow_client_has_not_read_comes_together() -> None:
+    sent: list[Any] = []
+
     async with fake_model(LONG) as model:
 
         async def send(message: Any) -> None:
@@ -87,18 +101,27 @@ async def test_what_a_slow_client_has_not_read_comes_together() -> None:
             while not idle(model):  # it takes nothing more until all has been said
                 await anyio.lowlevel.checkpoint()
 
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/chat/completions",
-            "headers": [(b"content-type", b"application/json")],
-            "query_string": b"",
-        }
-        await create_app(model)(scope, receive, send)
+        await stream_to(send, model)
     events = [event for message in sent[1:] for event in message["body"].decode().split("\n\n") if event]
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
     assert len(chunks) < 10
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == LONG
+
+
+@pytest.mark.anyio
+async def test_nothing_comes_after_the_end_of_a_stream() -> None:
+    """Not the sign of life either that waited while a slow client took the end."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+
+    async with fake_model("Hello!") as model:
+        await stream_to(send, model, keep_alive=1e-9)
+    assert [message["more_body"] for message in sent[1:]] == [True] * (len(sent) - 2) + [False]
+    assert any(message["body"].startswith(b": ") for message in sent[1:])
 
 
 def test_a_client_that_reads_nothing_holds_nobody_up() -> None:

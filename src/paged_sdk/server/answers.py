@@ -195,6 +195,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self._record = record
         self._one_at_a_time = anyio.Lock(fast_acquire=True)
         self._has_begun = False
+        self._has_ended = False
         self._failure: Exception | None = None
         self._last_sent = time.monotonic()
 
@@ -250,6 +251,9 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
 
     async def _send(self, send: Send, text: str, *, more: bool = True) -> None:
         async with self._one_at_a_time:
+            if self._has_ended:  # a comment has waited while a slow client took the end
+                return
+            self._has_ended = not more
             self._last_sent = time.monotonic()
             if not self._has_begun:
                 self._has_begun = True
