@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Final, Protocol
 
 import torch
-from attrs import define, field, frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.adapters.bank import AdapterBank
@@ -29,12 +29,12 @@ from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, Ste
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.runner.step_results import Recorded
+from paged_sdk.runner.targets import Target, note_sampled, targets_of
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
 from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
-from paged_sdk.sampling.row import SampleRow
-from paged_sdk.sampling.sampler import PreparedRows, SampledRows, Sampler
+from paged_sdk.sampling.sampler import PreparedRows, Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 from paged_sdk.types.step import Step, StepRow
 
@@ -252,7 +252,7 @@ class _Parts:
         if self.device_decoding is not None and way is Way.REPEATED:
             drawn = self.device_decoding.repeat(scheduled)
             return SampledStep(result, scheduled, range(len(scheduled)), drawn, overlaps=True)
-        targets = _targets(scheduled)
+        targets = targets_of(scheduled)
         on_host, on_device = self._place(targets)
         # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
         is_over = self.model.device.type == "cpu"
@@ -289,7 +289,7 @@ class _Parts:
         self,
         logits: Tensor,
         scheduled: Sequence[ScheduledSequence],
-        targets: list[_Target],
+        targets: list[Target],
         prepared: PreparedRows,
         make_logits: Callable[[], Tensor],
         result: RunnerOutput,
@@ -306,9 +306,9 @@ class _Parts:
         except Exception:
             places = [target.place for place, target in enumerate(targets) if place not in prepared.settled]
             sampled = self.sampler.sample_alone(select_rows(make_logits(), places), asked.rows)
-        _note(scheduled, targets, sampled.with_settled(prepared), prepared.forced, result)
+        note_sampled(scheduled, targets, sampled.with_settled(prepared), prepared.forced, result)
 
-    def _place(self, targets: list[_Target]) -> tuple[list[_Target], list[_Target]]:
+    def _place(self, targets: list[Target]) -> tuple[list[Target], list[Target]]:
         """Divide targets into those that the host samples and those that the device does."""
         path = self.device_decoding
         if path is None:
@@ -369,8 +369,8 @@ class _Parts:
         self,
         scheduled: Sequence[ScheduledSequence],
         logits: Tensor,
-        on_device: list[_Target],
-        on_host: list[_Target],
+        on_device: list[Target],
+        on_host: list[Target],
         prepared: PreparedRows,
         make_logits: Callable[[], Tensor],
         result: RunnerOutput,
@@ -426,77 +426,3 @@ class _Parts:
                         raise not_finite(sequence.request)
                     entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
                 result.prompt_logprobs[index] = entries
-
-
-# Not frozen, which makes construction three times as slow: a step makes one per sequence.
-@define(eq=False)
-class _Target:
-    """Describes one token that a step is to choose.
-
-    :ivar place: its index among the step's targets, those left out whose token is known without logits
-    :ivar index: the index of its row in the step
-    :ivar depth: how many drafts of the row precede it
-    :ivar offset: the index of the token that it follows, among the row's new tokens
-    """
-
-    place: int
-    index: int
-    depth: int
-    offset: int
-    row: SampleRow
-
-
-def _targets(scheduled: Sequence[ScheduledSequence]) -> list[_Target]:
-    """List the tokens that a step is to choose, row by row: one after the known tokens and one after each draft."""
-    targets: list[_Target] = []
-    for index, scheduled_row in enumerate(scheduled):
-        if not scheduled_row.num_samples:
-            continue
-        sequence, drafts = scheduled_row.sequence, scheduled_row.draft_token_ids
-        token_ids: list[int] = sequence.token_ids
-        for depth in range(len(drafts) + 1):
-            if depth:
-                token_ids = [*sequence.token_ids, *drafts[:depth]]
-            row = SampleRow(
-                sequence.seq_id,
-                sequence.request,
-                token_ids,
-                scheduled_row.known_end + depth,
-                sequence.choice_index,
-                scheduled_row.num_samples,
-                len(drafts),
-            )
-            offset = scheduled_row.num_new_tokens - len(drafts) + depth - 1
-            targets.append(_Target(len(targets), index, depth, offset, row))
-    return targets
-
-
-def _note(
-    scheduled: Sequence[ScheduledSequence],
-    targets: Sequence[_Target],
-    sampled: SampledRows,
-    forced: Container[int],
-    result: RunnerOutput,
-) -> None:
-    """Write the tokens that the host has sampled into the result.
-
-    A row takes its sampled tokens as long as each equals the draft at its place: every token is drawn from its own
-    distribution, given the text before it, so drafts change the time that a text takes and nothing else.
-
-    :param forced: the targets that were left one token
-    """
-    for place, target in enumerate(targets):
-        index, depth = target.index, target.depth
-        token_ids, logprobs = sampled.token_ids[place], sampled.logprobs[place]
-        if not depth:
-            result.token_ids[index], result.logprobs[index] = token_ids, logprobs
-            if place in sampled.failed:
-                result.failed.setdefault(index, sampled.failed[place])
-        elif result.token_ids[index] == list(scheduled[index].draft_token_ids[:depth]):
-            result.token_ids[index] += token_ids
-            if logprobs is not None:
-                result.logprobs[index] = [*(result.logprobs[index] or ()), *logprobs]
-        else:
-            continue
-        if place in forced:
-            result.forced.setdefault(index, []).extend(range(depth, depth + len(token_ids)))
