@@ -97,10 +97,10 @@ def reserve(storage: KvStorage, config: EngineConfig = CONFIG) -> int:
 
 
 def test_everything_is_reserved(storage: KvStorage, far_device: Device) -> None:
-    """The step's peak, what recordings keep, logits for the host, for the device and for logprobs, attention's scratch,
-    a workspace for each thread, and what no trial shows.
+    """The step's peak, what recordings keep, logits for the host, for what it changes, for the device and for logprobs,
+    attention's scratch, a workspace for each thread, and what no trial shows.
     """
-    sampling = 3 * 5 * VOCAB * 4
+    sampling = 4 * 5 * VOCAB * 4
     assert reserve(storage) == (70 + 9 + 4 + 6 * (32 + 8) + 128) * MIB + sampling
 
 
@@ -108,7 +108,7 @@ def test_recordings_count_though_the_device_shows_none(
     storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another model frees memory meanwhile, or nothing can be recorded now: there is a computed floor."""
-    sampling = 3 * 5 * VOCAB * 4
+    sampling = 4 * 5 * VOCAB * 4
     floor = (70 + 4 + 240 + 128) * MIB + sampling + 2 * 5 * VOCAB * 4 + NUM_GRAPHS * MIB // 4
     far_device._others_free = 100 * MIB
     assert reserve(storage) == floor

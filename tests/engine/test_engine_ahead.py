@@ -59,11 +59,26 @@ def test_rows_that_the_host_samples_hold_nobody_up(smollm2_text: TextProcessor) 
     while driver.engine.has_work:
         driver.step()
         lengths.append((len(on_device.token_ids[0]), len(on_host.token_ids[0])))
-    # The host's token is there at once, the device's when the next step has been submitted.
-    assert lengths == [(0, 1), (1, 2), (2, 3), (3, 4), (4, 4)]
-    assert driver.runner.num_steps == 4
+    # Every step is submitted before the host has sampled, so that its text is in every second one. When the device's
+    # text has its tokens, nothing overlaps with the last step.
+    assert lengths == [(0, 0), (1, 1), (2, 1), (3, 2), (4, 3), (4, 4)]
+    assert driver.runner.num_steps == 6
     stats = driver.engine.stats()
-    assert (stats.steps, stats.prompt_tokens, stats.completion_tokens) == (4, 4, 8)
+    assert (stats.steps, stats.prompt_tokens, stats.completion_tokens) == (6, 4, 8)
+
+
+def test_most_of_the_rows_are_waited_for(smollm2_text: TextProcessor) -> None:
+    """A token in every second step would be too little for three texts, so that one does not wait for the host."""
+    driver = Driver(smollm2_text.tokenizer, overlaps=True)
+    on_device = driver.submit("device", [301, 302], max_tokens=4)
+    on_host = [driver.submit(f"host {index}", [303, 304], max_tokens=4, logits_bias={5: 1.0}) for index in range(3)]
+    lengths = []
+    while driver.engine.has_work:
+        driver.step()
+        lengths.append((len(on_device.token_ids[0]), *(len(each.token_ids[0]) for each in on_host)))
+    # The host's tokens are there at once, the device's when the next step has been submitted.
+    assert lengths == [(0, 1, 1, 1), (1, 2, 2, 2), (2, 3, 3, 3), (3, 4, 4, 4), (4, 4, 4, 4)]
+    assert driver.runner.num_steps == 4
 
 
 def test_a_step_with_several_samples_is_not_overtaken(smollm2_text: TextProcessor) -> None:

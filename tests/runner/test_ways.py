@@ -16,6 +16,7 @@ from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.types.step import StepRow
 from sequences import make_sequence
 
 PROMPT: Final = tuple(range(5))
@@ -128,3 +129,27 @@ def test_no_step_repeats_one_that_could_not_be_recorded() -> None:
     assert own.way(rows) is Way.LAUNCHED
     sample(own, rows)
     assert own.way([ScheduledSequence(rows[0].sequence, 6, 1, 1, [0], 0)]) is Way.LAUNCHED
+
+
+def test_no_step_repeats_one_whose_tokens_others_have_replaced() -> None:
+    """A recorded step that samples nothing on the device leaves its likeliest tokens there all the same."""
+    own = path()
+    graphs: Any = own._graphs
+    graphs.forward = lambda *arguments: None
+    rows = [row(seq_id=0)]
+    assert own.way(rows) is Way.RECORDED
+    sample(own, rows)
+    beside = StepRow(1, 5, [3], [0], 5, 0, 1)
+    assert own.way([row(seq_id=1)]) is Way.RECORDED
+    own.run(Way.RECORDED, [beside])
+    assert own.way([ScheduledSequence(rows[0].sequence, 6, 1, 1, [0], 0)]) is Way.RECORDED
+
+
+def test_who_waits_for_the_host() -> None:
+    """Texts that are withheld in turn count together."""
+    own = path()
+    found = []
+    for num_rows, num_drawn in ((0, 3), (3, 3), (0, 3), (2, 3), (2, 3), (1, 3), (3, 3), (4, 3), (3, 3)):
+        own.way([])
+        found.append(own.may_withhold(num_rows, num_drawn))
+    assert found == [False, True, False, True, False, True, False, False, True]

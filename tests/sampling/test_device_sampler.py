@@ -101,4 +101,4 @@ def test_forgotten_sequences_leave_nothing_behind() -> None:
 
 def test_bytes_are_those_of_the_processors_and_of_the_logits_copies() -> None:
     """The processors keep one table of counts."""
-    assert DeviceSampler.num_bytes(PROCESSORS, 4, 50) == (1 + 3) * 4 * 50 * 4
+    assert DeviceSampler.num_bytes(PROCESSORS, 4, 50) == (1 + 4) * 4 * 50 * 4

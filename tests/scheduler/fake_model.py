@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attrs import define, evolve, field
 
@@ -122,6 +122,8 @@ class Harness:
         assert sum(row.num_new_tokens for row in output.scheduled) <= self.config.max_num_batched_tokens
         rows = [row.sequence.seq_id for row in output.scheduled]
         assert len(set(rows)) == len(rows)
+        withheld = [] if self.flight is None else self.flight[0].withheld
+        assert not any(row.is_current and row.sequence.seq_id in rows for row in withheld)
         running = [s for s in self.sequences.values() if s.status is SequenceStatus.RUNNING]
         assert sum(s.num_choices for s in running) <= self.config.max_num_seqs
         assert len(running) == self.scheduler.num_running
@@ -214,19 +216,31 @@ class Harness:
             follows = reference(sequence, self.config)[sequence.num_output_tokens :]
             sequence.draft_token_ids = guess(follows)
 
-    def step(self, *, ahead: bool = False) -> SchedulerOutput:
+    def step(self, *, ahead: bool = False, host: Collection[int] | None = None) -> SchedulerOutput:
         """Run one step, chosen before the results of the previous one are taken in; afterwards one may be under way.
 
         :param ahead: whether to leave it under way, unless sequences are to be forked
+        :param host: sequences whose tokens are withheld until its results are taken in, beside those that are to be
+            forked; None: no token is
         """
         output = self.schedule()
         sampled = self.execute(output) if output.scheduled else []
+        if ahead and host is not None:
+            self._withhold(output, host)
         self.land()
         if output.scheduled:
             self.flight = output, sampled
-            if not ahead or any(row.num_samples > 1 for row in output.scheduled):
+            if not ahead or (host is None and any(row.num_samples > 1 for row in output.scheduled)):
                 self.land()
         return output
+
+    def _withhold(self, output: SchedulerOutput, host: Collection[int]) -> None:
+        rows = [
+            index
+            for index, row in enumerate(output.scheduled)
+            if row.num_samples > 1 or (row.num_samples and row.sequence.seq_id in host)
+        ]
+        self.scheduler.withhold(output, rows)
 
     def land(self) -> None:
         """Take in the step that is under way."""
@@ -240,15 +254,17 @@ class Harness:
             return {}
         output, sampled = self.flight
         return {
-            row.sequence.seq_id: tokens[-1] for row, tokens in zip(output.scheduled, sampled, strict=True) if tokens
+            row.sequence.seq_id: tokens[-1]
+            for row, tokens in zip(output.scheduled, sampled, strict=True)
+            if tokens and row not in output.withheld
         }
 
-    def run(self, max_steps: int = 20_000, *, ahead: bool = False) -> None:
+    def run(self, max_steps: int = 20_000, *, ahead: bool = False, host: Collection[int] | None = None) -> None:
         """Run steps until all sequences have ended."""
         for _ in range(max_steps):
             if not self.has_work and self.flight is None:
                 return
-            self.step(ahead=ahead)
+            self.step(ahead=ahead, host=host)
         raise AssertionError(f"still at work after {max_steps} steps")
 
     def check_memory(self) -> None:

@@ -495,13 +495,54 @@ def test_a_row_from_before_a_preemption_is_passed_over() -> None:
     assert sequence.num_output_tokens == 1
 
 
+@pytest.mark.parametrize("host", [None, range(0, 100, 2), range(100)])
 @pytest.mark.parametrize("paged", [True, False])
-def test_texts_are_the_same_a_step_ahead(*, paged: bool) -> None:
+def test_texts_are_the_same_a_step_ahead(host: range | None, *, paged: bool) -> None:
+    """Those whose tokens are withheld, too, while the next step is scheduled."""
     harness = make(num_blocks=9, seats=4, paged=paged)
     for index in range(12):
         harness.add([index % 3] * (3 + index), max_tokens=9, stops=index % 2 == 0, num_choices=1 + index % 3)
-    harness.run(ahead=True)
+    harness.run(ahead=True, host=host)
     assert harness.scheduler.num_preemptions > 0 or not paged
+    harness.check_end()
+
+
+def test_a_withheld_text_is_in_every_second_step() -> None:
+    harness = make(num_blocks=64, budget=64)
+    host, other = harness.add([1] * 6, max_tokens=5), harness.add([2] * 6, max_tokens=9)
+    steps = []
+    while harness.has_work:
+        steps.append([row.sequence for row in harness.step(ahead=True, host=[host.seq_id]).scheduled])
+    assert steps[:9] == [[host, other], [other]] * 4 + [[host, other]]
+    assert not any(steps[9:])  # the last results are taken in
+    harness.check_end()
+
+
+def test_a_step_of_which_some_rows_are_taken_in_first() -> None:
+    harness = make(num_blocks=64, budget=64)
+    host, other = harness.add([1] * 6), harness.add([2] * 6)
+    output = harness.schedule()
+    sampled = harness.execute(output)
+    harness.scheduler.withhold(output, [0])
+    harness.update(output.part([1]), sampled[1:])
+    assert [row.sequence for row in harness.schedule().scheduled] == [other]
+    harness.update(output.part([0]), sampled[:1])
+    assert (host.num_awaited, other.num_awaited) == (0, 1)
+
+
+@pytest.mark.parametrize("is_preempted", [True, False])
+def test_a_withheld_text_that_is_preempted_or_canceled(*, is_preempted: bool) -> None:
+    harness = make(num_blocks=64, budget=64)
+    host, other = harness.add([1] * 6), harness.add([2] * 6)
+    harness.step(ahead=True, host=[host.seq_id])
+    if is_preempted:
+        harness.scheduler._running.preempt(host)
+    else:
+        harness.scheduler.finish(host, "canceled")
+    again = harness.step(ahead=True, host=[host.seq_id])
+    assert [row.sequence for row in again.scheduled] == [other, host][: 1 + is_preempted]
+    assert host.num_output_tokens == 0
+    harness.run(ahead=True, host=[host.seq_id])
     harness.check_end()
 
 

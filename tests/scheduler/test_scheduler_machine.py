@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fake_model import VOCAB, Harness
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from paged_sdk.scheduler.sequence import SequenceStatus
 
 IMAGES = (CacheKey(b"image", 5), CacheKey(b"other", 9))
 cache_keys = st.sampled_from([(), (), (CacheKey(b"salt"),), (CacheKey(b"image", 4),), IMAGES])
+# Whose tokens are withheld while a step is under way: nobody's, not even where texts part; those of some; everybody's.
+hosts = st.sampled_from([None, range(0, 1000, 2), range(0, 1000, 3), range(1000)])
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=16)
 
 
@@ -89,17 +93,17 @@ class PagedMachine(RuleBasedStateMachine):
         prompt = sequence.token_ids + data.draw(st.lists(st.integers(0, 1), max_size=3))
         self.harness.add(prompt[: self.longest_prompt], max_tokens=4)
 
-    @rule(num_steps=st.integers(1, 6), ahead=st.booleans())
-    def steps(self, num_steps: int, *, ahead: bool) -> None:
+    @rule(num_steps=st.integers(1, 6), ahead=st.booleans(), host=hosts)
+    def steps(self, num_steps: int, host: Collection[int] | None, *, ahead: bool) -> None:
         """Results are taken in before the next step is chosen, or after; a step may be under way when this ends."""
         for _ in range(num_steps):
-            self.harness.step(ahead=ahead)
+            self.harness.step(ahead=ahead, host=host)
 
-    @rule(num_right=st.integers(0, 4), num_wrong=st.integers(0, 3), ahead=st.booleans())
-    def step_with_drafts(self, num_right: int, num_wrong: int, *, ahead: bool) -> None:
+    @rule(num_right=st.integers(0, 4), num_wrong=st.integers(0, 3), ahead=st.booleans(), host=hosts)
+    def step_with_drafts(self, num_right: int, num_wrong: int, host: Collection[int] | None, *, ahead: bool) -> None:
         """Run steps whose drafts are partly right; stop tokens and the end of the text may lie among them."""
         self.harness.draft(lambda follows: follows[:num_right] + [VOCAB] * num_wrong)
-        self.harness.step(ahead=ahead)
+        self.harness.step(ahead=ahead, host=host)
 
     @rule(data=st.data())
     def step_with_cancels_in_flight(self, data: st.DataObject) -> None:
@@ -128,7 +132,7 @@ class PagedMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):
-            self.harness.run(ahead=True)
+            self.harness.run(ahead=True, host=range(0, 1000, 2))
             self.harness.check_end()
 
 

@@ -134,7 +134,8 @@ class Engine:
         """Submit one batch, and put the results of finished batches into the outboxes of their requests.
 
         Where steps overlap on the device, this call leaves one batch under way: the next call prepares and submits its
-        successor before it waits for it, so that the device never waits for Python.
+        successor before it waits for it, so that the device never waits for Python. Texts whose tokens the host samples
+        meanwhile are not in the successor.
         """
         start = time.monotonic()
         drafting_seconds = 0.0
@@ -151,12 +152,14 @@ class Engine:
         earlier, self._under_way = self._under_way, None
         if output.scheduled:
             try:
-                self._under_way = _Submitted(output, self._runner.submit(output), start, drafting_seconds)
+                step = self._runner.submit(output)
             except StepMemoryError as error:
                 if earlier is not None:
                     self._take_in(earlier)
                 self._begin_anew(output, error)
                 return
+            self._under_way = _Submitted(output, step, start, drafting_seconds)
+            self._scheduler.withhold(output, step.withheld_rows)
         self._computes_nothing = earlier is None and self._under_way is None
         if earlier is not None:
             self._take_in(earlier)
@@ -249,7 +252,7 @@ class Engine:
 
     def close(self) -> None:
         """Free the tensors and close the files; the engine cannot be used afterwards."""
-        self._proposer = None
+        self._proposer = self._under_way = None
         self._runner.close()
         while self._retiring_adapters:
             self._retiring_adapters.popitem()[1]()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
+from typing import Final
 
 from attrs import define, field
 from torch import Tensor
 
 from paged_sdk.kernels.lora_slots import AdapterSlots
+from paged_sdk.kernels.side_stream import SideStream
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.runner.mixed_graphs import LONGEST_CHUNK_CONTEXT, MixedGraphs
@@ -22,6 +24,14 @@ from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.step import AWAITED, StepRow
 
 __all__ = ["DeviceDecoding", "Way"]
+
+_MOST_WITHHELD: Final = 1
+"""So many texts may be withheld for each that the device samples; with more of them, all wait for the host.
+
+A withheld text gets a token in every second step. With as many as there are others, a step has three quarters of its
+tokens, which pays where the host takes a third as long as the device: some 30 rows with masks in a step of 10 ms. The
+fewer they are, the less is lost.
+"""
 
 
 class Way(Enum):
@@ -46,6 +56,7 @@ class DeviceDecoding:
     :param graphs: recorded steps; None: layers are launched one operation at a time
     :param mixed: recorded steps whose rows have any number of tokens; None: only decodes are recorded
     :param slots: where recorded steps find the adapters of their rows; None: they know no adapters
+    :ivar beside: where the host samples while the next step runs
     :ivar compilations: notices kernels that are compiled for a step; None: nothing is compiled
     """
 
@@ -58,16 +69,19 @@ class DeviceDecoding:
         slots: AdapterSlots | None = None,
     ) -> None:
         self.overlap = overlap
+        self.beside: SideStream = SideStream(overlap.tokens.device)
         self.compilations: LiveCompilations | None = None
         self._slots = slots
         self._sampler = sampler
         self._graphs = graphs
         self._mixed = mixed
         self._last: _Batch | None = None
+        self._num_withheld = self._num_withheld_before = 0
         self._is_recorded = False
 
     def way(self, scheduled: Sequence[ScheduledSequence]) -> Way:
-        """Decide how a step is run."""
+        """Decide how a step is run. To be called first, for every step."""
+        self._num_withheld_before, self._num_withheld = self._num_withheld, 0
         way = self._choose(scheduled)
         self._is_recorded = way is not Way.LAUNCHED
         return way
@@ -125,6 +139,7 @@ class DeviceDecoding:
 
         :returns: the results, and the index of each row's first token
         """
+        self._last = None  # the step leaves its likeliest tokens where those of the last one are
         awaited = [row.seq_id for row in rows if row.token_ids[-1] == AWAITED]
         found = dict(zip(awaited, self.overlap.places(awaited), strict=True))
         sources = [found.get(row.seq_id, -1) for row in rows]
@@ -170,6 +185,19 @@ class DeviceDecoding:
             is_recorded=self._is_recorded,
         )
         return self._draw(logits, self._last, likeliest)
+
+    def may_withhold(self, num_rows: int, num_drawn: int) -> bool:
+        """Say whether the step may withhold the rows that the host samples, so that its other rows are in the next step
+        before the host has them. If it says so, the step has to.
+
+        :param num_rows: how many rows these are
+        :param num_drawn: how many rows the device samples
+        """
+        # Those of the step under way are to be counted, which take turns with these.
+        if not num_rows or num_rows + self._num_withheld_before > _MOST_WITHHELD * num_drawn:
+            return False
+        self._num_withheld = num_rows
+        return True
 
     def warm_up(self, logits: Tensor) -> None:
         """Compile the kernels that choose tokens, so that no request waits for that.

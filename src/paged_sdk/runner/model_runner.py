@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Final, Protocol
@@ -23,18 +23,19 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
 from paged_sdk.runner.device import is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
+from paged_sdk.runner.host_rows import HostRows
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, StepMemoryError
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.runner.step_results import Recorded
-from paged_sdk.runner.targets import Target, note_sampled, targets_of
+from paged_sdk.runner.targets import Target, targets_of
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
 from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
-from paged_sdk.sampling.sampler import PreparedRows, Sampler
+from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 from paged_sdk.types.step import Step, StepRow
 
@@ -175,6 +176,7 @@ class _CheckedStep:
         self._others = others
         self.overlaps = step.overlaps
         self.early_rows = step.early_rows
+        self.withheld_rows = step.withheld_rows
 
     def early_result(self) -> RunnerOutput:
         """Return the results of the early rows."""
@@ -223,9 +225,8 @@ class _Parts:
         self.reader.forget(output.finished_seq_ids)
         if self.device_decoding is not None:
             self.device_decoding.forget(output.finished_seq_ids)
-        compilations = None if self.device_decoding is None else self.device_decoding.compilations
         try:
-            with nullcontext() if compilations is None else compilations.watching():
+            with self._watching():
                 pending = self._run(output, way, step, inserted, result)
             return pending if self.others is None else _CheckedStep(pending, self.others)
         except (RuntimeError, MemoryError) as error:
@@ -237,6 +238,10 @@ class _Parts:
             clear_frames(error)
             return_cached_memory()
             raise StepMemoryError(f"no memory for a step of {len(output.scheduled)} rows") from error
+
+    def _watching(self) -> AbstractContextManager[None]:
+        compilations = None if self.device_decoding is None else self.device_decoding.compilations
+        return nullcontext() if compilations is None else compilations.watching()
 
     def _run(
         self, output: SchedulerOutput, way: Way, step: Step | None, inserted: InsertedRows | None, result: RunnerOutput
@@ -256,17 +261,17 @@ class _Parts:
         on_host, on_device = self._place(targets)
         # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
         is_over = self.model.device.type == "cpu"
-        prepared = self.sampler.prepare([target.row for target in on_host]) if is_over else None
+        host = HostRows.prepare(self.sampler, scheduled, on_host) if is_over else None
         rows = (step or output.message()).rows
         hidden, first_tokens, adapted, recorded = self._forward(rows, way, scheduled, inserted, result)
-        if prepared is None:
-            prepared = self.sampler.prepare([target.row for target in on_host])
+        if host is None:
+            host = HostRows.prepare(self.sampler, scheduled, on_host)
         self._add_prompt_logprobs(scheduled, first_tokens, hidden, adapted, result)
         self.reader.read(scheduled, first_tokens, hidden, self.model, result)
         if not targets:
             return self._unsampled(scheduled, hidden, result)
-        if prepared.settled:
-            settled = {on_host[place].place for place in prepared.settled}
+        if host.prepared.settled:
+            settled = host.settled
             targets = [target for target in targets if target.place not in settled]
             for place, target in enumerate(targets):
                 target.place = place
@@ -279,34 +284,8 @@ class _Parts:
         if recorded is not None and recorded.positions != positions:
             recorded = None  # these are not the rows whose logits it has
         logits = hidden[:0] if not positions else make_logits() if recorded is None else recorded.logits
-        if not on_device:
-            self._sample_on_host(logits, scheduled, on_host, prepared, make_logits, result)
-            return FinishedStep(result)
         likeliest = None if recorded is None or on_host else recorded.likeliest
-        return self._sample(scheduled, logits, on_device, on_host, prepared, make_logits, result, likeliest)
-
-    def _sample_on_host(
-        self,
-        logits: Tensor,
-        scheduled: Sequence[ScheduledSequence],
-        targets: list[Target],
-        prepared: PreparedRows,
-        make_logits: Callable[[], Tensor],
-        result: RunnerOutput,
-    ) -> None:
-        """Sample targets together or, should that raise, one at a time: whichever raises then fails alone.
-
-        :param logits: float32, one row per target that is not settled; overwritten
-        :param prepared: the prepared targets
-        :param make_logits: computes the logits of all targets of the step that are not settled once more
-        """
-        asked = prepared.without_settled()
-        try:
-            sampled = self.sampler.sample(logits, asked)
-        except Exception:
-            places = [target.place for place, target in enumerate(targets) if place not in prepared.settled]
-            sampled = self.sampler.sample_alone(select_rows(make_logits(), places), asked.rows)
-        note_sampled(scheduled, targets, sampled.with_settled(prepared), prepared.forced, result)
+        return self._sample(logits, on_device, host, make_logits, result, likeliest)
 
     def _place(self, targets: list[Target]) -> tuple[list[Target], list[Target]]:
         """Divide targets into those that the host samples and those that the device does."""
@@ -367,37 +346,55 @@ class _Parts:
 
     def _sample(
         self,
-        scheduled: Sequence[ScheduledSequence],
         logits: Tensor,
-        on_device: list[Target],
-        on_host: list[Target],
-        prepared: PreparedRows,
+        on_device: Sequence[Target],
+        host: HostRows,
         make_logits: Callable[[], Tensor],
         result: RunnerOutput,
         likeliest: Tensor | None,
     ) -> PendingStep:
-        """Sample on the device, and at the same time sample on the host the rows that only it can.
+        """Sample on the device, and on the host the rows that only it can.
 
         :param logits: float32, one row per target of both kinds that is not settled
-        :param prepared: the prepared targets of the host
+        :param host: the host's targets
         :param make_logits: computes ``logits`` once more
         :param likeliest: the likeliest tokens, if they are known
         """
-        assert self.device_decoding is not None
-        # The device's part goes first: it is only launched here, and runs while the host samples its own rows.
-        its_logits, logits_on_host = logits, logits[:0]
-        if on_host:
-            its_logits = select_rows(logits, [target.place for target in on_device])
-            asked = [target.place for place, target in enumerate(on_host) if place not in prepared.settled]
-            logits_on_host = select_rows(logits, asked) if asked else logits[:0]
+        path, scheduled = self.device_decoding, host.scheduled
+        asked = [target.place for target in host.asked]
+        if not on_device:
+            host.sample(lambda: logits, lambda: _rows(make_logits(), asked), result)
+            return FinishedStep(result)
+        assert path is not None
         indices = [target.index for target in on_device]
-        rows = [scheduled[index] for index in indices]
-        drawn = self.device_decoding.sample(its_logits, rows, [target.row for target in on_device], likeliest)
-        early_rows = sorted({target.index for target in on_host} | result.failed.keys())
-        step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
-        if on_host:
-            self._sample_on_host(logits_on_host, scheduled, on_host, prepared, make_logits, result)
-        return step
+        its_logits = logits if not host.targets else select_rows(logits, [target.place for target in on_device])
+        # The device's part goes first: it is only launched here, and runs while the host samples its own rows.
+        drawn = path.sample(
+            its_logits, [scheduled[index] for index in indices], [target.row for target in on_device], likeliest
+        )
+        rows = host.rows
+        if not path.may_withhold(len(rows), len(on_device)):
+            early_rows = sorted({*rows, *result.failed})
+            step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
+            host.sample(lambda: _rows(logits, asked), lambda: _rows(make_logits(), asked), result)
+            return step
+        kept = _rows(logits, asked).clone()  # the next step may leave its own in their place
+        mark = path.beside.mark()
+
+        def sample_withheld() -> None:
+            with torch.inference_mode(), self._watching(), path.beside.beside(mark):
+                host.sample_later(kept, result)
+
+        return SampledStep(
+            result,
+            scheduled,
+            indices,
+            drawn,
+            overlaps=True,
+            early_rows=sorted(result.failed.keys() - set(rows)),
+            withheld_rows=rows,
+            sample_withheld=sample_withheld,
+        )
 
     def _add_prompt_logprobs(
         self,
@@ -426,3 +423,7 @@ class _Parts:
                         raise not_finite(sequence.request)
                     entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
                 result.prompt_logprobs[index] = entries
+
+
+def _rows(logits: Tensor, places: Sequence[int]) -> Tensor:
+    return select_rows(logits, places) if places else logits[:0]

@@ -65,7 +65,7 @@ class PendingStep(Protocol):
     @property
     def overlaps(self) -> bool:
         """Say whether the next step can be submitted before this one's result is taken, since it reads the tokens that
-        this one samples on the device. Only early rows of such a step may have several samples."""
+        this one samples on the device. Only early and withheld rows of such a step may have several samples."""
         ...
 
     @property
@@ -74,12 +74,18 @@ class PendingStep(Protocol):
         they have failed. They must be taken in before the next step is scheduled."""
         ...
 
+    @property
+    def withheld_rows(self) -> Sequence[int]:
+        """Return the rows of an overlapping step whose tokens the host samples when the result is asked for. Until then
+        no step may have rows of their sequences. None of them is early."""
+        ...
+
     def early_result(self) -> RunnerOutput:
         """Return the results of the early rows, without waiting for the device."""
         ...
 
     def result(self) -> RunnerOutput:
-        """Wait for the device and return the results of all rows. To be called once."""
+        """Wait for the device, sample the withheld rows, and return the results of all rows. To be called once."""
         ...
 
 
@@ -90,6 +96,7 @@ class FinishedStep:
     output: RunnerOutput
     overlaps: bool = field(default=False, kw_only=True)
     early_rows: Sequence[int] = field(default=(), kw_only=True)
+    withheld_rows: Sequence[int] = field(default=(), kw_only=True)
 
     def early_result(self) -> RunnerOutput:
         """Return the results of the step."""

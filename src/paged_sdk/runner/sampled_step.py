@@ -1,8 +1,8 @@
-"""Takes the results of a step whose tokens are chosen on the device."""
+"""Takes the results of a step whose tokens are chosen on the device, and some on the host meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from paged_sdk.kernels.transfer import HostCopies
 from paged_sdk.runner.output import RunnerOutput
@@ -21,6 +21,8 @@ class SampledStep:
     :param rows: the rows that the tokens belong to
     :param overlaps: whether the next step reads these tokens on the device
     :param early_rows: rows whose results are in ``output`` before they are asked for
+    :param withheld_rows: rows that the host samples when all results are asked for
+    :param sample_withheld: does so, and puts the results into ``output``
     """
 
     def __init__(
@@ -32,9 +34,13 @@ class SampledStep:
         *,
         overlaps: bool,
         early_rows: Sequence[int] = (),
+        withheld_rows: Sequence[int] = (),
+        sample_withheld: Callable[[], None] | None = None,
     ) -> None:
         self.overlaps = overlaps
         self.early_rows = early_rows
+        self.withheld_rows = withheld_rows
+        self._sample_withheld = sample_withheld
         self._output = output
         self._rows = rows
         self._scheduled = scheduled
@@ -47,6 +53,8 @@ class SampledStep:
 
     def result(self) -> RunnerOutput:
         """Wait for the device, without holding the interpreter's lock, and return the results of all rows."""
+        if self._sample_withheld is not None:
+            self._sample_withheld()
         tokens, *logprobs = self._copies.wait()
         output, token_ids = self._output, tokens.tolist()
         for row, token in zip(self._rows, token_ids, strict=True):

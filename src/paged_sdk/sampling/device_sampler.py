@@ -17,7 +17,7 @@ from paged_sdk.sampling.row import SampleRow
 
 __all__ = ["DeviceBatch", "DeviceSampler", "Drawn"]
 
-_COPIES_OF_LOGITS: Final = 3
+_COPIES_OF_LOGITS: Final = 4
 
 
 @frozen(eq=False)
@@ -73,7 +73,8 @@ class DeviceSampler:
     @staticmethod
     def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
         """Return how many bytes of a device a sampler keeps, and what a step takes beside its logits: rows of them for
-        the host and for the device apart, and for logprobs the rows that ask for them, before and after the softmax.
+        the host and for the device apart, a copy that the host changes, and for logprobs the rows that ask for them,
+        before and after the softmax.
         """
         kept = sum(processor.device_bytes(max_num_seqs, vocab_size) for processor in processors)
         return kept + _COPIES_OF_LOGITS * max_num_seqs * vocab_size * torch.float32.itemsize

@@ -59,13 +59,21 @@ class PreparedRows:
         """Make the same of the rows that need logits."""
         if not self.settled:
             return self
-        left = [index for index in range(len(self.rows)) if index not in self.settled]
-        places = {index: place for place, index in enumerate(left)}
+        return self.part([index for index in range(len(self.rows)) if index not in self.settled])
+
+    def part(self, indices: Sequence[int]) -> PreparedRows:
+        """Make the same of some rows.
+
+        :param indices: of the rows, ascending
+        """
+        places = {index: place for place, index in enumerate(indices)}
         return PreparedRows(
-            [self.rows[index] for index in left],
+            [self.rows[index] for index in indices],
             [[(places[index], change) for index, change in own if index in places] for own in self.changes],
             self.is_plain,
             {places[index]: error for index, error in self.failed.items() if index in places},
+            frozenset(place for index, place in places.items() if index in self.forced),
+            {places[index]: token for index, token in self.settled.items() if index in places},
         )
 
 

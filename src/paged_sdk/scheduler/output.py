@@ -68,6 +68,7 @@ class SchedulerOutput:
     :ivar finished_seq_ids: sequences that ended since the previous output: their state may be dropped
     :ivar num_prompt_tokens: how many of the tokens of all rows belong to chunks of prompts
     :ivar num_decodes: how many of the rows, the first ones, only decode
+    :ivar withheld: rows whose sequences wait for this step: see :meth:`Scheduler.withhold`
     """
 
     scheduled: list[ScheduledSequence]
@@ -77,6 +78,7 @@ class SchedulerOutput:
     finished_seq_ids: list[int]
     num_prompt_tokens: int = 0
     num_decodes: int = 0
+    withheld: list[ScheduledSequence] = field(factory=list)
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
         """Make an output of some of the rows, so that their results can be taken in separately. It counts no prompt
@@ -84,7 +86,9 @@ class SchedulerOutput:
 
         :param rows: indices into :attr:`scheduled`
         """
-        return SchedulerOutput([self.scheduled[row] for row in rows], [], [], [], [])
+        scheduled = [self.scheduled[row] for row in rows]
+        withheld = [row for row in self.withheld if row in scheduled]
+        return SchedulerOutput(scheduled, [], [], [], [], withheld=withheld)
 
     def message(self) -> Step:
         """Make a message of integers and lists from which another process that holds the weights can run the step."""

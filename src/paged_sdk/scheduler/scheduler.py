@@ -39,8 +39,8 @@ class Scheduler:
     may take the whole memory; a sequence that outgrows even that is ended with "length".
 
     A step may be scheduled while the one before it is under way, if steps overlap on the device: a sequence is
-    scheduled as if it had got its token, unless that token is certainly its last. If the token then turns out to end
-    the text, the row that has been scheduled since is ignored.
+    scheduled as if it had got its token, unless that token is certainly its last, or is withheld. If the token then
+    turns out to end the text, the row that has been scheduled since is ignored.
 
     :param images: has the images of prompts encoded; None: there are none
     :ivar times: how long steps without prompts take, as far as is known
@@ -144,8 +144,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Choose the rows of the next step and allocate KV memory for them.
 
-        ``update`` must follow, in the order of the steps: before the next call or, where steps overlap, after it. A
-        step that has a row with several samples, whose sequence forks, must be updated before the next call.
+        ``update`` must follow, in the order of the steps: before the next call or, where steps overlap, after it. Rows
+        with several samples, whose sequences fork, must be withheld then, or be updated before.
         """
         dropped: list[Sequence] = []
         self._awaited_images.take_ready()
@@ -161,6 +161,17 @@ class Scheduler:
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
         rows, copies, released = decodes + chunks, self._kv.take_copies(), self._kv.take_released()
         return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens, len(decodes))
+
+    def withhold(self, output: SchedulerOutput, rows: Iterable[int]) -> None:
+        """Schedule nothing of some sequences until a step is updated, which alone says what the step samples for them.
+        To be called before the next step is scheduled.
+
+        :param rows: indices of their rows, which sample
+        """
+        for row in map(output.scheduled.__getitem__, rows):
+            if not row.draft_token_ids:  # what follows drafts is never scheduled ahead
+                row.sequence.length -= 1
+                output.withheld.append(row)
 
     def note_time(self, output: SchedulerOutput, seconds: float, drafting_seconds: float = 0.0) -> None:
         """Take in how long a step took that was updated just now: later steps learn from it how many tokens of prompts
@@ -212,6 +223,9 @@ class Scheduler:
             caller finishes it
         :param forced: maps a row to the indices of those of its tokens that a constraint left no choice in
         """
+        for row in output.withheld:
+            if row.is_current:
+                row.sequence.length += 1
         new_tokens = NewTokens()
         # The usual case, one token per row, is inlined: with 256 rows, a call for each took 50 us.
         sequences, given, rows = new_tokens.sequences.append, new_tokens.token_ids.append, new_tokens.rows.append

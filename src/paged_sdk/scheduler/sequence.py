@@ -44,7 +44,8 @@ class Sequence:
     :ivar num_computed_tokens: how many leading tokens have their KV
     :ivar num_scheduled: how many leading tokens have their KV or get it from steps under way. It equals ``length``
         while a step verifies drafts: what follows them is known only after ``update``
-    :ivar length: how many tokens the text has, those that steps under way sample included
+    :ivar length: how many tokens the text has, those included that steps under way sample where the next step finds
+        them
     :ivar max_length: the most tokens that the text may have, prompt included
     :ivar end_length: the length from which on the scheduler has nothing to schedule for it
     :ivar epoch: a count that grows when it loses its KV and when it ends: rows of an earlier epoch are ignored
@@ -124,7 +125,7 @@ class Sequence:
 
     @property
     def num_awaited(self) -> int:
-        """Return how many tokens steps under way sample, accepted drafts not counted."""
+        """Return how many tokens steps under way sample where the next step finds them."""
         return self.length - len(self.token_ids)
 
     @property

@@ -34,7 +34,7 @@ class FakeRunner:
         reason ends the request with :class:`~paged_sdk.errors.NumericalError`
     :param crashes: maps the number of a step, from 0, to the exception that it raises and that ends the engine
     :param overlaps: whether to act as a device whose steps overlap: the engine then submits a step before it takes the
-        results of the one before
+        results of the one before. Rows that are the host's are withheld, unless they are more than the device's
     :raises ConfigError: for a vocabulary or delay out of its range
     """
 
@@ -101,15 +101,18 @@ class FakeRunner:
                 result.failed[index] = error
             result.token_ids.append(tokens)
             result.logprobs.append(logprobs)
-        self._said = {
-            row.sequence.seq_id: tokens[-1]
-            for row, tokens in zip(output.scheduled, result.token_ids, strict=True)
-            if tokens
-        }
         if not self._overlaps:
             return FinishedStep(result)
-        early_rows = [index for index, row in enumerate(output.scheduled) if _needs_host(row)]
-        return FinishedStep(result, overlaps=len(early_rows) < len(output.scheduled), early_rows=early_rows)
+        on_host = [index for index, row in enumerate(output.scheduled) if _needs_host(row)]
+        on_device = [index for index, row in enumerate(output.scheduled) if row.num_samples and index not in on_host]
+        self._said = {
+            output.scheduled[index].sequence.seq_id: result.token_ids[index][-1]
+            for index in on_device
+            if result.token_ids[index]
+        }
+        if on_host and len(on_host) <= len(on_device):
+            return FinishedStep(result, overlaps=True, withheld_rows=on_host)
+        return FinishedStep(result, overlaps=len(on_host) < len(output.scheduled), early_rows=on_host)
 
     def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
         """Do nothing: there are no weights."""

@@ -1,0 +1,81 @@
+"""Samples the rows of a step that the host has to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.runner.targets import Target, note_sampled
+from paged_sdk.sampling.candidates import select_rows
+from paged_sdk.sampling.sampler import PreparedRows, Sampler
+from paged_sdk.scheduler.output import ScheduledSequence
+
+__all__ = ["HostRows"]
+
+
+@frozen(eq=False)
+class HostRows:
+    """Holds the tokens of a step that the host chooses.
+
+    :param scheduled: the rows of the step
+    :param targets: the tokens
+    """
+
+    sampler: Sampler
+    scheduled: Sequence[ScheduledSequence]
+    targets: Sequence[Target]
+    prepared: PreparedRows
+
+    @classmethod
+    def prepare(cls, sampler: Sampler, scheduled: Sequence[ScheduledSequence], targets: Sequence[Target]) -> Self:
+        """Do the part of it that needs no logits."""
+        return cls(sampler, scheduled, targets, sampler.prepare([target.row for target in targets]))
+
+    @property
+    def rows(self) -> list[int]:
+        """Return the indices of the rows."""
+        return sorted({target.index for target in self.targets})
+
+    @property
+    def settled(self) -> set[int]:
+        """Return the places of the targets that need no logits, among all targets of the step."""
+        return {self.targets[each].place for each in self.prepared.settled}
+
+    @property
+    def asked(self) -> list[Target]:
+        """Return the targets that need logits."""
+        return [target for each, target in enumerate(self.targets) if each not in self.prepared.settled]
+
+    def sample(self, logits: Callable[[], Tensor], once_more: Callable[[], Tensor], result: RunnerOutput) -> None:
+        """Sample all together or, should that raise, one at a time: whichever raises then fails alone.
+
+        :param logits: makes logits, float32, one row for each of :attr:`asked`, which are overwritten
+        :param once_more: makes the same, if that has raised
+        :param result: gets the tokens
+        """
+        asked = self.prepared.without_settled()
+        try:
+            sampled = self.sampler.sample(logits(), asked)
+        except Exception:
+            sampled = self.sampler.sample_alone(once_more(), asked.rows)
+        note_sampled(self.scheduled, self.targets, sampled.with_settled(self.prepared), self.prepared.forced, result)
+
+    def sample_later(self, logits: Tensor, result: RunnerOutput) -> None:
+        """Do the same while the next step is under way. Texts that have lost their KV since, or have ended, get no
+        token.
+
+        :param logits: as :meth:`sample` takes them, but not overwritten
+        """
+        current = [each for each, target in enumerate(self.targets) if self.scheduled[target.index].is_current]
+        rows = self
+        if len(current) < len(self.targets):
+            targets = [self.targets[each] for each in current]
+            rows = HostRows(self.sampler, self.scheduled, targets, self.prepared.part(current))
+            left = {id(target) for target in rows.asked}
+            places = [place for place, target in enumerate(self.asked) if id(target) in left]
+            logits = select_rows(logits, places) if places else logits[:0]
+        rows.sample(logits.clone, lambda: logits, result)
