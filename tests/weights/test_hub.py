@@ -13,7 +13,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from paged_sdk.errors import ModelLoadError
+from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.weights.embedded import embedded_model_path
 from paged_sdk.weights.hub import resolve_beside, resolve_model
 
@@ -124,6 +124,20 @@ class TestLocal:
         assert resolve_model(tmp_path) == tmp_path
         assert resolve_model(str(tmp_path), gguf=False) == tmp_path
         assert resolve_model(tmp_path / "m.gguf") == tmp_path / "m.gguf"
+
+    def test_what_is_said_of_a_path_is_used_or_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.gguf"
+        file.touch()
+        assert resolve_model(file, filenames=["m.gguf"]) == file
+        with pytest.raises(
+            ModelLoadError, match=r"m\.gguf is a file, and 'other\.gguf' is to be one within a directory"
+        ):
+            resolve_model(file, filenames=["other.gguf"])
+        for path in (file, tmp_path, f"{tmp_path}:Q8_0"):
+            with pytest.raises(
+                ConfigError, match=r"with_hf_revision = 'main' is not allowed: expected none: .* is a path"
+            ):
+                resolve_model(path, revision="main")
 
     def test_directory_of_gguf_files(self, tmp_path: Path) -> None:
         for name in GGUFS:

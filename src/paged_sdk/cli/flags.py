@@ -42,7 +42,8 @@ def _naming_options(command: Callable[..., None]) -> Iterator[None]:
         if spelling is None:  # an environment variable, say
             raise
         _, _, why = str(error).partition(" = ")
-        raise typer.BadParameter(why or str(error), param_hint=spelling) from error
+        # On a command line, the option is left out instead.
+        raise typer.BadParameter(why.removesuffix(" or None") or str(error), param_hint=spelling) from error
 
 
 def exclusive(flags: Mapping[str, object]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import frozen
 
 from paged_sdk.config.build import is_encoder_name
-from paged_sdk.errors import ModelLoadError
+from paged_sdk.errors import ConfigError, ModelLoadError, shown
 from paged_sdk.files import is_file
 from paged_sdk.weights.gguf_split import split_parts
 
@@ -48,15 +48,25 @@ def resolve_model(
     :param gguf: whether a GGUF file is wanted; None: if ``filenames`` or a quantization is given, or if there are no
         safetensors
     :returns: a directory with ``config.json``, or a GGUF file (of a split model, the first part)
+    :raises ConfigError: a revision of a path
     :raises ModelLoadError: there is no such model, file or quantization, several fit, or the Hub does not give it
     """
     path = _path(str(model))
+    name, _, quantization = str(model).partition(":")
+    is_here = os.path.exists(path) or (bool(quantization) and os.path.isdir(_path(name)))
+    if is_here and revision is not None:
+        raise ConfigError.of("with_hf_revision", revision, f"none: {shown(str(model))} is a path, not an id on the Hub")
     if os.path.isdir(path):
         return _in_directory(path, filenames, "", gguf)
     if os.path.exists(path):
+        if filenames and path.name not in filenames:
+            raise ModelLoadError(
+                f"{path} is a file, and {filenames[0]!r} is to be one within a directory or a repository of the Hub: "
+                "give that as the model",
+                path=path,
+            )
         return path
-    name, _, quantization = str(model).partition(":")
-    if quantization and os.path.isdir(_path(name)):
+    if is_here:
         return _in_directory(_path(name), filenames, quantization, gguf)
     if name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
         raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
