@@ -28,6 +28,7 @@ class Body(TypedDict, total=False):
     mode: Annotated[Literal["fast"] | None, "there is one mode"]
     words: str | list[str] | list[int]
     few: Annotated[list[bool], Bounds(1, 2)]
+    lots: Annotated[list[dict[str, Any]], Bounds(1)]
     weights: dict[str, float]
     anything: Any
 
@@ -84,6 +85,17 @@ def test_what_does_not_fit_is_named(body: dict[str, Any], field: str) -> None:
 def test_fields_that_ask_for_nothing_say_why() -> None:
     with pytest.raises(InvalidRequestError, match=r'"fast" or null \(there is one mode\)'):
         READER.read({"shape": SHAPE, "mode": "slow"})
+
+
+def test_lists_are_said_in_words() -> None:
+    for body, said in (
+        ({"words": 1}, "a string or a list of strings or a list of integers"),
+        ({"few": []}, "a list of from 1 to 2 items, each true or false"),
+        ({"lots": []}, "a list of >= 1 objects"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            READER.read({"shape": SHAPE, **body})
+        assert caught.value.allowed == said
 
 
 def test_errors_say_where_a_part_is() -> None:

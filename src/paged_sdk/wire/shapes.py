@@ -130,6 +130,12 @@ class Scalar(Shape):
         return {"type": _SCALARS[self.kind][0], **(self.bounds.schema(*keys) if self.bounds else {})}
 
 
+_SEVERAL: Final[Mapping[str, str]] = {
+    "a string": "strings",
+    "an integer": "integers",
+    "a number": "numbers",
+    "an object": "objects",
+}
 _SCALARS: Final[Mapping[type, tuple[str, str]]] = {
     str: ("string", "a string"),
     int: ("integer", "an integer"),
@@ -165,7 +171,8 @@ class ListOf(Shape):
 
     @property
     def allowed(self) -> str:
-        return f"a list of {self.item.allowed}" + (f", {self.bounds} of them" if self.bounds else "")
+        count, item = f"{self.bounds} " if self.bounds else "", self.item.allowed
+        return f"a list of {count}{_SEVERAL[item]}" if item in _SEVERAL else f"a list of {count}items, each {item}"
 
     def takes(self, value: object) -> bool:
         return isinstance(value, Sequence) and not isinstance(value, str | bytes)
