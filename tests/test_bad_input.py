@@ -168,9 +168,9 @@ async def test_a_setting_that_cannot_be_used(
 async def test_one_build_is_one_model(builder: TextModelBuilder) -> None:
     building = builder.build()
     async with building as model:
-        with pytest.raises(ConfigError, match=r"call build\(\) again"):
+        with pytest.raises(ConfigError, match=r"this build\(\) was used already"):
             await building
-        with pytest.raises(ConfigError, match=r"call build\(\) again"):
+        with pytest.raises(ConfigError, match=r"this build\(\) was used already"):
             async with building:
                 pass
         assert (await model.send_completion_request("Hello", SamplingParams(max_len=1))).choices
