@@ -99,6 +99,16 @@ class MachineReport:
     gpus: tuple[GpuReport, ...]
     versions: Mapping[str, str | None]
 
+    @property
+    def processor_name(self) -> str:
+        """Return the processor's name, for people."""
+        return self.processor or "unknown processor"
+
+    @property
+    def kernels(self) -> str:
+        """Say which CPU kernels serve: the level of the native ones, or why they do not."""
+        return self.kernel_level or f"torch's, because {self.why_no_kernels}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the same as plain data, for JSON."""
         return asdict(self)

@@ -105,11 +105,10 @@ class Benchmark:
 
     def _lines(self) -> Iterator[str]:
         machine = self.machine
-        kernels = machine.kernel_level or f"torch's, because {machine.why_no_kernels}"
         yield f"{self.model.name} ({self.model.architecture}), loaded in {self.load_seconds:.1f} s"
         yield from self.model.decisions
         threads = f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}"
-        yield f"{machine.processor or 'unknown processor'}, {threads}, CPU kernels: {kernels}"
+        yield f"{machine.processor_name}, {threads}, CPU kernels: {machine.kernels}"
         for gpu in machine.gpus:
             yield f"{gpu.name}, compute capability {gpu.capability}"
         options = self.options

@@ -124,7 +124,7 @@ def machine_lines(machine: MachineReport) -> Iterator[str]:
     yield f"Processor: {machine.processor or 'unknown'}, {count}"
     yield f"Features: {' '.join(machine.features) or 'unknown'}"
     if machine.kernel_level is None:
-        yield f"CPU kernels: torch's, because {machine.why_no_kernels}"
+        yield f"CPU kernels: {machine.kernels}"
     else:
         others = ", ".join(machine.kernel_levels[1:])
         yield f"CPU kernels: {machine.kernel_level}, the fastest that runs here{f' (also {others})' if others else ''}"

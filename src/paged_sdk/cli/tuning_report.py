@@ -121,9 +121,8 @@ class Tuning:
 
     def _lines(self) -> Iterator[str]:
         machine = self.machine
-        kernels = machine.kernel_level or f"torch's, because {machine.why_no_kernels}"
         yield f"{self.model} ({self.architecture})"
-        yield f"{machine.processor or 'unknown processor'}, {machine.num_processors} usable, CPU kernels: {kernels}"
+        yield f"{machine.processor_name}, {machine.num_processors} usable, CPU kernels: {machine.kernels}"
         yield f"For {_texts(self.streams)} of {self.context_len} tokens at once."
         yield ""
         yield from table([_heading("weights"), *(_row(each.isq or "as they are", each) for each in self.types)])
