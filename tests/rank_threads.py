@@ -37,19 +37,30 @@ def free_port() -> int:
 
 
 def run_ranks(size: int, run: Callable[[Group], _T]) -> list[_T]:
-    """Run a function on every rank of a group, and return what each gives."""
+    """Run a function on every rank of a group, and return what each gives.
+
+    What it raises on one rank ends all of them, and is raised here, rather than what the others make of their loss.
+    """
     store = HashStore()
+    errors: list[Exception] = []
 
     def rank(number: int) -> _T:
         group = Group(number, size)
         group.join(store)
         try:
             return run(group)
+        except Exception as error:
+            errors.append(error)
+            group.end()  # the others would wait for this rank
+            raise
         finally:
             group.leave()
 
     with ThreadPoolExecutor(size) as pool:
-        return [each.result() for each in [pool.submit(rank, number) for number in range(size)]]
+        runs = [pool.submit(rank, number) for number in range(size)]
+    if errors:
+        raise errors[0]
+    return [each.result() for each in runs]
 
 
 @contextmanager

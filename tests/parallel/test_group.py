@@ -126,6 +126,23 @@ def test_nobody_waits_in_shared_memory_for_a_rank_that_has_ended() -> None:
     assert first.has_failed
 
 
+def test_what_fails_on_one_rank_ends_the_others() -> None:
+    library = load()
+    file = None if library is None else make_shared_memory(library, 3)
+    if library is None or file is None:
+        pytest.skip("no native library, or no memory without a name")
+
+    def run(group: Group) -> Tensor:
+        group.share(library, file)
+        if group.rank == 1:
+            raise ValueError("of 1")
+        return group.sum_(torch.ones(4))
+
+    with pytest.raises(ValueError, match="of 1"):
+        run_ranks(3, run)
+    os.close(file)
+
+
 def test_columns_are_gathered_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paged_sdk.kernels.native.ranks._BOARD", 1024)
     widths = (7, 300, 5)
