@@ -24,7 +24,7 @@ __all__ = ["Benchmark"]
 class Benchmark:
     """Holds what was measured, of which model, and on what.
 
-    :ivar num_threads: CPU threads of one operation
+    :ivar num_threads: CPU threads that compute a step
     :ivar load_seconds: what it took until the model was there
     :ivar preemptions: texts that gave up their place in a KV pool that was too small for all, and were computed again
     """

@@ -104,7 +104,7 @@ class OutputOptions:
         typer.Option("--verbose", help="Show log lines, and tracebacks of errors."),
         BuilderSetting("logging"),
     ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but the text and errors.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but texts, results and errors.")] = False
 
 
 @frozen(kw_only=True)
@@ -246,7 +246,7 @@ class ModelOptions:
     ] = None
     num_threads: Annotated[
         int | None,
-        typer.Option("--num-threads", help="CPU threads of one operation.", rich_help_panel=MODEL),
+        typer.Option("--num-threads", help="CPU threads that compute a step.", rich_help_panel=MODEL),
         BuilderSetting("num_threads"),
     ] = None
     tensor_parallel: Annotated[

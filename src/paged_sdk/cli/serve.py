@@ -1,4 +1,4 @@
-"""Run ``paged-sdk serve``: answer requests over HTTP, as OpenAI's API has it."""
+"""Run ``paged-sdk serve``: answer requests over HTTP, as OpenAI's and Anthropic's APIs have it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def serve(
     engine: options.EngineOptions,
     adapter: Adapters = None,
 ) -> None:
-    """Serve models over HTTP, as OpenAI's API has it."""
+    """Serve models over HTTP, as OpenAI's and Anthropic's APIs have it."""
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.flags import exclusive, reporting
     from paged_sdk.cli.loading import with_rivals

@@ -77,7 +77,7 @@ class ModelFile(TypedDict, total=False):
     imatrix: Annotated[str | None, "An importance matrix of llama.cpp's."]
     calibration_file: Annotated[str | None, "A text to run through the model first."]
     topology: Annotated[str | dict[str, Layer] | None, "What single layers are: a YAML file, or its content."]
-    num_threads: Annotated[int | None, Bounds(1), "CPU threads of one operation."]
+    num_threads: Annotated[int | None, Bounds(1), "CPU threads that compute a step."]
     tensor_parallel: Annotated[
         int | Literal["auto"] | None,
         Bounds(1),
