@@ -50,6 +50,11 @@ class HostRows:
         """Return the targets that need logits."""
         return [target for each, target in enumerate(self.targets) if each not in self.prepared.settled]
 
+    @property
+    def places(self) -> list[int]:
+        """Return the places of these among all targets of the step that need logits."""
+        return [target.place for target in self.asked]
+
     def sample(self, logits: Callable[[], Tensor], once_more: Callable[[], Tensor], result: RunnerOutput) -> None:
         """Sample all together or, should that raise, one at a time: whichever raises then fails alone.
 

@@ -361,9 +361,8 @@ class _Parts:
         :param likeliest: the likeliest tokens, if they are known
         """
         path, scheduled = self.device_decoding, host.scheduled
-        asked = [target.place for target in host.asked]
         if not on_device:
-            host.sample(lambda: logits, lambda: _rows(make_logits(), asked), result)
+            host.sample(lambda: logits, lambda: _rows(make_logits(), host.places), result)
             return FinishedStep(result)
         assert path is not None
         indices = [target.index for target in on_device]
@@ -376,9 +375,9 @@ class _Parts:
         if not path.may_withhold(len(rows), len(on_device)):
             early_rows = sorted({*rows, *result.failed})
             step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
-            host.sample(lambda: _rows(logits, asked), lambda: _rows(make_logits(), asked), result)
+            host.sample(lambda: _rows(logits, host.places), lambda: _rows(make_logits(), host.places), result)
             return step
-        kept = _rows(logits, asked).clone()  # the next step may leave its own in their place
+        kept = _rows(logits, host.places).clone()  # the next step may leave its own in their place
         mark = path.beside.mark()
 
         def sample_withheld() -> None:
