@@ -13,49 +13,30 @@ from paged_sdk import BlockingModel, OutOfMemoryError, TextModelBuilder
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
-from paged_sdk.config.decoder import DecoderConfig, RopeConfig
-from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.types.step import StepRow
+from recorded_steps import ATTENDING, Attending
 
 CPU = torch.device("cpu")
-CONFIG = DecoderConfig(
-    model_type="none",
-    vocab_size=11,
-    hidden_size=16,
-    intermediate_size=1,
-    num_layers=1,
-    num_heads=1,
-    num_kv_heads=1,
-    head_dim=16,
-    max_position=64,
-    norm_eps=1e-6,
-    ropes=(RopeConfig(rotary_dim=16),),
-    sliding_windows=(None,),
-    attention_scale=1.0,
-)
 
 
-class Watched:
-    """Stands in for a model and notes what it is asked for."""
-
-    device = CPU
+class Watched(Attending):
+    """Notes what it is asked for."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, ...]] = []
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         self.calls.append((len(token_ids), int(positions.max())))
-        heads = torch.zeros(len(token_ids), 1, 16)
-        return ctx.attention.forward(0, heads, heads, heads)[:, 0]
+        return super().forward(token_ids, positions, ctx)
 
     def normed(self, hidden: Tensor) -> Tensor:
         raise AssertionError("no step for trial reads hidden states")
 
-    def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, adapted: object = None) -> Tensor:
         self.calls.append(tuple(hidden.shape))
-        return hidden
+        return super().logits(hidden, adapted)
 
 
 class WatchedBackend(PagedBackend):
@@ -73,9 +54,10 @@ class WatchedBackend(PagedBackend):
 def test_the_largest_step_is_run(tokens: int, rows: int, counts: list[int], measured: int) -> None:
     model = Watched()
     made: list[WatchedBackend] = []
+    settings = PoolSettings(block_size=4, dtype=torch.float32, device=CPU)
 
     def make(num_blocks: int) -> AttentionBackend:
-        made.append(WatchedBackend(CONFIG, PoolSettings(block_size=4, dtype=torch.float32, device=CPU), num_blocks))
+        made.append(WatchedBackend(ATTENDING, settings, num_blocks))
         return made[-1]
 
     def peak(run: Callable[[], None]) -> int:
@@ -83,9 +65,9 @@ def test_the_largest_step_is_run(tokens: int, rows: int, counts: list[int], meas
         return measured
 
     found = activation_bytes(model, make, block_size=4, num_tokens=tokens, num_rows=rows, peak_bytes=peak)
-    # Hidden states and logits of 16 floats each are there at the end, whatever is measured.
-    assert found == max(measured, (tokens + len(counts)) * 16 * 4)
-    assert model.calls == [(tokens, counts[0] - 1), (len(counts), 16)]
+    # Hidden states of 64 floats and logits of 50 are there at the end, whatever is measured.
+    assert found == max(measured, (tokens * 64 + len(counts) * 50) * 4)
+    assert model.calls == [(tokens, counts[0] - 1), (len(counts), 64)]
     (backend,) = made
     assert [row.num_new_tokens for row in backend.rows] == counts
     used = [block for row in backend.rows for block in row.kv_ids]
