@@ -27,6 +27,7 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs
+from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.step_results import StepResults
 from paged_sdk.runner.step_table import Record
 from paged_sdk.sampling.device_sampler import DeviceSampler
@@ -149,27 +150,12 @@ def let_record(patch: pytest.MonkeyPatch, device: torch.device, recorder: Record
         slots = None if make_slots is None else make_slots(largest)
         bounds = [24, config.max_model_len]
         with torch.inference_mode():
-            results = StepResults(overlap.tokens, largest)
+            layers = RecordableLayers(model, backend, StepResults(overlap.tokens, largest), slots)
             mixed = None
             if recorder.counts:
-                mixed = MixedGraphs(
-                    model,
-                    backend,
-                    results,
-                    counts=recorder.counts,
-                    bounds=bounds,
-                    record=record_mixed,
-                    slots=slots,
-                )
-            graphs = DecodeGraphs(
-                model,
-                backend,
-                results,
-                sizes=batch_sizes(config.max_num_seqs),
-                bounds=bounds,
-                record=record,
-                slots=slots,
-            )
+                mixed = MixedGraphs(layers, counts=recorder.counts, bounds=bounds, record=record_mixed)
+            sizes = batch_sizes(config.max_num_seqs)
+            graphs = DecodeGraphs(layers, sizes=sizes, bounds=bounds, record=record)
             if recorder.checks:
                 graphs.check()
                 recorder.replays.clear()

@@ -35,6 +35,7 @@ from paged_sdk.quant.triton_block import TritonBlockLinear
 from paged_sdk.quant.triton_block_experts import TritonBlockExperts
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.mixed_graphs import MixedGraphs
+from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.step_results import StepResults
 from paged_sdk.weights.gguf_source import GgufSource
 from spans import span
@@ -170,7 +171,7 @@ def test_recorded_steps_with_their_logits_and_tokens() -> None:
     )
     settings = PoolSettings(block_size=16, dtype=model.dtype, device=META)
     pool = TritonPagedBackend(model.config, settings, 64, max_num_seqs=8)
-    results = StepResults(torch.empty(8, dtype=torch.int64, device=META), 32)
+    layers = RecordableLayers(model, pool, StepResults(torch.empty(8, dtype=torch.int64, device=META), 32))
     num_recorded = 0
 
     def record(function: Callable[[], None]) -> Callable[[], None]:
@@ -181,8 +182,8 @@ def test_recorded_steps_with_their_logits_and_tokens() -> None:
         num_recorded += 1
         return function
 
-    MixedGraphs(model, pool, results, counts=(16, 32), bounds=(64, 128), record=record)
-    DecodeGraphs(model, pool, results, sizes=(1, 8), bounds=(64, 128), record=record)
+    MixedGraphs(layers, counts=(16, 32), bounds=(64, 128), record=record)
+    DecodeGraphs(layers, sizes=(1, 8), bounds=(64, 128), record=record)
     assert num_recorded == 8
 
 

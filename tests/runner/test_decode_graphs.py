@@ -20,6 +20,7 @@ from paged_sdk.kernels.triton import availability
 from paged_sdk.runner.activations import cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs
+from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.step_results import Recorded, StepResults
 from paged_sdk.runner.step_table import Record
 
@@ -96,8 +97,9 @@ class Recorder:
 
 def graphs(recorder: Record, model: Model | None = None, overlap: Tensor | None = None) -> DecodeGraphs:
     own: Any = model or Model()
+    backend: Any = Backend()
     results = StepResults(torch.zeros(4, dtype=torch.int64) if overlap is None else overlap, num_tokens=5)
-    return DecodeGraphs(own, Backend(), results, sizes=SIZES, bounds=BOUNDS, record=recorder)
+    return DecodeGraphs(RecordableLayers(own, backend, results), sizes=SIZES, bounds=BOUNDS, record=recorder)
 
 
 def step(made: DecodeGraphs, positions: Sequence[int], sources: Sequence[int] | None = None) -> Recorded:

@@ -33,6 +33,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
+from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.step_results import StepResults
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.types.step import AWAITED, StepRow
@@ -304,7 +305,8 @@ def test_padding_changes_nothing(
     results = StepResults(torch.zeros(4, dtype=torch.int64), counts[1])
     recorder = Recorder()
     with torch.inference_mode():
-        graphs = MixedGraphs(model, recorded, results, counts=counts, bounds=(40,), record=recorder.record_mixed)
+        layers = RecordableLayers(model, recorded, results)
+        graphs = MixedGraphs(layers, counts=counts, bounds=(40,), record=recorder.record_mixed)
         for rows in steps:
             tokens = torch.tensor([token for each in rows for token in each.token_ids])
             positions = torch.cat([torch.arange(each.start, each.end) for each in rows])
@@ -347,7 +349,9 @@ def test_tokens_that_the_last_step_has_left() -> None:
     model: Any = Echo()
     backend: Any = Backend()
     results = StepResults(torch.tensor([30, 31, 32]), 8)
-    graphs = MixedGraphs(model, backend, results, counts=(8,), bounds=(40,), record=Recorder().record_mixed)
+    graphs = MixedGraphs(
+        RecordableLayers(model, backend, results), counts=(8,), bounds=(40,), record=Recorder().record_mixed
+    )
     results.overlap.copy_(torch.tensor([30, 31, 32]))
     rows = [
         StepRow(4, 5, [AWAITED], [0], 5, num_logits=1),

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from paged_sdk.attention.backend import AttentionBackend, DecodeBackend
+from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.kernels.lora_slots import AdapterSlots
@@ -25,6 +25,7 @@ from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
 from paged_sdk.runner.overlap import OverlapTokens
+from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.shared_overlap import SharedOverlap
 from paged_sdk.runner.step_results import StepResults
 from paged_sdk.runner.step_table import Record
@@ -73,19 +74,25 @@ def make_device_decoding(
     recordable = backend.decode_backend if placement.is_one_device else None
     slots = graphs = mixed = None
     if recordable is not None:
-        counts = token_counts(config.max_num_batched_tokens)
+        counts, sizes = token_counts(config.max_num_batched_tokens), batch_sizes(config.max_num_seqs)
+        bounds = context_bounds(config.max_model_len)
         largest = max(counts[-1], config.max_num_seqs)
         slots = None if make_slots is None else make_slots(largest)
-        results = StepResults(overlap.tokens, largest)
+        layers = RecordableLayers(model, recordable, StepResults(overlap.tokens, largest), slots)
         record: Record = CudaGraphRecorder(model.device)
         if group is not None:
             record = recorded_alike(record, group)
+
+        def record_mixed(on_progress: OnProgress) -> MixedGraphs:
+            return MixedGraphs(layers, counts=counts, bounds=bounds, record=record, on_progress=on_progress)
+
+        def record_decodes(on_progress: OnProgress) -> DecodeGraphs:
+            return DecodeGraphs(layers, sizes=sizes, bounds=bounds, record=record, on_progress=on_progress)
+
         # Steps of most tokens go first: the others fit into their memory.
         with torch.inference_mode():
-            mixed = _mixed_graphs(
-                model, recordable, results, config, record=record, counts=counts, slots=slots, visible=visible
-            )
-            graphs = _decode_graphs(model, recordable, results, config, record=record, slots=slots, visible=visible)
+            mixed = _recorded("steps with prompts", "tokens", record_mixed, visible=visible)
+            graphs = _recorded("decode steps", "rows", record_decodes, visible=visible)
     sampler = DeviceSampler(processors, config.max_num_seqs, vocab_size, placement.head)
     path = DeviceDecoding(sampler, overlap, graphs, mixed, slots)
     with torch.inference_mode():
@@ -139,49 +146,6 @@ def compile_steps(
         _log.warning("Some kernels are not compiled yet: there is no memory for a step for trial (%s).", error)
         return
     _log.info("Kernels compiled and tried in %d steps, in %.1f s.", len(steps), time.monotonic() - start)
-
-
-def _mixed_graphs(
-    model: CausalModel,
-    backend: DecodeBackend,
-    results: StepResults,
-    config: EngineConfig,
-    *,
-    record: Record,
-    counts: Sequence[int],
-    slots: AdapterSlots | None,
-    visible: bool,
-) -> MixedGraphs | None:
-    """Record steps with chunks of prompts. Return None if none can be recorded, and log why."""
-
-    def make(on_progress: OnProgress) -> MixedGraphs:
-        bounds = context_bounds(config.max_model_len)
-        return MixedGraphs(
-            model, backend, results, counts=counts, bounds=bounds, record=record, slots=slots, on_progress=on_progress
-        )
-
-    return _recorded("steps with prompts", "tokens", make, visible=visible)
-
-
-def _decode_graphs(
-    model: CausalModel,
-    backend: DecodeBackend,
-    results: StepResults,
-    config: EngineConfig,
-    *,
-    record: Record,
-    slots: AdapterSlots | None,
-    visible: bool,
-) -> DecodeGraphs | None:
-    """Record decode steps. Return None if the model does something that cannot be recorded, and log it."""
-
-    def make(on_progress: OnProgress) -> DecodeGraphs:
-        sizes, bounds = batch_sizes(config.max_num_seqs), context_bounds(config.max_model_len)
-        return DecodeGraphs(
-            model, backend, results, sizes=sizes, bounds=bounds, record=record, slots=slots, on_progress=on_progress
-        )
-
-    return _recorded("decode steps", "rows", make, visible=visible)
 
 
 def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, visible: bool) -> GraphsT | None:

@@ -22,6 +22,7 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bo
 from paged_sdk.runner.device import device_memory
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
+from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.step_results import StepResults
 from paged_sdk.runner.step_table import Record
 from paged_sdk.runner.warm_up import COMPILING_THREADS
@@ -162,17 +163,14 @@ def recorded_bytes(
     counts, sizes = token_counts(config.max_num_batched_tokens), batch_sizes(config.max_num_seqs)
     longest = context_bounds(config.max_model_len)[-1:]
     overlap = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=model.device)
-    results = StepResults(overlap, max(counts[-1], sizes[-1]))
+    layers = RecordableLayers(model, recordable, StepResults(overlap, max(counts[-1], sizes[-1])))
     before = free()
     largest = (
-        MixedGraphs(model, recordable, results, counts=counts[-1:], bounds=longest, record=record),
-        DecodeGraphs(model, recordable, results, sizes=sizes[-1:], bounds=longest, record=record),
+        MixedGraphs(layers, counts=counts[-1:], bounds=longest, record=record),
+        DecodeGraphs(layers, sizes=sizes[-1:], bounds=longest, record=record),
     )
     for_largest = before - free()
-    small = [
-        DecodeGraphs(model, recordable, results, sizes=sizes[:1], bounds=longest, record=record)
-        for _ in range(_NUM_WEIGHED)
-    ]
+    small = [DecodeGraphs(layers, sizes=sizes[:1], bounds=longest, record=record) for _ in range(_NUM_WEIGHED)]
     for_small = max(0, before - for_largest - free())
     return for_largest + for_small * (_num_graphs(config) - len(largest)) // len(small)
 

@@ -8,11 +8,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import DecodeBackend
-from paged_sdk.kernels.lora_slots import AdapterSlots, SlotRows
-from paged_sdk.kernels.step import StepContext
-from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.runner.step_results import Recorded, StepResults
+from paged_sdk.runner.recordable_layers import RecordableLayers
+from paged_sdk.runner.step_results import Recorded
 from paged_sdk.runner.step_table import Record, StepTable
 
 __all__ = ["DecodeGraphs", "batch_sizes", "context_bounds"]
@@ -54,10 +51,8 @@ class DecodeGraphs:
     One copy sends a step's input to the device. Tokens that the previous step sampled are read from where that step
     left them on the device. A step computes the logits of all rows, and which token is the likeliest.
 
-    :param results: what steps write their results to
     :param sizes: numbers of rows to record steps for
     :param bounds: context lengths to record each size for
-    :param slots: where steps find the adapters of their rows; None: no row has one
     :param record: records a step; it may call the step's function any number of times
     :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
     :ivar largest: how many rows the largest step has
@@ -66,23 +61,17 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: CausalModel,
-        backend: DecodeBackend,
-        results: StepResults,
+        layers: RecordableLayers,
         *,
         sizes: Iterable[int],
         bounds: Iterable[int],
         record: Record,
-        slots: AdapterSlots | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._backend = backend
-        self._device = results.overlap.device
-        self._results = results
+        self._layers = layers
 
         def make(size: int, bound: int) -> _DecodeStep:
-            input_ = self._empty_input(size).to(self._device)
-            return _DecodeStep(model, backend, results, input_, bound, slots)
+            return _DecodeStep(layers, self._empty_input(size).to(layers.device), bound)
 
         self._table = StepTable(sizes, bounds, make, record, on_progress)
         self.errors: list[Exception] = self._table.errors
@@ -95,15 +84,15 @@ class DecodeGraphs:
         :raises RuntimeError: the device refuses a replay, or the two results differ
         """
         self._table.replay_all()
-        seat = self._backend.seats([-1], [0], [[0]])  # of a sequence that there never is
+        seat = self._layers.backend.seats([-1], [0], [[0]])  # of a sequence that there never is
         recorded = self._table.find(1, 1)
         input_ = recorded.step.input
         padding = input_.clone()
-        input_[:2, 0] = torch.tensor([int(seat[0]), 0], device=self._device)
+        input_[:2, 0] = torch.tensor([int(seat[0]), 0], device=self._layers.device)
         recorded.replay()
-        replayed = self._results.of(1, [0]).hidden.clone()
+        replayed = self._layers.results.of(1, [0]).hidden.clone()
         recorded.step.run()
-        launched = self._results.of(1, [0]).hidden
+        launched = self._layers.results.of(1, [0]).hidden
         input_.copy_(padding)
         most = _MOST_DIFFERENCE * float(launched.abs().max())
         if not torch.allclose(replayed, launched, rtol=0.0, atol=most, equal_nan=True):
@@ -133,18 +122,18 @@ class DecodeGraphs:
         recorded = self._table.find(num_rows, max(positions) + 1)
         host = self._empty_input(recorded.size)
         columns = host.numpy()
-        columns[0, :num_rows] = self._backend.seats(seq_ids, versions, tables)
+        columns[0, :num_rows] = self._layers.backend.seats(seq_ids, versions, tables)
         for column, values in zip(columns[1:], (positions, token_ids, sources, places), strict=True):
             if values is not None:
                 column[:num_rows] = values
         recorded.step.input.copy_(host, non_blocking=True)
         recorded.replay()
-        return self._results.of(num_rows, list(range(num_rows)))
+        return self._layers.results.of(num_rows, list(range(num_rows)))
 
     def _empty_input(self, size: int) -> Tensor:
         """Make input of padding rows only: seats, positions, tokens, sources, places of adapters."""
-        host = torch.empty(5, size, dtype=torch.int64, pin_memory=self._device.type == "cuda")
-        for column, value in zip(host.numpy(), (self._backend.empty_seat, -1, 0, -1, -1), strict=True):
+        host = self._layers.host_input(5, size)
+        for column, value in zip(host.numpy(), (self._layers.backend.empty_seat, -1, 0, -1, -1), strict=True):
             column.fill(value)
         return host
 
@@ -155,28 +144,15 @@ class _DecodeStep:
     :ivar input: ``[5, size]`` int64: seats, positions, tokens, sources, places of adapters
     """
 
-    def __init__(
-        self,
-        model: CausalModel,
-        backend: DecodeBackend,
-        results: StepResults,
-        input_: Tensor,
-        bound: int,
-        slots: AdapterSlots | None,
-    ) -> None:
+    def __init__(self, layers: RecordableLayers, input_: Tensor, bound: int) -> None:
         self.input = input_
         self._bound = bound
-        self._model = model
-        self._backend = backend
-        self._results = results
-        self._slots = slots
+        self._layers = layers
 
     def run(self) -> None:
         """Run the step by operations on the device alone, whose shapes do not depend on values of the input."""
         seats, positions, token_ids, sources, places = self.input.unbind()
-        awaited = self._results.overlap.index_select(0, sources.clamp(min=0))
-        slots = None if self._slots is None else SlotRows(self._slots, places)
-        context = StepContext(attention=self._backend.decode(seats, positions, self._bound), slots=slots)
-        token_ids = token_ids.where(sources < 0, awaited)
-        hidden = self._model.forward(token_ids, positions.clamp(min=0), context)
-        self._results.keep(hidden, self._model.logits(hidden))
+        layers = self._layers
+        attention = layers.backend.decode(seats, positions, self._bound)
+        hidden = layers.forward(token_ids, positions, sources, places, attention)
+        layers.results.keep(hidden, layers.model.logits(hidden))

@@ -19,11 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paged_sdk.attention.backend import DecodeBackend
-from paged_sdk.kernels.lora_slots import AdapterSlots, SlotRows
-from paged_sdk.kernels.step import StepContext
-from paged_sdk.models.causal_model import CausalModel
-from paged_sdk.runner.step_results import Recorded, StepResults
+from paged_sdk.runner.recordable_layers import RecordableLayers
+from paged_sdk.runner.step_results import Recorded
 from paged_sdk.runner.step_table import Record, StepTable
 from paged_sdk.types.step import StepRow
 
@@ -49,10 +46,8 @@ class MixedGraphs:
 
     One copy sends a step's input to the device. Tokens that fill a step up belong to one more row, which has no keys.
 
-    :param results: what steps write their results to
     :param counts: numbers of tokens to record steps for
     :param bounds: context lengths to record each for
-    :param slots: where steps find the adapters of their tokens; None: no row has one
     :param record: records a step; it may call the step's function any number of times
     :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
     :ivar largest: how many tokens the largest step has
@@ -61,24 +56,18 @@ class MixedGraphs:
 
     def __init__(
         self,
-        model: CausalModel,
-        backend: DecodeBackend,
-        results: StepResults,
+        layers: RecordableLayers,
         *,
         counts: Iterable[int],
         bounds: Iterable[int],
         record: Record,
-        slots: AdapterSlots | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self._backend = backend
-        self._device = results.overlap.device
-        self._results = results
-        most_rows = len(results.overlap)
+        self._layers = layers
+        most_rows = len(layers.results.overlap)
 
         def make(size: int, bound: int) -> _MixedStep:
-            num_rows = min(most_rows, size)
-            step = _MixedStep(model, backend, results, size, num_rows, bound, slots)
+            step = _MixedStep(layers, size, min(most_rows, size), bound)
             step.input.copy_(self._input(step, [], [], [], []))
             return step
 
@@ -109,7 +98,7 @@ class MixedGraphs:
         wanted = [int(end) - 1 for row, end in zip(rows, ends, strict=True) if row.num_logits == 1]
         recorded.step.input.copy_(self._input(recorded.step, rows, sources, places, wanted), non_blocking=True)
         recorded.replay()
-        return self._results.of(int(ends[-1]), wanted), [0, *ends[:-1].tolist()]
+        return self._layers.results.of(int(ends[-1]), wanted), [0, *ends[:-1].tolist()]
 
     def _input(
         self,
@@ -120,14 +109,14 @@ class MixedGraphs:
         wanted: Sequence[int],
     ) -> Tensor:
         """Make a step's input on the host; what there are no rows for is padding."""
-        host = torch.empty(step.input.shape, dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        backend, host = self._layers.backend, self._layers.host_input(*step.input.shape)
         part = _Columns(host.numpy(), step.num_tokens, step.num_rows)
         part.row_of_token.fill(step.num_rows)
         part.positions.fill(-1)
         part.tokens.fill(0)
         part.sources.fill(-1)
         part.places.fill(-1)
-        part.seats.fill(self._backend.empty_seat)
+        part.seats.fill(backend.empty_seat)
         part.lengths.fill(0)
         part.wanted.fill(0)
         part.ends.fill(0)
@@ -144,7 +133,7 @@ class MixedGraphs:
         part.sources[ends - 1] = sources
         adapted = part.positions[used] >= np.array([row.adapter_start for row in rows])[row_of_token]
         part.places[used] = np.where(adapted, np.array(places)[row_of_token], -1)
-        part.seats[: len(rows)] = self._backend.seats(
+        part.seats[: len(rows)] = backend.seats(
             [row.seq_id for row in rows], [row.kv_version for row in rows], [row.kv_ids for row in rows]
         )
         part.lengths[: len(rows)] = starts + counts
@@ -183,34 +172,20 @@ class _MixedStep:
     :ivar input: int64: see :class:`_Columns`
     """
 
-    def __init__(
-        self,
-        model: CausalModel,
-        backend: DecodeBackend,
-        results: StepResults,
-        num_tokens: int,
-        num_rows: int,
-        bound: int,
-        slots: AdapterSlots | None,
-    ) -> None:
+    def __init__(self, layers: RecordableLayers, num_tokens: int, num_rows: int, bound: int) -> None:
         self.num_tokens = num_tokens
         self.num_rows = num_rows
-        self.input: Tensor = results.overlap.new_empty(sum(_sizes(num_tokens, num_rows)))
+        self.input: Tensor = layers.results.overlap.new_empty(sum(_sizes(num_tokens, num_rows)))
         self._bound = bound
-        self._model = model
-        self._backend = backend
-        self._results = results
-        self._slots = slots
+        self._layers = layers
 
     def run(self) -> None:
         """Run the step by operations on the device alone, whose shapes do not depend on values of the input."""
         parts = torch.split(self.input, _sizes(self.num_tokens, self.num_rows))
         row_of_token, positions, token_ids, sources, places, seats, lengths, ends, wanted = parts
-        awaited = self._results.overlap.index_select(0, sources.clamp(min=0))
-        slots = None if self._slots is None else SlotRows(self._slots, places)
-        attention = self._backend.mixed(
+        layers = self._layers
+        attention = layers.backend.mixed(
             seats, lengths.int(), ends.int(), row_of_token, positions, max_context_len=self._bound
         )
-        token_ids = token_ids.where(sources < 0, awaited)
-        hidden = self._model.forward(token_ids, positions.clamp(min=0), StepContext(attention=attention, slots=slots))
-        self._results.keep(hidden, self._model.logits(hidden.index_select(0, wanted)))
+        hidden = layers.forward(token_ids, positions, sources, places, attention)
+        layers.results.keep(hidden, layers.model.logits(hidden.index_select(0, wanted)))
