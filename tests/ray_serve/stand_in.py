@@ -148,20 +148,21 @@ class _Stream:
             self._task.cancel()
 
 
-async def connected(serve: StandIn) -> RayModel:
+async def connected(serve: StandIn, *, replacement_seconds: float = 0.0) -> RayModel:
     """Make a model of the replicas."""
     handle: Any = serve
     fleet = Fleet(handle, serve.loop)
     try:
-        return RayModel(await in_loop(serve.loop, fleet.open()), fleet, serve.loop)
+        models = await in_loop(serve.loop, fleet.open())
+        return RayModel(models, fleet, serve.loop, replacement_seconds=replacement_seconds)
     except BaseException:
         serve.loop.stop()
         raise
 
 
 @asynccontextmanager
-async def opened(serve: StandIn) -> AsyncIterator[RayModel]:
+async def opened(serve: StandIn, *, replacement_seconds: float = 0.0) -> AsyncIterator[RayModel]:
     """Give a model of the replicas, and close it in the end."""
-    async with await connected(serve) as model:
+    async with await connected(serve, replacement_seconds=replacement_seconds) as model:
         assert isinstance(model, RayModel)
         yield model

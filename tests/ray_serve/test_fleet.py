@@ -20,6 +20,9 @@ from paged_sdk import (
     IsqType,
     Model,
     ModelClosedError,
+    PagedError,
+    QueueFullError,
+    RequestTimeoutError,
     SamplingParams,
     TextModelBuilder,
 )
@@ -106,6 +109,79 @@ async def test_death_is_noticed_and_what_was_not_heard_of_goes_elsewhere() -> No
             serve.start("c", third)
             await until(lambda: len(model.replicas) == 1)
             assert await said(model) == "Again."
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_requests_wait_for_a_replacement() -> None:
+    async with fake_model("One.", delay=3600) as first, fake_model("Two.") as second:
+        serve = StandIn({"a": first})
+        async with opened(serve, replacement_seconds=3600) as model:
+            texts: list[str] = []
+
+            async def ask(text: str) -> None:
+                texts.append(await said(model, hello(text)))
+
+            async with anyio.create_task_group() as tasks:
+                for number in range(3):  # nothing is heard of them before the only replica dies
+                    tasks.start_soon(ask, f"{number}")
+                await until(lambda: len(model._routed._live) == 3)
+                serve.kill("a")
+                await until(lambda: not model.replicas and model.stats().waiting == 3)
+                model.check()  # what comes now is not refused
+                tasks.start_soon(ask, "Later?")
+                with anyio.move_on_after(0.01) as scope:
+                    await said(model, hello("Too late."))
+                assert scope.cancelled_caught
+                with pytest.raises(RequestTimeoutError):
+                    await said(model, hello("Too late.", timeout=0.01))
+                await until(lambda: model.stats().waiting == 4)
+                serve.start("b", second)
+            assert texts == ["Two."] * 4
+            assert model.stats().waiting == 0
+            assert len(second.requests) == 4
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_absence_has_its_limit() -> None:
+    async with fake_model("One.") as first, fake_model("Two.") as second:
+        serve = StandIn({"a": first})
+        async with opened(serve, replacement_seconds=0.05) as model:
+            serve.kill("a")
+            await until(lambda: not model.replicas)
+            for _ in range(2):  # the first may wait, the second may not
+                with pytest.raises(EngineDeadError, match="no replica is running"):
+                    await said(model)
+            with pytest.raises(EngineDeadError):
+                model.check()
+            serve.start("b", second)
+            await until(lambda: len(model.replicas) == 1)
+            assert await said(model) == "Two."
+            model.check()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_who_waits_for_a_replica_ends_with_the_model() -> None:
+    async with fake_model("One.", max_queue=2) as fake:
+        serve = StandIn({"a": fake})
+        async with opened(serve, replacement_seconds=3600) as model, anyio.create_task_group() as tasks:
+            serve.kill("a")
+            await until(lambda: not model.replicas)
+            errors: list[Exception] = []
+
+            async def ask() -> None:
+                try:
+                    await said(model)
+                except PagedError as error:
+                    errors.append(error)
+
+            for _ in range(3):
+                tasks.start_soon(ask)
+            await until(lambda: len(errors) == 1)
+            assert isinstance(errors[0], QueueFullError)
+            assert errors[0].limit == 2
+            await model.aclose()
+            await until(lambda: len(errors) == 3)
+            assert {type(each) for each in errors[1:]} == {ModelClosedError}
 
 
 async def test_cancellation_reaches_the_replica() -> None:

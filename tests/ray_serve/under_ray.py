@@ -1,6 +1,6 @@
 """Try replicas under Ray Serve itself, in a process of its own: Ray warns of much, and leaves threads behind.
 
-python tests/ray_serve/under_ray.py death      200 streams, of which one replica of two is killed
+python tests/ray_serve/under_ray.py death      200 streams, of which one replica of two is killed; then both are
 python tests/ray_serve/under_ray.py service    the server behind Ray Serve's proxy, which scales up and down
 """
 
@@ -117,6 +117,15 @@ async def death() -> None:
         assert {each.choices[0].message.content for each in responses} == {TEXT}
         assert all(each.completion_tokens for each in model.replica_stats())
         print(f"{len(texts)} whole, {len(errors)} errors within {last - killed:.2f} s")
+        for each in replica_processes():
+            os.kill(each, signal.SIGKILL)
+        killed = time.monotonic()
+        with anyio.fail_after(60):
+            while model.replicas:
+                await anyio.sleep(0.01)
+        responses = await model.send_chat_requests([hello(number) for number in range(20)])
+        assert {each.choices[0].message.content for each in responses} == {TEXT}
+        print(f"20 texts {time.monotonic() - killed:.1f} s after the last replica was killed")
     assert not replica_processes()
 
 

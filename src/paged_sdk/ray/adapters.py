@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from os import PathLike
 
-from paged_sdk.routing.routed_worker import Replica, ReplicaAdapters, RoutedWorker
+from paged_sdk.routing.adapters import ReplicaAdapters
+from paged_sdk.routing.routed_worker import Replica, RoutedWorker
 
 __all__ = ["FleetAdapters"]
 

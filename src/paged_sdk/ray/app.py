@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
-from paged_sdk.ray.options import engine_options, ray_serve
+from paged_sdk.ray.options import REPLACEMENT_SECONDS, checked_seconds, engine_options, ray_serve
 from paged_sdk.ray.replicas import open_model
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def serve_app(
     *,
     model_name: str,
     settings: ServerSettings | None = None,
+    replacement_seconds: float = REPLACEMENT_SECONDS,
     engines: Mapping[str, Any] | None = None,
     faces: Mapping[str, Any] | None = None,
 ) -> Application:
@@ -37,6 +38,7 @@ def serve_app(
 
     :param model_name: what clients call the model
     :param settings: of the server; None: those of :class:`~paged_sdk.server.ServerSettings`
+    :param replacement_seconds: how long requests wait for a replica when there is none, as for :class:`RayReplicas`
     :param engines: options of the replicas' deployment, as for :class:`RayReplicas`
     :param faces: options of the server's deployment, as ``ray.serve.deployment`` takes them. Of several faces each
         knows its own requests alone, and its router what it has sent itself
@@ -52,7 +54,8 @@ def serve_app(
     if not isinstance(model_name, str) or not model_name:
         raise ConfigError.of("model_name", model_name, "a name of at least one character")
     options = engine_options(engines or {})
-    make = partial(_face, model_name, options["name"], settings or ServerSettings())
+    seconds = checked_seconds(replacement_seconds)
+    make = partial(_face, model_name, options["name"], settings or ServerSettings(), seconds)
 
     def make_face() -> ModelServer:
         return make()
@@ -63,16 +66,16 @@ def serve_app(
     return application
 
 
-def _face(model_name: str, deployment: str, settings: ServerSettings) -> ModelServer:
+def _face(model_name: str, deployment: str, settings: ServerSettings, replacement_seconds: float) -> ModelServer:
     from paged_sdk.server import create_app
 
-    return create_app({model_name: partial(_model, deployment)}, settings)
+    return create_app({model_name: partial(_model, deployment, replacement_seconds)}, settings)
 
 
 @asynccontextmanager
-async def _model(deployment: str) -> AsyncIterator[Model]:
+async def _model(deployment: str, replacement_seconds: float) -> AsyncIterator[Model]:
     """Open the model of the replicas in the same application."""
     serve = ray_serve()
     handle = serve.get_deployment_handle(deployment, serve.get_replica_context().app_name)
-    async with await open_model(handle) as model:
+    async with await open_model(handle, replacement_seconds=replacement_seconds) as model:
         yield model

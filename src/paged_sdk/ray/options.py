@@ -8,12 +8,15 @@ from types import ModuleType
 from typing import Any, Final
 
 from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.checks import is_finite, plain
 from paged_sdk.errors import ConfigError
 
-__all__ = ["engine_options", "most_replicas", "ray_serve", "resources_of"]
+__all__ = ["REPLACEMENT_SECONDS", "checked_seconds", "engine_options", "most_replicas", "ray_serve", "resources_of"]
 
 TEXTS_PER_REPLICA: Final = 32
 """So many texts a replica computes at once, unless its builder says otherwise."""
+REPLACEMENT_SECONDS: Final = 120.0
+"""So long there may be no replica: Ray Serve had another one after 9 to 13 s, to which a large model's loading adds."""
 DEFAULTS: Final[Mapping[str, Any]] = {
     "name": "engine",
     "max_ongoing_requests": 1_000_000,  # the engine's queue has a limit of its own, and says so by a typed error
@@ -39,6 +42,17 @@ def ray_serve() -> ModuleType:
             allowed="Ray 2.60 or later, with its extra serve",
         ) from None
     return serve
+
+
+def checked_seconds(given: float) -> float:
+    """Return how long there may be no replica.
+
+    :raises ConfigError: no number of seconds
+    """
+    seconds = plain(given)
+    if not (is_finite(seconds) and seconds >= 0):
+        raise ConfigError.of("replacement_seconds", given, "a finite number of seconds >= 0")
+    return float(seconds)
 
 
 def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:

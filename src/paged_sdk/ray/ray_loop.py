@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context
+from functools import partial
 from typing import Any, TypeVar
 
 from paged_sdk.threads import thread_must_start
@@ -40,6 +41,10 @@ class RayLoop:
         """Run something there, from any thread and from finalizers; nothing if it has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, context=Context())
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> None:
+        """Run something there after a while; nothing if it has ended by then."""
+        self.call_soon(partial(self._loop.call_later, seconds, callback))
 
     def start(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
         """Run a task there, from another thread."""

@@ -18,10 +18,18 @@ from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.model import Model
 from paged_sdk.opening import Opening
 from paged_sdk.ray.adapters import FleetAdapters
-from paged_sdk.ray.options import engine_options, most_replicas, ray_serve, resources_of
+from paged_sdk.ray.options import (
+    REPLACEMENT_SECONDS,
+    checked_seconds,
+    engine_options,
+    most_replicas,
+    ray_serve,
+    resources_of,
+)
 from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.routing.routed_worker import RoutedWorker
+from paged_sdk.routing.waiting_room import WaitingRoom
 from paged_sdk.threads import thread_must_start
 
 if TYPE_CHECKING:
@@ -39,13 +47,23 @@ class RayModel(ReplicatedModel):
     """Is the replicas of a deployment of Ray Serve's, as one model. Make one with :class:`RayReplicas`.
 
     :param models: the replicas that there are by now, by name
+    :param replacement_seconds: how long requests wait for a replica when none is there
     :param delete: ends the deployment; None: somebody else does
     """
 
     def __init__(
-        self, models: Mapping[str, Model], fleet: Fleet, loop: RayLoop, *, delete: Callable[[], object] | None = None
+        self,
+        models: Mapping[str, Model],
+        fleet: Fleet,
+        loop: RayLoop,
+        *,
+        replacement_seconds: float,
+        delete: Callable[[], object] | None = None,
     ) -> None:
-        super().__init__(list(models.values()), adapters=FleetAdapters)
+        every = list(models.values())
+        limit = sum(each.config.max_queue for each in every)
+        waiting: WaitingRoom[Any] = WaitingRoom(replacement_seconds, loop.call_later, limit=limit)
+        super().__init__(every, adapters=FleetAdapters, waiting=waiting)
         self._fleet = fleet
         self._ray_loop = loop
         self._delete = delete
@@ -103,12 +121,14 @@ class RayReplicas(Opening[RayModel]):
     What comes is a :class:`Model` as :class:`~paged_sdk.ReplicaSet` makes one, with the same router: requests go where
     most of their prompt is in the prefix cache, and what has not been heard of when a replica dies goes elsewhere. This
     process has the tokenizer and the chat template, and no weights. Replicas may come and go meanwhile, as Ray Serve's
-    autoscaling has it, or because it replaces one that has died.
+    autoscaling has it, or because it replaces one that has died. While there is none at all, requests wait for one.
 
     Ray is started on this machine if it is not running and ``RAY_ADDRESS`` names no cluster; it then ends with the
     model.
 
     :param builder: builds a replica, where Ray puts it
+    :param replacement_seconds: how long there may be no replica until requests fail with :class:`EngineDeadError`
+        instead, both those that wait and, until one comes, new ones; 0: they fail at once
     :param name: of the application of Ray Serve's, in place of one that has it; None: a new one
     :param options: of the deployment, as ``ray.serve.deployment`` takes them: ``num_replicas``, ``ray_actor_options``,
         ``autoscaling_config`` ..., whose ``target_ongoing_requests`` counts texts that are under way or wait. Without
@@ -117,12 +137,20 @@ class RayReplicas(Opening[RayModel]):
     :raises ConfigError: Ray Serve is not installed, or a value that cannot be used
     """
 
-    def __init__(self, builder: ModelBuilder, *, name: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        builder: ModelBuilder,
+        *,
+        name: str | None = None,
+        replacement_seconds: float = REPLACEMENT_SECONDS,
+        **options: Any,
+    ) -> None:
         super().__init__("RayReplicas", setting="builder")
         if not callable(getattr(builder, "build", None)):
             raise ConfigError.of("builder", builder, "a builder of a model")
         if name is not None and not (isinstance(name, str) and name):
             raise ConfigError.of("name", name, "a name of at least one character")
+        self._replacement_seconds = checked_seconds(replacement_seconds)
         self._builder = builder
         self._application = f"paged-sdk-{uuid.uuid4().hex[:8]}" if name is None else name
         self._options = engine_options(options)
@@ -131,16 +159,19 @@ class RayReplicas(Opening[RayModel]):
         cluster = _Cluster(self._application)
         try:
             handle = await _in_thread(partial(cluster.deploy, self._builder, self._options))
-            return await open_model(handle, delete=cluster.leave)
+            return await open_model(handle, replacement_seconds=self._replacement_seconds, delete=cluster.leave)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(Exception):
                 await _in_thread(cluster.leave)
             raise
 
 
-async def open_model(handle: DeploymentHandle, *, delete: Callable[[], object] | None = None) -> RayModel:
+async def open_model(
+    handle: DeploymentHandle, *, replacement_seconds: float, delete: Callable[[], object] | None = None
+) -> RayModel:
     """Make a model of a deployment that is there.
 
+    :param replacement_seconds: how long requests wait for a replica when none is there
     :param delete: ends the deployment when the model is closed
     """
     from paged_sdk.ray.fleet import Fleet
@@ -148,7 +179,8 @@ async def open_model(handle: DeploymentHandle, *, delete: Callable[[], object] |
     loop = RayLoop()
     fleet = Fleet(handle, loop)
     try:
-        return RayModel(await in_loop(loop, fleet.open()), fleet, loop, delete=delete)
+        models = await in_loop(loop, fleet.open())
+        return RayModel(models, fleet, loop, replacement_seconds=replacement_seconds, delete=delete)
     except BaseException:
         loop.stop()
         raise

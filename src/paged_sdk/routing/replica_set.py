@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import anyio
 from attrs import evolve
@@ -16,8 +16,10 @@ from paged_sdk.model import Model
 from paged_sdk.model_insides import ModelInsides
 from paged_sdk.opening import Opening
 from paged_sdk.remote.face import RemoteModel, traits_of
+from paged_sdk.routing.adapters import ReplicaAdapters
 from paged_sdk.routing.in_processes import build_in_processes
-from paged_sdk.routing.routed_worker import Replica, ReplicaAdapters, RoutedWorker
+from paged_sdk.routing.routed_worker import Replica, RoutedWorker
+from paged_sdk.routing.waiting_room import WaitingRoom
 from paged_sdk.types.stats import ModelStats
 
 __all__ = ["ReplicaSet", "ReplicatedModel", "as_replica"]
@@ -35,7 +37,11 @@ class ReplicatedModel(Model):
     """Is several models that are the same, as one. Make one with :class:`ReplicaSet`."""
 
     def __init__(
-        self, replicas: Sequence[Model], *, adapters: Callable[[RoutedWorker], ReplicaAdapters] = ReplicaAdapters
+        self,
+        replicas: Sequence[Model],
+        *,
+        adapters: Callable[[RoutedWorker], ReplicaAdapters] = ReplicaAdapters,
+        waiting: WaitingRoom[Any] | None = None,
     ) -> None:
         first = replicas[0]
         for place, replica in enumerate(replicas):
@@ -44,7 +50,7 @@ class ReplicatedModel(Model):
         own = [replica._insides for replica in replicas]
         members = [as_replica(each) for each in replicas]
         configs = [each.preparer.config for each in own]
-        self._routed = RoutedWorker(members, first.config.block_size)
+        self._routed = RoutedWorker(members, first.config.block_size, waiting=waiting)
         preparer = evolve(
             own[0].preparer,
             config=evolve(

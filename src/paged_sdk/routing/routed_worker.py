@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
-from os import PathLike
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from attrs import evolve, fields, frozen
 
@@ -15,15 +15,15 @@ from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, Queu
 from paged_sdk.guard import request_failure
 from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.routing.router import Route, Router
+from paged_sdk.routing.waiting_room import WaitingRoom
 from paged_sdk.scheduler.request import Request
-from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.event_loop import OutputLoop
 from paged_sdk.worker.owner import closed_model
 from paged_sdk.worker.subscription import Subscriber
 
-__all__ = ["Replica", "ReplicaAdapters", "RoutedWorker"]
+__all__ = ["Replica", "RoutedWorker", "none_runs"]
 
 
 @frozen(eq=False)
@@ -57,14 +57,20 @@ class RoutedWorker:
     May be used from any thread. Finalizers may call :meth:`abort`, amid a call of the same thread that holds the lock:
     so that one takes no lock, and what has ended is told to the router before the next request.
 
-    Engines may come and go (:meth:`add`, :meth:`remove`). Each has a number that no other ever has.
+    Engines may come and go (:meth:`add`, :meth:`remove`). Each has a number that no other ever has. Where others are
+    expected, requests that come when there is none wait for them, and so do those of the last one that dies.
 
     :param block_size: tokens of a block, in all engines
+    :param waiting: where requests wait for an engine; None: no other one will come
     """
 
-    def __init__(self, replicas: Sequence[Replica], block_size: int) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], block_size: int, *, waiting: WaitingRoom[_LiveRequest] | None = None
+    ) -> None:
         self._replicas: Mapping[int, Replica] = dict(enumerate(replicas))  # replaced, not changed: others read it
+        self._last = replicas[-1]
         self._gone = ModelStats()
+        self._waiting = waiting
         self._router = Router([each.num_blocks for each in replicas], block_size=block_size)
         self._lock = threading.Lock()
         self._live: dict[str, _LiveRequest] = {}
@@ -77,6 +83,11 @@ class RoutedWorker:
         return tuple(self._replicas.values())
 
     @property
+    def last(self) -> Replica:
+        """Return the engine that has come last, be it there or not: what it had is what others have."""
+        return self._last
+
+    @property
     def replica_stats(self) -> tuple[ModelStats, ...]:
         """Return the snapshot of each engine."""
         return tuple(each.worker.stats for each in self.replicas)
@@ -87,18 +98,22 @@ class RoutedWorker:
         stays in it.
         """
         every = self.replica_stats
-        return _sum([*every, self._gone], speed_ups=every)
+        stats = _sum([*every, self._gone], speed_ups=every)
+        return evolve(stats, waiting=stats.waiting + len(self._waiting)) if self._waiting else stats
 
     def check(self) -> None:
-        """Raise if no engine takes requests: what the first of them refuses them with."""
+        """Raise if no engine takes requests, and none is waited for: what the first of them refuses them with."""
+        if self._waiting is not None and self._waiting.is_open and not self._is_closing:
+            self.check_process()
+            return
         errors = [each.why_not for each in self.replicas]
         if not errors:
-            raise closed_model() if self._is_closing else _none_runs()
+            raise closed_model() if self._is_closing else none_runs()
         if errors[0] is not None and all(errors):
             raise errors[0]
 
     def check_process(self) -> None:
-        for each in self.replicas:
+        for each in (*self.replicas, self._last):
             each.worker.check_process()
 
     def add(self, replica: Replica) -> int:
@@ -106,6 +121,10 @@ class RoutedWorker:
         with self._lock:
             number = self._router.open(replica.num_blocks)
             self._replicas = {**self._replicas, number: replica}
+            self._last = replica
+            waited = () if self._waiting is None else self._waiting.leave()
+        for live in waited:
+            live.resume_soon()
         return number
 
     def remove(self, number: int) -> None:
@@ -116,20 +135,23 @@ class RoutedWorker:
                 self._router.close(number)
                 self._replicas = {each: left for each, left in self._replicas.items() if each != number}
                 self._gone = _sum([self._gone, _past(replica.worker.stats)])
+            if self._waiting is not None and not self._has_any():
+                self._waiting.begin()
 
     def submit(self, request: Request, subscription: Subscriber) -> None:
         """Queue a request with the engine that serves it soonest; its outcome arrives at the subscription.
 
         :raises ModelClosedError: no engine takes requests, and the first is closed
         :raises EngineDeadError: likewise, and it is dead
+        :raises QueueFullError: too many wait for an engine
         """
         self.check()
         live = _LiveRequest(self, request, subscription)
         self._live[request.request_id] = live
         try:
-            if not self.place(live):
+            if not self.place_or_keep(live):
                 self.check()
-                raise ModelClosedError("the model is being closed")
+                raise closed_model()
         except BaseException:
             self.end(live)
             raise
@@ -139,6 +161,8 @@ class RoutedWorker:
         live = self._live.get(request_id)
         if live is not None:
             live.is_aborted = True
+            if self._waiting is not None:
+                self._waiting.discard(request_id)
             if live.replica is not None:
                 live.replica.worker.abort(request_id)
             self.end(live)
@@ -161,6 +185,9 @@ class RoutedWorker:
 
     def close(self, *, drain: bool = False) -> None:
         self._is_closing = True
+        if self._waiting is not None:
+            for live in self._waiting.empty():
+                live.fail_soon(closed_model())
         for each in self.replicas:
             each.worker.close(drain=drain)
 
@@ -169,6 +196,29 @@ class RoutedWorker:
         return all(have_ended)
 
     # For the requests under way
+
+    def place_or_keep(self, live: _LiveRequest) -> bool:
+        """Send a request to the best engine that has not had it yet, or have it wait for one if there is none at all;
+        False if neither is possible.
+
+        :raises PagedError: an engine refuses it alone
+        """
+        while not self.place(live):
+            with self._lock:
+                if self._waiting is None or not self._waiting.is_open or self._is_closing or live.is_aborted:
+                    return False
+                if not self._has_any():
+                    # Whoever closes the model or aborts the request meanwhile may have looked before it was put there.
+                    kept = self._waiting.put(live)
+                    has_left = self._is_closing or live.is_aborted
+                    return kept and not (has_left and self._waiting.discard(live.request.request_id))
+                if live.tried.issuperset(self._router.open_replicas):
+                    return False
+        return True
+
+    def _has_any(self) -> bool:
+        """Tell whether any engine takes requests."""
+        return any(each.why_not is None for each in self.replicas)
 
     def place(self, live: _LiveRequest) -> bool:
         """Send a request to the best engine that has not had it yet; False if none takes it.
@@ -232,7 +282,7 @@ class RoutedWorker:
         if not isinstance(error, EngineDeadError | ModelClosedError | QueueFullError):
             return False
         self.note_failure(live)
-        return self.place(live)
+        return self.place_or_keep(live)
 
     def _translated(self, request: Request, replica: Replica) -> Request:
         """Return the request with the adapter's number in another engine."""
@@ -241,7 +291,8 @@ class RoutedWorker:
         return evolve(request, adapter=replica.adapters.use(request.adapter.name))
 
 
-def _none_runs() -> EngineDeadError:
+def none_runs() -> EngineDeadError:
+    """Return the error of a model that has no replica."""
     return EngineDeadError("no replica is running")
 
 
@@ -316,52 +367,28 @@ class _LiveRequest:
         self._worker.end(self)
         self._subscription.fail(error)
 
+    # From any thread, while it waits for an engine
 
-class ReplicaAdapters:
-    """Knows the adapters of all replicas, which have the same (an :class:`~paged_sdk.loaded_adapters.Adapters`)."""
+    def resume_soon(self) -> None:
+        """Go to the engine that has come."""
+        self._call_soon(self._resume)
 
-    def __init__(self, worker: RoutedWorker) -> None:
-        self._worker = worker
+    def fail_soon(self, error: Exception) -> None:
+        """End with an error."""
+        self._call_soon(partial(self._end_waiting, error))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return () if (first := self._first()) is None else first.names
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        if not self.loop.call_soon(callback):  # the loop has ended, and nobody will hear of it
+            self._worker.end(self)
 
-    @property
-    def infos(self) -> tuple[AdapterInfo, ...]:
-        return () if (first := self._first()) is None else first.infos
-
-    def use(self, name: str | None) -> AdapterUse | None:
-        if name is None:
-            return None
-        if (first := self._first()) is None:
-            raise _none_runs()
-        return first.use(name)
-
-    async def load(self, path: str | PathLike[str], name: str | None) -> None:
-        """Load an adapter everywhere, or nowhere."""
-        self._worker.check()
-        before = self.names
-        done: list[Replica] = []
+    def _resume(self) -> None:
         try:
-            for replica in self._living():
-                await replica.adapters.load(path, name)
-                done.append(replica)
-        except BaseException:
-            for replica in done:
-                for new in set(replica.adapters.names).difference(before):
-                    await replica.adapters.unload(new)
-            raise
+            if not (self.is_aborted or self._worker.place_or_keep(self)):
+                self._end_waiting(none_runs())
+        except PagedError as error:
+            self._end_waiting(error)
 
-    async def unload(self, name: str) -> None:
-        """Unload an adapter everywhere."""
-        self._worker.check()
-        for replica in self._living():
-            await replica.adapters.unload(name)
-
-    def _living(self) -> list[Replica]:
-        every = self._worker.replicas
-        return [each for each in every if each.why_not is None] or list(every[:1])
-
-    def _first(self) -> Adapters | None:
-        return next((each.adapters for each in self._living()), None)
+    def _end_waiting(self, error: Exception) -> None:
+        self._worker.end(self)
+        failure = request_failure(error, self.request.request_id)
+        self._subscription.add(RequestEvent(request_id=self.request.request_id, error=failure))
