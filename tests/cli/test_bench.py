@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +15,10 @@ from attrs import field, frozen
 from typer.testing import CliRunner, Result
 
 import tiny
-from paged_sdk import CompletionResponse, Model, SamplingParams, Usage
+from paged_sdk import CompletionResponse, Model, ModelStats, ReplicaSet, SamplingParams, TextModelBuilder, Usage
 from paged_sdk.cli.app import app
-from paged_sdk.cli.benchmark import Benchmark
-from paged_sdk.cli.loading import Builder
+from paged_sdk.cli.benchmark import Benchmark, _of_first
+from paged_sdk.cli.loading import Builder, load
 from paged_sdk.cli.measuring import Measurement, Speedometer, perplexity_of_sample
 from paged_sdk.cli.tables import table
 from paged_sdk.testing import fake_model
@@ -39,6 +41,13 @@ class Clockwork:
     """Stands for a model that takes a second for a prompt, and then half a second for each token of a text."""
 
     asked: list[tuple[int, int | None]] = field(factory=list)
+
+    @property
+    def replicas(self) -> tuple[Clockwork, ...]:
+        return (self,)
+
+    def stats(self) -> ModelStats:
+        return ModelStats()
 
     async def send_completion_request(self, prompt: list[int], sampling: SamplingParams) -> CompletionResponse:
         assert sampling.ignore_eos
@@ -88,6 +97,20 @@ def test_prompts_are_new_and_texts_have_them_cached() -> None:
     anyio.run(main)
 
 
+def test_each_replica_has_its_part() -> None:
+    async def main() -> None:
+        async with ReplicaSet([fake_model("x" * 100) for _ in range(2)]) as model:
+            speedometer = await Speedometer.of(model, warmup=1, iterations=2)
+            prompts = await speedometer.prompts(64)
+            assert (prompts.streams, prompts.of_replicas) == (2, (prompts.median / 2,) * 2)
+            stats = model.replica_stats()
+            assert [each.prompt_tokens for each in stats] == [3 * 64] * 2
+            texts = await speedometer.texts(8, streams=4, depth=65)  # each goes where its prompt is
+            assert texts.of_replicas == (texts.median / 2,) * 2
+
+    anyio.run(main)
+
+
 def test_the_sample_has_a_perplexity() -> None:
     async def main() -> float:
         async with fake_model("nothing of the sort") as model:
@@ -119,6 +142,47 @@ def test_what_is_said_of_a_model(model: Path) -> None:
     assert any("1 thread, CPU kernels: " in line for line in lines)
 
 
+def test_replicas_are_measured_together_and_each(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load(builder: Builder, *, replicas: int) -> Model:
+        return await ReplicaSet([builder] * replicas)  # in this process, which takes less time to start
+
+    monkeypatch.setattr("paged_sdk.cli.benchmark.load", load)
+    arguments = (*FLAGS, *SHORT, "--replicas", "2", "--streams", "2", "--depth", "17")
+    result = bench(model, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["options"]["replicas"] == 2
+    assert [(each["kind"], each["streams"]) for each in found["results"]] == [("prompt", 2), ("text", 2)]
+    for each in found["results"]:
+        assert each["tok_per_sec_of_replicas"] == [each["median_tok_per_sec"] / 2] * 2
+    assert found["model"]["num_blocks"] == 128
+    lines = bench(model, *arguments).stdout.splitlines()
+    assert any("2 replicas, each of 1 thread" in line for line in lines)
+    assert [line.split("  ")[0] for line in lines[-3:]] == ["of these", "2 prompts of 16 tokens", "2 texts of 4 tokens"]
+    assert lines[-3].split()[-4:] == ["replica", "0", "replica", "1"]
+
+
+def test_what_replicas_log_is_said_once() -> None:
+    lines = ["replica 0: Paged.", "replica 1: Paged.", "here", "replica 12: Paged."]
+    assert list(_of_first(lines)) == ["Paged.", "here"]
+
+
+def test_replicas_are_those_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Recorded:
+        def __init__(self, sources: list[object], *, in_processes: bool) -> None:
+            made.append((sources, in_processes))
+
+        def __await__(self) -> Iterator[None]:
+            yield from ()
+
+    monkeypatch.setattr("paged_sdk.cli.loading.ReplicaSet", Recorded)
+    builder = TextModelBuilder("somewhere")
+    anyio.run(partial(load, builder, replicas=3))
+    assert made == [([builder] * 3, True)]
+
+
 def test_a_pool_that_is_too_small_is_said(model: Path) -> None:
     flags = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "32", "--pa-block-size", "8")
     result = bench(model, *flags, "--prompt-len", "0", "--gen-len", "24", "--streams", "4", "--warmup", "0")
@@ -131,6 +195,8 @@ def test_a_pool_that_is_too_small_is_said(model: Path) -> None:
     [
         (("--gen-len", "1"), 2, "--gen-len"),
         (("--streams", "4", "--max-seqs", "2"), 2, "expected at most --max-seqs, 2"),
+        (("--streams", "5", "--max-seqs", "2", "--replicas", "2"), 2, "at most --max-seqs, 2 of each replica"),
+        (("--replicas", "0"), 2, "--replicas"),
         (("-m", "x"), 2, "MODEL and --model-id exclude each other"),
         (("--arch", "phi3"), 2, "the model is of the family llama, not phi3"),
         (("--prompt-len", "9999"), 1, "9999"),
@@ -142,7 +208,10 @@ def test_what_cannot_be_is_said(model: Path, arguments: tuple[str, ...], code: i
     assert expected in " ".join(result.output.replace("│", " ").split())
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [(("40",), 40), (("8",), 32), (("8", "--max-seqs", "9"), 9)])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(("40",), 40), (("8",), 32), (("8", "--max-seqs", "9"), 9), (("99", "--replicas", "3"), 33)],
+)
 def test_more_texts_than_usual_are_computed_at_once(
     arguments: tuple[str, ...], expected: int, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,13 +41,18 @@ def bench(
         location = only({"MODEL": model, "--model-id": model_id})
         streams = bench_options.streams or (1, 4)
         machine = describe_machine()
-        if model_options.num_threads is None:  # what torch takes depends on the environment too
+        # What torch takes depends on the environment, too; replicas divide the processors among themselves.
+        if model_options.num_threads is None and bench_options.replicas == 1:
             model_options = evolve(model_options, num_threads=machine.num_processors)
         builder = builder_of(location, model_options, paged, engine, output)
-        if max(streams) > builder.settings.max_num_seqs:
+        most = -(-max(streams) // bench_options.replicas)
+        if most > builder.settings.max_num_seqs:
             if engine.max_seqs is not None:
-                raise typer.BadParameter(f"expected at most --max-seqs, {engine.max_seqs}", param_hint="--streams")
-            engine = evolve(engine, max_seqs=max(streams))
+                each = " of each replica" if bench_options.replicas > 1 else ""
+                raise typer.BadParameter(
+                    f"expected at most --max-seqs, {engine.max_seqs}{each}", param_hint="--streams"
+                )
+            engine = evolve(engine, max_seqs=most)
             builder = builder_of(location, model_options, paged, engine, output)
         measured = asyncio.run(
             Benchmark.of(builder, machine, evolve(bench_options, streams=streams), terminal, arch=model_options.arch)

@@ -39,6 +39,15 @@ class BenchOptions:
             rich_help_panel=MEASURED,
         ),
     ] = ()
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas",
+            min=1,
+            help="Processes that hold the model, each as a whole, as serve has them.",
+            rich_help_panel=MEASURED,
+        ),
+    ] = 1
     iterations: Annotated[
         int, typer.Option("--iterations", min=1, help="Runs, of which the median counts.", rich_help_panel=MEASURED)
     ] = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 from attrs import asdict, frozen
@@ -12,7 +12,7 @@ from attrs import asdict, frozen
 from paged_sdk import MachineReport
 from paged_sdk.cli.bench_options import BenchOptions
 from paged_sdk.cli.diagnosis import LoadedReport, log_lines
-from paged_sdk.cli.loading import AnyBuilder, check_arch
+from paged_sdk.cli.loading import AnyBuilder, check_arch, load
 from paged_sdk.cli.measuring import Measurement, Speedometer
 from paged_sdk.cli.tables import table
 from paged_sdk.cli.terminal import Terminal
@@ -24,7 +24,7 @@ __all__ = ["Benchmark"]
 class Benchmark:
     """Holds what was measured, of which model, and on what.
 
-    :ivar num_threads: CPU threads that compute a step
+    :ivar num_threads: CPU threads that compute a step, in each replica
     :ivar load_seconds: what it took until the model was there
     :ivar preemptions: texts that gave up their place in a KV pool that was too small for all, and were computed again
     """
@@ -56,11 +56,11 @@ class Benchmark:
         """
         start = time.perf_counter()
         with log_lines() as lines, terminal.loading(builder.source.location):
-            model = await builder.build()
+            model = await load(builder, replicas=options.replicas)
         load_seconds = time.perf_counter() - start
         async with model:
             check_arch(model.architecture, arch)
-            loaded = LoadedReport.of(model, lines)
+            loaded = LoadedReport.of(model, _of_first(lines))
             runs = (len(options.streams) + bool(options.prompt_len)) * (options.warmup + options.iterations)
             with terminal.progress(runs) as progress:
                 speedometer = await Speedometer.of(
@@ -77,7 +77,7 @@ class Benchmark:
         return cls(
             machine=machine,
             model=loaded,
-            num_threads=builder.settings.num_threads or machine.num_processors,
+            num_threads=builder.settings.num_threads or max(machine.num_processors // options.replicas, 1),
             load_seconds=load_seconds,
             preemptions=preemptions,
             options=options,
@@ -108,6 +108,8 @@ class Benchmark:
         yield f"{self.model.name} ({self.model.architecture}), loaded in {self.load_seconds:.1f} s"
         yield from self.model.decisions
         threads = f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}"
+        if self.options.replicas > 1:
+            threads = f"{self.options.replicas} replicas, each of {threads}"
         yield f"{machine.processor_name}, {threads}, CPU kernels: {machine.kernels}"
         for gpu in machine.gpus:
             yield f"{gpu.name}, compute capability {gpu.capability}"
@@ -119,9 +121,29 @@ class Benchmark:
             rates = (each.median, min(each.rates), max(each.rates), each.median / each.streams)
             rows.append((_name(each.kind, each.streams, each.tokens), *(f"{rate:.1f}" for rate in rates)))
         yield from table(rows)
+        if self.options.replicas > 1:
+            yield ""
+            yield from table(list(self._rows_of_replicas()))
         if self.preemptions:
             yield ""
             yield f"{self.preemptions} texts were computed again: the KV pool is too small for so many at once."
+
+    def _rows_of_replicas(self) -> Iterator[Sequence[str]]:
+        """Return what each replica has of the median rates."""
+        yield ("of these", *(f"replica {place}" for place in range(self.options.replicas)))
+        for each in self.results:
+            name = _name(each.kind, each.streams, each.tokens)
+            yield (name, *(f"{rate:.1f}" for rate in each.of_replicas))
+
+
+def _of_first(lines: Iterable[str]) -> Iterator[str]:
+    """Leave out what replicas have logged that was logged by the first already."""
+    for line in lines:
+        logger, separator, text = line.partition(": ")
+        if not (separator and logger.startswith("replica ")):
+            yield line
+        elif logger == "replica 0":
+            yield text
 
 
 def _name(kind: str, streams: int, tokens: int) -> str:

@@ -14,8 +14,10 @@ from paged_sdk import (
     ImageLimits,
     IsqType,
     MemoryGpuConfig,
+    Model,
     PagedAttentionMeta,
     PagedAttentionMetaBuilder,
+    ReplicaSet,
     SpeculativeConfig,
     TextModelBuilder,
     TextSpeculativeBuilder,
@@ -27,7 +29,7 @@ from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.groups import apply_settings
 from paged_sdk.cli.options import EngineOptions, ModelFormat, ModelOptions, PagedAttnMode, PagedOptions
 
-__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch", "with_rivals"]
+__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch", "load", "with_rivals"]
 
 Builder: TypeAlias = TextModelBuilder | GgufModelBuilder | VisionModelBuilder
 AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
@@ -90,6 +92,17 @@ def builder_of(
         is_named = bool(found) and not os.path.exists(os.path.expanduser(adapter))
         builder = builder.with_adapter(path, name=name) if is_named else builder.with_adapter(adapter)
     return _speculating(builder, engine)
+
+
+async def load(builder: AnyBuilder, *, replicas: int) -> Model:
+    """Load a model.
+
+    :param replicas: how many processes are to hold it; 1: this one does
+    :raises PagedError: it cannot be loaded
+    """
+    if replicas == 1:
+        return await builder.build()
+    return await ReplicaSet([builder] * replicas, in_processes=True)
 
 
 def check_arch(loaded: str, arch: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from paged_sdk import Model, SamplingParams
+from paged_sdk import Model, SamplingParams, Usage
 
 __all__ = ["Measurement", "Speedometer", "perplexity_of_sample"]
 
@@ -36,12 +36,14 @@ class Measurement:
     :ivar streams: how many at once
     :ivar tokens: of each
     :ivar rates: tokens per second, of all of them together
+    :ivar of_replicas: of each replica the part of the median rate that is its own; empty: there is one
     """
 
     kind: str
     streams: int
     tokens: int
     rates: tuple[float, ...]
+    of_replicas: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
@@ -56,6 +58,7 @@ class Measurement:
             "tokens": self.tokens,
             "median_tok_per_sec": self.median,
             "tok_per_sec": list(self.rates),
+            "tok_per_sec_of_replicas": list(self.of_replicas),
         }
 
 
@@ -90,17 +93,23 @@ class Speedometer:
         return cls(model, await model.tokenize(SAMPLE), **settings)
 
     async def prompts(self, tokens: int) -> Measurement:
-        """Measure how fast a prompt is computed: its tokens, by the time until the first token of an answer is there.
+        """Measure how fast a prompt is computed: its tokens, by the time until the first token of an answer is there;
+        with several replicas, as many prompts at once.
 
         :raises RequestError: the prompt does not fit
         """
-        rates = []
+        rates, shares = list[float](), _Shares(self._model, "prompt_tokens")
+        streams = len(self._model.replicas)
         for number in range(self._warmup + self._iterations):
-            prompt = self._prompt(tokens)
-            usage = (await self._model.send_completion_request(prompt, _sampling(1))).usage
-            rates += [tokens / usage.time_to_first_token_sec] if number >= self._warmup else []
+            shares.begin()
+            prompts = [self._prompt(tokens) for _ in range(streams)]
+            usages = await asyncio.gather(*(self._usage(each, 1) for each in prompts))
+            seconds = max(usage.time_to_first_token_sec for usage in usages)
+            if number >= self._warmup:
+                rates.append(streams * tokens / seconds)
+                shares.end()
             self._after_run()
-        return Measurement(kind="prompt", streams=1, tokens=tokens, rates=tuple(rates))
+        return self._measurement("prompt", streams, tokens, rates, shares)
 
     async def texts(self, tokens: int, *, streams: int, depth: int) -> Measurement:
         """Measure how fast texts are generated: their tokens, by the time from the first that one has to the last.
@@ -110,25 +119,68 @@ class Speedometer:
         :param depth: tokens of the prompt in front of each text, which the prefix cache has by then, if there is one
         :raises RequestError: prompt and text do not fit
         """
-        rates = []
+        rates, shares = list[float](), _Shares(self._model, "completion_tokens")
         for number in range(self._warmup + self._iterations):
             prompts = [self._prompt(depth) for _ in range(streams)]
-            await asyncio.gather(*(self._model.send_completion_request(each, _sampling(1)) for each in prompts))
+            await asyncio.gather(*(self._usage(each, 1) for each in prompts))
+            shares.begin()
             times = await asyncio.gather(*(self._text(each, tokens) for each in prompts))
             seconds = max(end for _, end in times) - min(start for start, _ in times)
-            rates += [streams * (tokens - 1) / seconds] if number >= self._warmup else []
+            if number >= self._warmup:
+                rates.append(streams * (tokens - 1) / seconds)
+                shares.end()
             self._after_run()
-        return Measurement(kind="text", streams=streams, tokens=tokens, rates=tuple(rates))
+        return self._measurement("text", streams, tokens, rates, shares)
+
+    def _measurement(
+        self, kind: str, streams: int, tokens: int, rates: Sequence[float], shares: _Shares
+    ) -> Measurement:
+        parts = tuple(share * median(rates) for share in shares.of_replicas)
+        return Measurement(kind=kind, streams=streams, tokens=tokens, rates=tuple(rates), of_replicas=parts)
 
     async def _text(self, prompt: list[int], tokens: int) -> tuple[float, float]:
         """Generate a text; return when its first token was there, and its last."""
         sent = time.perf_counter()
-        usage = (await self._model.send_completion_request(prompt, _sampling(tokens))).usage
+        usage = await self._usage(prompt, tokens)
         first = sent + usage.time_to_first_token_sec
         return first, first + usage.total_completion_time_sec
 
+    async def _usage(self, prompt: list[int], tokens: int) -> Usage:
+        return (await self._model.send_completion_request(prompt, _sampling(tokens))).usage
+
     def _prompt(self, tokens: int) -> list[int]:
         return self._random.choices(self._token_ids, k=tokens)
+
+
+class _Shares:
+    """Counts which part of the tokens each replica has computed in the runs that count.
+
+    :param figure: the one of :class:`~paged_sdk.ModelStats` that counts them
+    """
+
+    def __init__(self, model: Model, figure: str) -> None:
+        self._replicas = model.replicas
+        self._figure = figure
+        self._before: list[int] = []
+        self._counts = [0] * len(self._replicas)
+
+    def begin(self) -> None:
+        """Note where a run begins."""
+        self._before = self._figures()
+
+    def end(self) -> None:
+        """Count what has come since."""
+        gained = zip(self._counts, self._before, self._figures(), strict=True)
+        self._counts = [count + after - before for count, before, after in gained]
+
+    @property
+    def of_replicas(self) -> tuple[float, ...]:
+        """Return each replica's part of the whole, 1; nothing if there is one replica."""
+        total = sum(self._counts)
+        return tuple(count / max(total, 1) for count in self._counts) if len(self._counts) > 1 else ()
+
+    def _figures(self) -> list[int]:
+        return [getattr(each.stats(), self._figure) for each in self._replicas]
 
 
 async def perplexity_of_sample(model: Model) -> float:

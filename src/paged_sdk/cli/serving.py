@@ -12,9 +12,9 @@ from typing import Any, Self
 import typer
 from attrs import frozen
 
-from paged_sdk import ConfigError, Model, ReplicaSet
+from paged_sdk import ConfigError, Model
 from paged_sdk.cli.groups import replaced
-from paged_sdk.cli.loading import AnyBuilder, builder_of, check_arch
+from paged_sdk.cli.loading import AnyBuilder, builder_of, check_arch, load
 from paged_sdk.cli.options import EngineOptions, ModelOptions, OutputOptions, PagedOptions
 from paged_sdk.cli.server_options import ServerOptions
 from paged_sdk.cli.service_file import ModelEntry
@@ -108,9 +108,7 @@ class ServedModel:
                 return await RayReplicas(self.builder, num_replicas=self.replicas)
             bounds = {"min_replicas": self.replicas, "max_replicas": self.max_replicas}
             return await RayReplicas(self.builder, autoscaling_config=bounds)
-        if self.replicas == 1:
-            return await self.builder.build()
-        return await ReplicaSet([self.builder] * self.replicas, in_processes=True)
+        return await load(self.builder, replicas=self.replicas)
 
 
 def _checked_most(server: ServerOptions) -> int | None:
