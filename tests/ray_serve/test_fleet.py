@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -26,9 +27,12 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
-from paged_sdk.ray import RayReplicas, serve_app
+from paged_sdk.ray import RayReplicas, fleet, serve_app
+from paged_sdk.ray.hung_engine import until_hung
 from paged_sdk.ray.options import resources_of
+from paged_sdk.ray.sessions import Sessions
 from paged_sdk.testing import fake_model
+from paged_sdk.worker.worker import Worker
 from slow_fakes import SLOW_TEXT, let_end, slow_fake
 from talk import hello, said, until
 from tiny import build_model, make_checkpoint
@@ -109,6 +113,39 @@ async def test_death_is_noticed_and_what_was_not_heard_of_goes_elsewhere() -> No
             serve.start("c", third)
             await until(lambda: len(model.replicas) == 1)
             assert await said(model) == "Again."
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_step_that_does_not_end_is_noticed_and_what_was_not_heard_of_goes_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "PAUSE_SECONDS", 0.001)
+    async with fake_model("One.", delay=3600) as hanging, fake_model("Two.") as other:
+        worker = hanging._insides.worker
+        assert isinstance(worker, Worker)
+        serve = StandIn({"a": hanging, "b": other})
+        async with opened(serve) as model, anyio.create_task_group() as tasks:
+            texts: list[str] = []
+
+            async def ask(number: int) -> None:
+                texts.append(await said(model, hello(f"{number}")))
+
+            for number in range(4):
+                tasks.start_soon(ask, number)
+            with anyio.fail_after(20):
+                reason = await until_hung(worker, 0.2)
+            assert reason == "it has hung: a step of its engine has taken 0.2 s"
+            sessions = serve.sessions("a")
+            assert isinstance(sessions, Sessions)
+            serve.loop.call_soon(partial(sessions.fail, EngineDeadError(reason)))
+            await until(lambda: texts == ["Two."] * 4)
+            await until(lambda: serve.links["a"] > 2)  # until Ray Serve asks for its health it is tried again, in vain
+            assert len(model.replicas) == 1
+            assert await said(model) == "Two."
+            serve.retire("a")
+        with anyio.move_on_after(0.01) as scope:
+            await until_hung(worker, None)
+        assert scope.cancelled_caught
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])

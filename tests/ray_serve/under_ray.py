@@ -1,6 +1,7 @@
 """Try replicas under Ray Serve itself, in a process of its own: Ray warns of much, and leaves threads behind.
 
 python tests/ray_serve/under_ray.py death      200 streams, of which one replica of two is killed; then both are
+python tests/ray_serve/under_ray.py hang       a replica whose step does not end, and its replacement
 python tests/ray_serve/under_ray.py service    the server behind Ray Serve's proxy, which scales up and down
 """
 
@@ -39,6 +40,21 @@ class Talker:
 
     def build(self) -> Any:
         return fake_model(TEXT, delay=0.01)
+
+
+@frozen
+class HangsAtFirst:
+    """Builds a model whose steps do not end, and then others.
+
+    :ivar mark: a file that tells that there was one
+    """
+
+    mark: Path
+
+    def build(self) -> Any:
+        is_first = not self.mark.exists()
+        self.mark.touch()
+        return fake_model(TEXT, delay=3600 if is_first else 0.01)
 
 
 @contextmanager
@@ -129,6 +145,23 @@ async def death() -> None:
     assert not replica_processes()
 
 
+async def hang() -> None:
+    os.environ["PAGED_SDK_STEP_SECONDS"] = "2"
+    with tempfile.TemporaryDirectory() as folder:
+        builder = HangsAtFirst(Path(folder, "mark"))
+        async with RayReplicas(builder, graceful_shutdown_timeout_s=5, **NO_PROCESSORS) as model:
+            before, start = replica_processes(), time.monotonic()
+            with anyio.fail_after(120):
+                responses = await model.send_chat_requests([hello(number) for number in range(5)])
+            assert {each.choices[0].message.content for each in responses} == {TEXT}
+            after = replica_processes()
+            print(f"5 texts by its replacement after {time.monotonic() - start:.1f} s; {before} {after}")
+            with anyio.fail_after(120):
+                while set(before) & set(replica_processes()):
+                    await anyio.sleep(0.1)
+    assert not replica_processes()
+
+
 def service() -> None:
     serve.start(http_options={"port": PORT})
     scaling = {
@@ -193,8 +226,8 @@ def until(condition: Any) -> None:
 
 def main() -> None:
     with small_ray():
-        if sys.argv[1] == "death":
-            anyio.run(death)
+        if sys.argv[1] in ("death", "hang"):
+            anyio.run(death if sys.argv[1] == "death" else hang)
         else:
             service()
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from paged_sdk.config.env import read_hang_limits
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
 from paged_sdk.ray.options import REPLACEMENT_SECONDS, checked_seconds, engine_options, ray_serve
@@ -60,7 +61,8 @@ def serve_app(
     def make_face() -> ModelServer:
         return make()
 
-    engine = serve.deployment(EngineReplica, **options).bind(builder)
+    step_seconds = read_hang_limits().step_seconds
+    engine = serve.deployment(EngineReplica, **options).bind(builder, step_seconds=step_seconds)
     of_faces = {"name": "face", "max_ongoing_requests": 1_000_000, **(faces or {})}
     application: Application = serve.deployment(serve.ingress(make_face)(), **of_faces).bind(engine)
     return application

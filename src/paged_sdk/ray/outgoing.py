@@ -44,6 +44,11 @@ class Outgoing:
         self._has_ended = True
         self._news.set()
 
+    def end_with(self, parcel: Parcel) -> None:
+        """Say that one more parcel follows, whatever waits for room; in the loop."""
+        self._parcels.append([bytes(part) for part in parcel])
+        self.end()
+
     def close(self) -> None:
         """Take nothing any more, and end the iteration; in the loop."""
         self._is_closed = True

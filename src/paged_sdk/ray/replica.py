@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol
 
@@ -11,11 +12,15 @@ from ray import serve
 
 from paged_sdk.building import Building
 from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.errors import EngineDeadError
 from paged_sdk.model import Model
+from paged_sdk.ray.hung_engine import until_hung
 from paged_sdk.ray.sessions import NoSessions, Sessions
 from paged_sdk.ray.watch import Watch
 from paged_sdk.remote.link import Parcel
 from paged_sdk.types.stats import ModelStats
+from paged_sdk.worker.engine_access import EngineAccess
+from paged_sdk.worker.worker import Worker
 
 __all__ = ["EngineReplica", "ModelBuilder"]
 
@@ -29,14 +34,16 @@ class ModelBuilder(Protocol):
 class EngineReplica:
     """Is a replica: a whole model. Ray Serve makes it, and calls its methods in one event loop.
 
+    :param step_seconds: an engine one of whose steps takes so long has hung; None: none has
     :param says_why: whether an error while the model is built is kept for the face, which raises it with its type. Ray
         Serve itself would try three times, and then tell the face no more than that it has failed
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self, builder: ModelBuilder, *, says_why: bool = False
+        self, builder: ModelBuilder, *, step_seconds: float | None, says_why: bool = False
     ) -> None:
         self._model: Model | None = None
+        self._hang: EngineDeadError | None = None
         self._sessions: Sessions | NoSessions
         try:
             self._model = await _building(builder)
@@ -45,7 +52,14 @@ class EngineReplica:
                 raise
             self._sessions = NoSessions(error)
         else:
-            self._sessions = Sessions(serve.get_replica_context().replica_id.unique_id, self._model._insides)
+            sessions = Sessions(serve.get_replica_context().replica_id.unique_id, self._model._insides)
+            self._sessions = sessions
+            self._watching = asyncio.ensure_future(self._watch(sessions, self._model._insides.worker, step_seconds))
+
+    async def _watch(self, sessions: Sessions, worker: EngineAccess, step_seconds: float | None) -> None:
+        assert isinstance(worker, Worker), "its engine runs here"
+        self._hang = EngineDeadError(await until_hung(worker, step_seconds))
+        sessions.fail(self._hang)
 
     async def watch(self, watch: Watch) -> None:
         """Do nothing: it is what routes the call that takes notice of the watch."""
@@ -60,8 +74,10 @@ class EngineReplica:
         self._sessions.take(session_id, parcels)
 
     def check_health(self) -> None:
-        """Raise if the engine has died: Ray Serve then starts another replica."""
+        """Raise if the engine has died or hung: Ray Serve then starts another replica."""
         self._sessions.end_silent()
+        if self._hang is not None:
+            raise self._hang
         if self._model is not None:
             self._model.check()
 

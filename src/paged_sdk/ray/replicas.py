@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 import anyio.to_thread
 
+from paged_sdk.config.env import read_hang_limits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.model import Model
@@ -216,7 +217,9 @@ class _Cluster:
         if "ray_actor_options" not in options:
             kept = resources_of(builder, most_replicas(options), ray.cluster_resources())
             options = {**options, "ray_actor_options": kept}
-        application = serve.deployment(EngineReplica, **options).bind(builder, says_why=True)
+        application = serve.deployment(EngineReplica, **options).bind(
+            builder, step_seconds=read_hang_limits().step_seconds, says_why=True
+        )
         try:
             handle: DeploymentHandle = serve.run(application, name=self._name, route_prefix=None)
         except RuntimeError as error:  # Ray Serve gives up, and says why in words alone

@@ -33,12 +33,13 @@ class Sessions:
         self._insides = insides
         self._silent_seconds = silent_seconds
         self._sessions: dict[str, _Session] = {}
+        self._has_failed = False
 
     async def listen(self, session_id: str, target: str) -> AsyncIterator[list[Parcel]]:
         """Open a session, and say in lists of parcels what comes of it: the model's face first. It ends with the
-        session; at once if another replica was meant, which is gone.
+        session; at once if another replica was meant, which is gone, or if this one has failed.
         """
-        if target != self._name:
+        if target != self._name or self._has_failed:
             return
         self._sessions[session_id] = session = _Session(self._insides)
         try:
@@ -53,6 +54,12 @@ class Sessions:
         session = self._sessions.get(session_id)
         if session is not None:
             session.take(parcels)
+
+    def fail(self, error: Exception) -> None:
+        """Tell every face that the engine will say nothing more, without asking the engine, and open no sessions."""
+        self._has_failed = True
+        for session in self._sessions.values():
+            session.fail(error)
 
     def end_silent(self) -> None:
         """End the sessions of faces that are gone."""
@@ -113,6 +120,10 @@ class _Session:
         self._heard_at = time.monotonic()
         for parcel in parcels:
             self._host.receive(parcel)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+        self._outgoing.end_with(pack(Ended(SentError.of(error))))
 
     def close(self) -> None:
         """End the requests that are left: nobody reads what comes of them."""
