@@ -106,7 +106,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 HERMES, MISTRAL, HARMONY, LLAMA = ANSWERS
 
 
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(deadline=None, derandomize=True, max_examples=25)
 @given(scenes(), SIZES)
 # The rest of a call's arguments, more text and the next call come at once.
 @example(Scene(HERMES, ((f"<tool_call>{LOOK[:-9]}</tool_call> and <tool_call>{WAIT}</tool_call>", "stop"),)), [60])
