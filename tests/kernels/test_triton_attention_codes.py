@@ -19,6 +19,7 @@ import triton.language as tl
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.triton.attention_codes import CONVERT, SHIFT, Decoder, as_pairs, split_codes
+from paged_sdk.kernels.triton.attention_tile import OFFSET_UNIT, offset_columns
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 
 NEEDS_GPU: Final = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -160,3 +161,20 @@ def test_values_of_very_different_scales(factor: float, triton_device: torch.dev
     output = attended(case, triton_device, 0.3).double()
     size = expected.abs().amax(-1, keepdim=True)
     torch.testing.assert_close(output / size, expected / size, rtol=3e-2, atol=3e-2)
+
+
+@triton.jit
+def offset_kernel(offset: tl.tensor, out: tl.tensor, n: tl.constexpr) -> None:
+    place = tl.arange(0, n)
+    even, odd = offset_columns(offset + 2 * place, place < n, tl.float16)
+    tl.store(out + 2 * place, tl.sum(even.to(tl.float32), 1) / OFFSET_UNIT)
+    tl.store(out + 2 * place + 1, tl.sum(odd.to(tl.float32), 1) / OFFSET_UNIT)
+
+
+def test_two_columns_have_all_of_an_offset(triton_device: torch.device) -> None:
+    """The size of an offset is a hundred times that of what differs between keys: float16 alone would lose that."""
+    sizes = 10.0 ** torch.arange(-3.0, 5.0)
+    offset = (torch.randn(16, 8, generator=torch.Generator().manual_seed(0)) * sizes).flatten()
+    out = torch.empty_like(offset, device=triton_device)
+    offset_kernel[(1,)](offset.to(triton_device), out, n=64)
+    torch.testing.assert_close(out.cpu(), offset, rtol=2.0**-20, atol=2.0**-18)

@@ -89,6 +89,48 @@ def test_every_grouping_and_size_of_heads(
 
 
 @EVERY_KERNEL
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "window", "softcap"),
+    [(2, torch.float32, None, None), (100, torch.float16, 9, None), (112, torch.bfloat16, None, 0.7)],
+    ids=str,
+)
+def test_sizes_of_heads_between_powers_of_two(
+    kernel: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+    softcap: float | None,
+    triton_device: torch.device,
+) -> None:
+    case = PagedCase([(1, 17), (2, 20)], (2, 1, head_dim), dtype=dtype, window=window)
+    check(run(kernel, case, triton_device, softcap=softcap), case.expected(scale=SCALE, softcap=softcap), dtype)
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "window", "offset"),
+    [
+        (36, torch.float16, None, None),
+        (72, torch.bfloat16, 9, None),
+        (80, torch.bfloat16, 9, 2.0),
+        (160, torch.float32, None, 2.0),
+    ],
+    ids=str,
+)
+def test_sizes_of_heads_between_powers_of_two_in_fp8(
+    kernel: str,
+    head_dim: int,
+    dtype: torch.dtype,
+    window: int | None,
+    offset: float | None,
+    triton_device: torch.device,
+) -> None:
+    case = PagedCase([(1, 17), (2, 20)], (2, 1, head_dim), dtype=dtype, quantized=True, offset=offset, window=window)
+    scale = head_dim**-0.5
+    check(run(kernel, case, triton_device, scale=scale), case.expected(scale=scale), torch.bfloat16)
+
+
+@EVERY_KERNEL
 @pytest.mark.parametrize("window", [1, 7, 16, 33])
 def test_sliding_windows(kernel: str, window: int, triton_device: torch.device) -> None:
     case = PagedCase([(1, 37), (9, 9), (10, 75)], HEADS, window=window)

@@ -74,14 +74,17 @@ def more_cases() -> Iterator[Case]:
         yield from small_cases(dtype)
     for heads in ((32, 8, 128), (32, 8, 64), (8, 4, 256), (32, 32, 96)):
         yield from attention_cases(f"fp8, {heads}", heads, BF16, quantized=True)
+    for head_dim in (36, 72, 80, 100, 112, 160, 192):
+        yield from attention_cases(f"{head_dim} elements", (32, 8, head_dim), BF16)
+        yield from attention_cases(f"fp8, {head_dim} elements", (32, 8, head_dim), BF16, quantized=True)
     yield from attention_cases("fp8, float16", (32, 8, 128), torch.float16, quantized=True)
     yield from attention_cases("fp8, float32", (32, 8, 128), torch.float32, quantized=True)
     sinks = empty(64, dtype=torch.float32)
     yield from attention_cases("fp8, sinks", (64, 8, 64), BF16, quantized=True, window=1024, softcap=50.0, sinks=sinks)
-    for num_heads, num_kv_heads, head_dim in ((28, 4, 128), (14, 2, 64)):
+    for num_heads, num_kv_heads, head_dim in ((28, 4, 128), (14, 2, 64), (32, 32, 80), (16, 8, 192)):
         offsets = empty(32, num_kv_heads, head_dim, dtype=torch.float32)
         heads = (num_heads, num_kv_heads, head_dim)
-        yield from attention_cases(f"qwen2.5, fp8, {heads}", heads, BF16, quantized=True, key_offsets=offsets)
+        yield from attention_cases(f"fp8 with offsets, {heads}", heads, BF16, quantized=True, key_offsets=offsets)
     yield from attention_cases("gemma", (8, 4, 256), BF16, window=1024, softcap=50.0)
     yield from attention_cases("phi", (32, 32, 96), BF16)
     yield from attention_cases("sinks", (64, 8, 64), BF16, sinks=empty(64, dtype=torch.float32))

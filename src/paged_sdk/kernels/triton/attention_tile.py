@@ -16,13 +16,14 @@ from attrs import frozen
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.triton.attention_codes import Decoder, load_query_pairs, split_codes
 
-__all__ = ["Tile", "attend", "joined", "load_query", "no_sums", "normalize"]
+__all__ = ["Tile", "attend", "joined", "load_query", "no_sums", "normalize", "offset_columns"]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 INTEGER: tl.constexpr = tl.constexpr(int(Decoder.INTEGER))
 SMALLEST_SCALE: tl.constexpr = tl.constexpr(2.0**-100)
 LARGEST_SCALE: tl.constexpr = tl.constexpr(2.0**100)
+OFFSET_UNIT: tl.constexpr = tl.constexpr(2.0**-6)
 
 
 @frozen
@@ -82,6 +83,25 @@ def no_sums(block_m: tl.constexpr, padded_size: tl.constexpr, decoder: tl.conste
     else:  # noqa: RET505 - not compiled for what has returned
         half = tl.zeros((block_m, padded_size // 2), tl.float32)
         return (half, half)
+
+
+@triton.jit
+def offset_columns(pointers: tl.tensor, mask: tl.tensor, dtype: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Load an offset as columns of a matrix instruction's second factor: one takes what the dtype has of a number, one
+    the rest, and the others, as there are no fewer than eight, are zero. Compiled for compute capability 9.0, threads
+    that multiply 128 queries of 128 elements take 310 instructions more for each tile, and matrix instructions 170.
+
+    :param pointers: to the even elements; ``mask`` likewise
+    :returns: the even and the odd elements in units that leave float16 some range, ``[elements / 2, 8]``
+    """
+    column = tl.arange(0, 8)[None, :]
+    even = tl.load(pointers, mask=mask, other=0.0)[:, None] * OFFSET_UNIT
+    odd = tl.load(pointers + 1, mask=mask, other=0.0)[:, None] * OFFSET_UNIT
+    even_rest = even - even.to(dtype).to(tl.float32)
+    odd_rest = odd - odd.to(dtype).to(tl.float32)
+    even = tl.where(column == 0, even, tl.where(column == 1, even_rest, 0.0))
+    odd = tl.where(column == 0, odd, tl.where(column == 1, odd_rest, 0.0))
+    return even.to(dtype), odd.to(dtype)
 
 
 @triton.jit
@@ -169,11 +189,10 @@ def attend(
             scores *= key_scales[None, :]
             if key_offsets is not None:
                 offset = key_offsets + first // SPAN * offset_stride + 2 * dim
-                even_offset = tl.load(offset, mask=dim < stored_dim, other=0.0)
-                odd_offset = tl.load(offset + 1, mask=dim < stored_dim, other=0.0)
-                products = rows[0].to(tl.float32) * even_offset[None, :]
-                products += rows[1].to(tl.float32) * odd_offset[None, :]
-                scores += tl.sum(products, 1)[:, None]
+                even, odd = offset_columns(offset, dim < stored_dim, rows[0].dtype)
+                products = tl.dot(rows[0], even, input_precision="ieee")
+                products = tl.dot(rows[1], odd, products, input_precision="ieee")
+                scores += tl.sum(products, 1)[:, None] * (1.0 / OFFSET_UNIT)
         else:
             scores = tl.dot(rows[0], tl.trans(stored.to(rows[0].dtype)), input_precision="ieee")
         unit = factor * (scale * LOG2_E)
