@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from itertools import count
 from typing import TypeVar
 
 import pytest
@@ -125,6 +126,22 @@ def test_nobody_listens() -> None:
     launch = Launch(rank=1, size=2, address="localhost", port=free_port())
     with pytest.raises(ConfigError, match=r"MASTER_ADDR = 'localhost' .* has not answered within 0 s"):
         Meeting(launch, nothing, seconds=0.0)
+
+
+def test_a_long_wait_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("paged_sdk.parallel.meeting._SILENT_SECONDS", 0.0)
+    looks = count()
+
+    def go_on() -> None:
+        if next(looks) == 3:
+            raise ModelLoadError("long enough")
+
+    launch = Launch(rank=1, size=2, address="localhost", port=free_port())
+    with caplog.at_level("INFO", logger="paged_sdk"), pytest.raises(ModelLoadError, match="long enough"):
+        Meeting(launch, go_on)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"waiting for rank 0 at localhost, port {launch.port} (")
+    assert said.endswith(" s more")
 
 
 def test_the_others_do_not_come() -> None:

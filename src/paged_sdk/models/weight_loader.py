@@ -341,7 +341,8 @@ class WeightLoader:
             _log.info("%s", text)
         for (isq, taken), cols in self._narrow.items():
             widths = " and ".join(map(str, sorted(set(cols))))
-            _log.info("%d matrices take %s: rows of %s do not fit %s.", len(cols), taken, widths, isq.value)
+            many = "1 matrix takes" if len(cols) == 1 else f"{len(cols)} matrices take"
+            _log.info("%s %s: rows of %s do not fit %s.", many, taken, widths, isq.value)
         for name in sorted(self._unused):
             _log.debug("tensor %s of the checkpoint is not used", name)
         self._report(self._total)

@@ -17,14 +17,19 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from paged_sdk.config.env import MASTER_ADDR, MASTER_PORT, WORLD_SIZE, Launch
 from paged_sdk.errors import ConfigError, EngineDeadError, ModelLoadError
+from paged_sdk.logs import get_logger
 from paged_sdk.parallel.lifelines import TOKEN_BYTES, Lifelines, attach, listen, welcome
 from paged_sdk.parallel.shard import SETTING
 
 __all__ = ["Meeting"]
 
+_log = get_logger(__name__)
+
 _COME_SECONDS: Final = 300.0
 """How long ranks wait for others to be started, as torch's own do."""
 _LOOK_SECONDS: Final = 0.05
+_SILENT_SECONDS: Final = 5.0
+"""For how long ranks wait without a word: those of a script are there by then, those started by hand may not be."""
 # What is asked of the store is answered at once, unless its machine is gone. A first connection may take longer: a
 # machine that loads several models may not run the thread that accepts it for seconds.
 _ANSWER_SECONDS: Final = 3.0
@@ -55,8 +60,9 @@ class Meeting:
 
     def __init__(self, launch: Launch, go_on: GoOn, *, seconds: float = _COME_SECONDS) -> None:
         self.launch = launch
-        self._limit = time.monotonic() + seconds
+        self._start = time.monotonic()
         self._seconds = seconds
+        self._waited_for: set[str] = set()
         self._server = _serve(launch) if launch.rank == 0 and not launch.has_agent else None
         self.address: str = self._reach(go_on)
         self.store: Store = PrefixStore(f"paged-sdk/{launch.attempt}", _ask(launch))
@@ -209,7 +215,7 @@ class Meeting:
             raise ModelLoadError(f"rank 0 has ended before rank {rank} has come ({_first_line(error)})") from None
 
     def _pause(self, rank: int, go_on: GoOn) -> None:
-        if time.monotonic() > self._limit:
+        if not self._may_wait(f"rank {rank} of {self.launch.size}"):
             allowed = f"as many processes as are started: rank {rank} has not come within {self._seconds:.0f} s"
             raise ConfigError.of(WORLD_SIZE, self.launch.size, allowed)
         time.sleep(_LOOK_SECONDS)
@@ -237,12 +243,21 @@ class Meeting:
                 with socket.create_connection((self.launch.address, self.launch.port), _ANSWER_SECONDS) as connection:
                     return str(connection.getsockname()[0])
             except OSError as error:
-                if time.monotonic() > self._limit:
-                    why = f"port {self.launch.port} has not answered within {self._seconds:.0f} s"
-                    allowed = f"an address of rank 0: {why} ({error.strerror or error})"
+                why = error.strerror or error
+                if not self._may_wait(f"rank 0 at {self.launch.address}, port {self.launch.port} ({why})"):
+                    silence = f"port {self.launch.port} has not answered within {self._seconds:.0f} s"
+                    allowed = f"an address of rank 0: {silence} ({why})"
                     raise ConfigError.of(MASTER_ADDR, self.launch.address, allowed) from None
             time.sleep(_LOOK_SECONDS)
             go_on()
+
+    def _may_wait(self, other: str) -> bool:
+        """Tell whether there is time to wait for another rank, and log once that this is waited for."""
+        waited = time.monotonic() - self._start
+        if waited > _SILENT_SECONDS and other not in self._waited_for:
+            self._waited_for.add(other)
+            _log.info("waiting for %s; at most %.0f s more", other, max(0.0, self._seconds - waited))
+        return waited <= self._seconds
 
 
 def _serve(launch: Launch) -> Store:
