@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import socket
 import threading
 import time
@@ -37,10 +36,6 @@ def main(descriptor: str) -> NoReturn:
 
     :param descriptor: the socket's, a number
     """
-    # A terminal and a supervisor tell all processes of a program to end: this one has texts to finish, and ends with
-    # the one that has started it.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     os.dup2(2, 1)  # what others print is not the program's output
     channel = Channel(socket.socket(fileno=int(descriptor)))
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
