@@ -175,8 +175,9 @@ FAMILIES: Final[dict[str, tuple[dict[str, Any], dict[str, list[Any]]]]] = {
     "mpt": (
         {"max_seq_len": 64},
         {
+            # Not alibi_bias_max, which transformers takes for 8 whatever it is: llama.cpp judges it, in another test.
             "attn_config": [
-                *({"alibi": False}, {"clip_qkv": 0.5}, {"softmax_scale": 0.2}, {"alibi_bias_max": 4}, {}),
+                *({"alibi": False}, {"clip_qkv": 0.5}, {"softmax_scale": 0.2}, {}),
                 *({"qk_ln": True}, {"prefix_lm": True}, {"attn_type": "multiquery_attention"}),
             ],
             "no_bias": [True, False],
