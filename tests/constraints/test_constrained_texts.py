@@ -15,6 +15,7 @@ import pytest
 from schemas import check_text, make_schema
 from torch import Tensor
 
+from arrivals import gather
 from paged_sdk import (
     Constraint,
     ConstraintError,
@@ -288,7 +289,7 @@ def test_preempted_texts_go_on_as_if_nothing_had_been(builder: TextModelBuilder,
         async with builder.with_paged_attn(pool).with_prefix_cache_n(None).build() as model:
             sampling = SamplingParams(temperature=1.0, seed=5, max_len=100, n_choices=2)
             requests = [asked(constraint, sampling) for constraint in (PERSON, WORDS, SUMS)]
-            found = await asyncio.gather(*(texts(model, request) for request in requests))
+            found = await gather(model, *(texts(model, request) for request in requests))
             return found, model.stats().preemptions
 
     expected, none = asyncio.run(run(4000))

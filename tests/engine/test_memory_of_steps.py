@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_driver import Driver
 
+from arrivals import gather
 from paged_sdk import EngineDeadError, RequestFailedError, SamplingParams, TextModelBuilder
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.runner.model_runner import _Parts
@@ -77,7 +78,7 @@ def raise_in_step(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception
 async def said(builder: TextModelBuilder) -> list[Any]:
     async with builder.build() as model:
         requests = [model.send_completion_request(prompt, SHORT) for prompt in PROMPTS]
-        found = await asyncio.gather(*requests, return_exceptions=True)
+        found = await gather(model, *requests, return_exceptions=True)
         assert model.stats().blocks_used == 0
     return [each if isinstance(each, BaseException) else each.choices[0].text for each in found]
 

@@ -21,6 +21,7 @@ pytest.importorskip("triton")
 
 import tiny
 from adapter_files import write_adapter
+from arrivals import gather
 from paged_sdk import (
     CompletionResponse,
     Constraint,
@@ -70,7 +71,7 @@ def texts(builder: TextModelBuilder, sampling: SamplingParams, *, together: bool
 
     async def send(model: Model) -> list[CompletionResponse]:
         if together:
-            return await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in PROMPTS))
+            return await gather(model, *(model.send_completion_request(prompt, sampling) for prompt in PROMPTS))
         return [await model.send_completion_request(prompt, sampling) for prompt in PROMPTS]
 
     async def run() -> list[CompletionResponse]:
@@ -105,8 +106,8 @@ def test_vectors_and_scores_beside_texts_are_the_same(
     async def run() -> tuple[list[str], list[Any]]:
         async with small(builder).build() as model:
             said = asyncio.gather(*(model.send_completion_request(prompt, short) for prompt in PROMPTS[:2]))
-            last, mean, scores = await asyncio.gather(
-                model.embed(PROMPTS, pooling="last"), model.embed(PROMPTS, pooling="mean"), model.score(PROMPTS)
+            last, mean, scores = await gather(
+                model, model.embed(PROMPTS, pooling="last"), model.embed(PROMPTS, pooling="mean"), model.score(PROMPTS)
             )
             responses = await said
             assert model.stats().blocks_used == 0
@@ -135,7 +136,7 @@ def test_texts_through_adapters_are_the_same(
         async with small(builder.with_adapter(tmp_path / "first")).with_prefix_cache_n(None).build() as model:
             await model.load_adapter(tmp_path / "second")
             asked = [model.send_completion_request("So", short, adapter=name) for name in (None, "first", "second")]
-            return [response.choices[0].text for response in await asyncio.gather(*asked)]
+            return [response.choices[0].text for response in await gather(model, *asked)]
 
     expected = asyncio.run(run())
     assert len(set(expected)) == 3
@@ -176,7 +177,7 @@ def test_penalized_texts_that_are_preempted(builder: TextModelBuilder, request: 
     async def run(memory: MemoryGpuConfig) -> tuple[list[str], int]:
         async with small(builder).with_paged_attn(evolve(SMALL, gpu_memory=memory)).build() as model:
             requests = [model.send_completion_request(prompt, sampling) for prompt in PROMPTS[:2]]
-            responses = await asyncio.gather(*requests)
+            responses = await gather(model, *requests)
             return [response.choices[0].text for response in responses], model.stats().preemptions
 
     expected, _ = asyncio.run(run(MemoryGpuConfig.ContextSize(512)))
@@ -193,7 +194,7 @@ def test_logprobs_are_the_same(builder: TextModelBuilder, request: pytest.Fixtur
 
     async def run() -> list[CompletionResponse]:
         async with small(builder).build() as model:
-            return await asyncio.gather(*map(model.send_completion_request, PROMPTS, samplings))
+            return await gather(model, *map(model.send_completion_request, PROMPTS, samplings))
 
     expected = asyncio.run(run())
     recorder: Recorder = request.getfixturevalue("recorder")
@@ -230,13 +231,16 @@ def test_rows_that_need_the_host_beside_rows_that_do_not(builder: TextModelBuild
     async def run() -> tuple[list[CompletionResponse], CompletionResponse]:
         async with small(builder).with_prefix_cache_n(None).build() as model:
             alone = [await model.send_completion_request(PROMPTS[i], each) for i, each in ((0, GREEDY), (1, host))]
-            plain, penalized = await asyncio.gather(
-                model.send_completion_request(PROMPTS[0], GREEDY), model.send_completion_request(PROMPTS[1], host)
+            plain, penalized = await gather(
+                model,
+                model.send_completion_request(PROMPTS[0], GREEDY),
+                model.send_completion_request(PROMPTS[1], host),
             )
             assert plain.choices[0].text == alone[0].choices[0].text
             assert [choice.text for choice in penalized.choices] == [choice.text for choice in alone[1].choices]
             num_before = model.stats().steps
-            bound, beside = await asyncio.gather(
+            bound, beside = await gather(
+                model,
                 model.send_completion_request("So", SamplingParams(temperature=0.0), constraint=constraint),
                 model.send_completion_request(PROMPTS[0], evolve(GREEDY, max_len=2)),
             )
@@ -277,7 +281,7 @@ def test_rows_that_the_host_samples_hold_nobody_up(
             alone = [await model.send_completion_request("So", each) for each in (GREEDY, biased)]
             order.clear()
             together = [model.send_completion_request("So", each) for each in (GREEDY, biased)]
-            for one, other in zip(await asyncio.gather(*together), alone, strict=True):
+            for one, other in zip(await gather(model, *together), alone, strict=True):
                 assert one.choices[0].text == other.choices[0].text
 
     asyncio.run(run())
@@ -306,7 +310,7 @@ def test_logits_that_are_not_finite_end_their_request_alone(
     async def run() -> list[CompletionResponse | BaseException]:
         async with small(builder).build() as model:
             requests = [model.send_completion_request(prompt, GREEDY) for prompt in ("So", "Or")]
-            responses = await asyncio.gather(*requests, return_exceptions=True)
+            responses = await gather(model, *requests, return_exceptions=True)
             assert model.stats().blocks_used == 0
             return responses
 
@@ -363,7 +367,7 @@ def test_a_step_without_memory_is_tried_once_more(
     async def run() -> list[str]:
         async with small(builder).build() as model:
             requests = [model.send_completion_request(prompt, GREEDY) for prompt in ("So", "Or")]
-            responses = await asyncio.gather(*requests)
+            responses = await gather(model, *requests)
             assert model.stats().blocks_used == 0
             assert model.stats().preemptions == (2 if count else 0)
             return [response.choices[0].text for response in responses]
@@ -491,7 +495,7 @@ def test_texts_that_outgrow_longropes_trained_context(recorder: Recorder, tmp_pa
 
     async def run() -> list[CompletionResponse]:
         async with small(builder).with_max_num_seqs(2).build() as model:
-            return await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt in prompts))
+            return await gather(model, *(model.send_completion_request(prompt, sampling) for prompt in prompts))
 
     for prompt, response in zip(prompts, asyncio.run(run()), strict=True):
         text = list(prompt)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from arrivals import gather
 from paged_sdk import (
     ChatCompletionResponse,
     Constraint,
@@ -79,7 +80,7 @@ def answers(builder: TextModelBuilder, requests: Sequence[RequestBuilder], *, co
 
     async def run() -> list[Any]:
         async with small.with_prefix_cache_n(None).build() as model:
-            responses = await asyncio.gather(*map(model.send_chat_request, requests), return_exceptions=True)
+            responses = await gather(model, *map(model.send_chat_request, requests), return_exceptions=True)
             assert model.stats().blocks_used == 0
             return list(map(said, responses))
 

@@ -18,6 +18,7 @@ pytest.importorskip("triton")
 
 import tiny
 from adapter_files import write_adapter
+from arrivals import gather
 from paged_sdk import (
     CompletionResponse,
     MemoryGpuConfig,
@@ -49,7 +50,7 @@ SMALL: Final = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.Conte
 
 async def together(model: Model, samplings: Sequence[SamplingParams]) -> list[CompletionResponse]:
     asked = zip(PROMPTS, [*samplings, *[GREEDY] * len(PROMPTS)], strict=False)
-    return await asyncio.gather(*(model.send_completion_request(prompt, sampling) for prompt, sampling in asked))
+    return await gather(model, *(model.send_completion_request(prompt, sampling) for prompt, sampling in asked))
 
 
 def said(responses: Sequence[CompletionResponse]) -> list[Any]:
@@ -82,10 +83,10 @@ async def sampled(model: Model) -> list[Any]:
 async def shared(model: Model) -> list[Any]:
     """One prompt is the beginning of others, which are asked for beside it and after it."""
     tails: list[list[int]] = [[], [4], [9, 9, 9], list(range(12))]
-    found = await asyncio.gather(
-        *(model.send_completion_request([*PROMPTS[1], *tail], evolve(GREEDY, max_len=9)) for tail in tails)
+    found = await gather(
+        model, *(model.send_completion_request([*PROMPTS[1], *tail], evolve(GREEDY, max_len=9)) for tail in tails)
     )
-    again = await asyncio.gather(*(model.send_completion_request([*PROMPTS[1], *tail], GREEDY) for tail in tails))
+    again = await gather(model, *(model.send_completion_request([*PROMPTS[1], *tail], GREEDY) for tail in tails))
     assert model.stats().prefix_hits > 0
     return said([*found, *again])
 
@@ -95,13 +96,14 @@ async def drafted(model: Model) -> list[Any]:
     message = RequestBuilder().add_message(TextMessageRole.USER, "So").with_sampling(evolve(GREEDY, max_len=8))
     expected = (await model.send_chat_request(message)).choices[0].message.content
     assert expected is not None
-    predicted, *others = await asyncio.gather(model.send_chat_request(message.with_prediction(expected)), greedy(model))
+    predicted, *others = await gather(model, model.send_chat_request(message.with_prediction(expected)), greedy(model))
     return [predicted.choices[0].message.content, *others]
 
 
 async def read(model: Model) -> list[Any]:
     """Vectors and scores are read of prompts, some of several chunks, beside texts."""
-    texts, mean, first, scores = await asyncio.gather(
+    texts, mean, first, scores = await gather(
+        model,
         greedy(model),
         model.embed(PROMPTS[:2], pooling="mean"),
         model.embed([[*PROMPTS[1], 3, 5]], pooling="cls"),
@@ -227,7 +229,7 @@ def test_31_decodes_beside_a_prompt_of_64_tokens_in_every_step(
         texts = asyncio.gather(*map(generate, range(31)))
         await asyncio.gather(*(event.wait() for event in begun))
         prompts = [[number, *range(100, 163)] for number in range(8)]
-        await asyncio.gather(*(model.send_completion_request(prompt, short) for prompt in prompts))
+        await gather(model, *(model.send_completion_request(prompt, short) for prompt in prompts))
         await texts
         return []
 
@@ -252,8 +254,8 @@ def test_adapters_of_prompts_in_recorded_steps(
         sampling = evolve(GREEDY, max_len=3)
         asked = zip(PROMPTS, names, strict=False)
         return said(
-            await asyncio.gather(
-                *(model.send_completion_request(prompt, sampling, adapter=name) for prompt, name in asked)
+            await gather(
+                model, *(model.send_completion_request(prompt, sampling, adapter=name) for prompt, name in asked)
             )
         )
 

@@ -13,6 +13,7 @@ from attrs import evolve
 from rows import encode, make_request, make_row
 from torch import Tensor
 
+from arrivals import gather
 from paged_sdk import (
     ChatCompletionResponse,
     InvalidRequestError,
@@ -136,7 +137,7 @@ def test_preempted_texts_go_on_as_if_nothing_had_been(builder: TextModelBuilder)
         pool = PagedAttentionMeta(block_size=8, gpu_memory=MemoryGpuConfig.ContextSize(num_tokens))
         async with builder.with_paged_attn(pool).with_prefix_cache_n(None).build() as model:
             requests = [asked(NewMultiplesOf(number), text="Hello!") for number in (3, 5)]
-            responses = await asyncio.gather(*map(model.send_chat_request, requests))
+            responses = await gather(model, *map(model.send_chat_request, requests))
             return [tokens(response) for response in responses], model.stats().preemptions
 
     expected, none = asyncio.run(run(2000))
