@@ -76,40 +76,10 @@ class SummedLinear(AdaptableLinear):
         return self._group.sum_(super().forward(x, ctx))
 
 
-class JoinedExperts(Experts):
-    """Computes some neurons of every expert, then some outputs of all neurons, and puts together what all ranks get.
+class _RankExperts(Experts):
+    """Holds what one rank has of a layer's experts.
 
-    As with :class:`JoinedLinear`, no sum is parted.
-
-    :param base: has this rank's rows of every matrix, and joins neurons by itself
-    :ivar inputs: how many neurons of each expert every rank has, int32
-    :ivar outputs: how many of the outputs, likewise
-    """
-
-    def __init__(self, base: Experts, group: Group, *, inputs: Tensor, outputs: Tensor) -> None:
-        self.base = base
-        self.inputs, self.outputs = inputs, outputs
-        self._group = group
-
-    @property
-    def num_bytes(self) -> int:
-        """Return how many bytes this rank's weights take."""
-        return self.base.num_bytes
-
-    @property
-    def native_weights(self) -> NativeExpertWeights | None:
-        """Return this rank's weights as a native call multiplies them."""
-        return self.base.native_weights
-
-    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Do what :meth:`Experts.forward` says, of all neurons and outputs."""
-        return self._group.join_columns(self.base.forward(x, topk_weights, topk_ids), self.outputs)
-
-
-class SummedExperts(Experts):
-    """Computes some neurons of every expert, and adds up what all ranks have.
-
-    :param base: has this rank's neurons
+    :ivar base: computes this rank's part
     """
 
     def __init__(self, base: Experts, group: Group) -> None:
@@ -125,6 +95,32 @@ class SummedExperts(Experts):
     def native_weights(self) -> NativeExpertWeights | None:
         """Return this rank's weights as a native call multiplies them."""
         return self.base.native_weights
+
+
+class JoinedExperts(_RankExperts):
+    """Computes some neurons of every expert, then some outputs of all neurons, and puts together what all ranks get.
+
+    As with :class:`JoinedLinear`, no sum is parted.
+
+    :param base: has this rank's rows of every matrix, and joins neurons by itself
+    :ivar inputs: how many neurons of each expert every rank has, int32
+    :ivar outputs: how many of the outputs, likewise
+    """
+
+    def __init__(self, base: Experts, group: Group, *, inputs: Tensor, outputs: Tensor) -> None:
+        super().__init__(base, group)
+        self.inputs, self.outputs = inputs, outputs
+
+    def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """Do what :meth:`Experts.forward` says, of all neurons and outputs."""
+        return self._group.join_columns(self.base.forward(x, topk_weights, topk_ids), self.outputs)
+
+
+class SummedExperts(_RankExperts):
+    """Computes some neurons of every expert, and adds up what all ranks have.
+
+    :param base: has this rank's neurons
+    """
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Do what :meth:`Experts.forward` says, of all neurons."""
