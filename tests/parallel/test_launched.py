@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -102,11 +103,13 @@ def test_a_rank_that_is_killed_ends_all(path: Path, size: int, victim: int) -> N
         started[0].stdin.write("\n")
         started[0].stdin.flush()
         assert lines(started[0], 2) == ["on", "on"]
+        start = time.monotonic()
         started[victim].kill()
         lost = f"rank {victim} of {size} was lost"
         if victim:
             assert started[0].stdout is not None
             assert lost in next(line for line in started[0].stdout if line != "on\n")
+            assert time.monotonic() - start < 5
         for rank in set(range(1, size)) - {victim}:
             _, error = started[rank].communicate(timeout=60)
             assert lost in error

@@ -215,9 +215,11 @@ async def _kill_a_rank(path: Path) -> None:
             os.kill(own[0], signal.SIGINT)  # as a terminal does, to all processes of a command
             before_signal = heard
             await until(lambda: heard > before_signal + 1)
+            start = time.monotonic()
             os.kill(own[1], signal.SIGKILL)
         with pytest.raises(EngineDeadError, match="rank 2 of 3"):
             await model.send_completion_request(PROMPTS[1], GREEDY)
+        assert time.monotonic() - start < 5
     assert not any(map(is_running, own))
 
 

@@ -177,8 +177,10 @@ async def test_a_killed_replica_takes_only_what_it_has_said_something_of() -> No
             for number in range(8, 12):
                 tasks.start_soon(send, number)
             await until(lambda: len(model._routed._live) == 12 or begun > 8)
+            start = time.monotonic()
             os.kill(killed, signal.SIGKILL)
             await until(lambda: len(errors) == cut_off)
+            assert time.monotonic() - start < 5
             with pytest.raises(EngineDeadError, match="signal 9"):
                 model.replicas[0].check()
             model.check()
