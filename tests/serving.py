@@ -51,9 +51,13 @@ class Serving:
         return [json.loads(line) for line in lines]
 
     def wait(self, condition: Callable[[Model], bool]) -> None:
-        deadline = time.monotonic() + 30
+        """Wait for something that is going to be so, and fail if it is not though the model has long done nothing."""
+        seen, deadline = self.model.stats(), time.monotonic() + 30
         while not condition(self.model):
-            assert time.monotonic() < deadline, self.model.stats()
+            stats = self.model.stats()
+            if stats != seen:
+                seen, deadline = stats, time.monotonic() + 30
+            assert time.monotonic() < deadline, stats
             time.sleep(0.002)
 
     @contextmanager

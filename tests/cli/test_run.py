@@ -34,6 +34,15 @@ from paged_sdk.cli.app import app
 from tiny_vision import make_vision_checkpoint, picture
 
 PROGRAM = (sys.executable, "-c", "from paged_sdk.cli import main; main()", "run")
+SLOWLY = """
+import time
+from paged_sdk.engine.engine import Engine
+step = Engine.step
+Engine.step = lambda engine: (time.sleep(0.05), step(engine))[1]
+"""
+"""Is run before the program, whose answers then take minutes, so that none ends before a test has ended it."""
+
+SLOW_PROGRAM = (*PROGRAM[:2], f"{SLOWLY}{PROGRAM[2]}", *PROGRAM[3:])
 FLAGS = ("--dtype", "float32", "--num-threads", "1", "--pa-context-len", "4096", "--pa-block-size", "8")
 
 
@@ -274,7 +283,7 @@ def test_gguf_and_its_log(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_is_no_error(endless: Path) -> None:
     program = subprocess.Popen(
-        [*PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*SLOW_PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert program.stdout is not None
     assert program.stderr is not None
@@ -287,7 +296,7 @@ def test_a_reader_that_goes_is_no_error(endless: Path) -> None:
 
 def test_ctrl_c_ends_one_answer(endless: Path) -> None:
     program = subprocess.Popen(
-        [*PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*SLOW_PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert program.stdout is not None
     assert program.stderr is not None
@@ -299,12 +308,16 @@ def test_ctrl_c_ends_one_answer(endless: Path) -> None:
 
 
 class Screen:
-    """Runs a program at a terminal of its own."""
+    """Runs a program at a terminal of its own.
 
-    def __init__(self, *arguments: str) -> None:
+    :param before: a program of Python that is run first
+    """
+
+    def __init__(self, *arguments: str, before: str = "") -> None:
         self._terminal, theirs = pty.openpty()
         # Ctrl-C reaches whoever has the terminal as its controlling one.
-        main = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from paged_sdk.cli import main; main()"
+        main = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from paged_sdk.cli import main\n"
+        main += f"{before}\nmain()"
         self._program = subprocess.Popen(
             [sys.executable, "-c", main, "run", *arguments],
             stdin=theirs,
@@ -352,7 +365,7 @@ class Screen:
 @pytest.fixture
 def screen(endless: Path) -> Iterator[Screen]:
     """Open the chat at a terminal."""
-    with closing(Screen("-m", str(endless), *FLAGS)) as screen:
+    with closing(Screen("-m", str(endless), *FLAGS, before=SLOWLY)) as screen:
         yield screen
 
 
@@ -380,7 +393,15 @@ def test_a_chat_at_a_terminal(screen: Screen, reference: BlockingModel) -> None:
     assert screen.exit_code() == 0
 
 
-def test_ctrl_c_while_loading(screen: Screen) -> None:
-    screen.wait_for("Loading")
-    screen.type("\x03")
-    assert screen.exit_code() == 130
+LOADING_THAT_DOES_NOT_END = """
+import threading
+from paged_sdk.build import assembly
+assembly.load_weights = lambda *_, **__: threading.Event().wait()
+"""
+
+
+def test_ctrl_c_while_loading(endless: Path) -> None:
+    with closing(Screen("-m", str(endless), *FLAGS, before=LOADING_THAT_DOES_NOT_END)) as screen:
+        screen.wait_for("Loading")
+        screen.type("\x03")
+        assert screen.exit_code() == 130

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Final
 
@@ -70,7 +71,7 @@ def test_one_table_where_no_terminal_is(server: Serving) -> None:
 def test_it_is_watched_until_ctrl_c_and_while_it_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
     looks: list[float] = []
-    with serving(fake_model(ANSWER)) as served:
+    with port_of_nobody() as nobody, serving(fake_model(ANSWER)) as served:
         dashboard = Dashboard(served.url, console=Console(file=out, force_terminal=True, width=100))
 
         def sleep(seconds: float) -> None:
@@ -79,7 +80,7 @@ def test_it_is_watched_until_ctrl_c_and_while_it_is_away(monkeypatch: pytest.Mon
                 served.openai.chat.completions.create(model="fake", messages=HI)
             elif len(looks) == 2:
                 assert f"{COUNT} tokens so far" in out.getvalue()
-                monkeypatch.setattr(dashboard, "_url", f"http://127.0.0.1:{free_port()}")
+                monkeypatch.setattr(dashboard, "_url", f"http://127.0.0.1:{nobody}")
             else:
                 assert "no answer from" in out.getvalue()
                 raise KeyboardInterrupt
@@ -107,9 +108,12 @@ def test_no_color(server: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not color.search(shown())
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+@contextmanager
+def port_of_nobody() -> Iterator[int]:
+    """Give a port where nobody answers, and that nobody else can get meanwhile."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 @pytest.mark.parametrize("key", [None, "wrong"])
@@ -120,7 +124,8 @@ def test_a_server_that_wants_its_key(server: Serving, key: str | None) -> None:
 
 
 def test_nobody_there() -> None:
-    refused = top(f"http://127.0.0.1:{free_port()}", "--json")
+    with port_of_nobody() as port:
+        refused = top(f"http://127.0.0.1:{port}", "--json")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "no answer from http://127.0.0.1:" in refused.stderr
     assert refused.stderr.count("\n") == 1

@@ -195,7 +195,7 @@ class EngineProcess:
 
     def _look(self) -> None:
         """Ask for a sign of life, and kill a process that has given none for too long."""
-        if self._engine is None:  # to load a model may take any time
+        if self._engine is None or self._is_over.is_set():  # to load a model may take any time
             return
         self._why_killed = self._pulse.next_round()
         if self._why_killed is None:
