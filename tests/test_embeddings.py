@@ -23,6 +23,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 import tiny
 from adapter_files import write_adapter
+from arrivals import Step, num_unheard, obeyed, wait_for_requests
 from paged_sdk import (
     BlockingModel,
     CheckpointError,
@@ -46,6 +47,7 @@ from paged_sdk import (
 from paged_sdk.config.embedding import POOLINGS, Pooling
 from paged_sdk.testing import fake_model
 from paged_sdk.types.request import RequestOptions
+from talk import until
 
 Vectors = npt.NDArray[np.float32]
 
@@ -296,6 +298,7 @@ async def test_many_texts_leave_room_in_the_queue(builder: TextModelBuilder) -> 
     texts = [[number % 512, 7, number // 512] for number in range(100)]
     order: list[str] = []
     async with builder.with_max_num_seqs(2).with_max_queue(8).build() as model:
+        wait_for_requests(model, 4)  # half of the queue is for one call's
 
         async def embed() -> None:
             response = await model.embed(texts, pooling="mean", normalize=False)
@@ -308,10 +311,12 @@ async def test_many_texts_leave_room_in_the_queue(builder: TextModelBuilder) -> 
             order.append("chat")
 
         async with anyio.create_task_group() as tasks:
+            step = Step(model)
             tasks.start_soon(embed)
-            while not model.stats().steps:
-                await anyio.lowlevel.checkpoint()
+            await until(lambda: step.is_done.is_set() and not num_unheard(model))
             tasks.start_soon(chat)
+            await until(lambda: num_unheard(model) > 0)
+            step.may_end.set()
         assert order == ["chat", "texts"]
 
 
@@ -321,17 +326,18 @@ async def test_whoever_stops_waiting_gives_the_blocks_back(builder: TextModelBui
     async with builder.with_max_num_batched_tokens(32).build() as model:
         with pytest.raises(RequestTimeoutError):
             await model.embed(texts, timeout=1e-3)
+        await obeyed(model)
+        step = Step(model)
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(model.embed, texts)
-                while not model.stats().running:
-                    await anyio.lowlevel.checkpoint()
+                await until(step.is_done.is_set)
                 scope.cancel()
+        step.may_end.set()
         with pytest.raises(InvalidRequestError, match=r"texts\[1\] = '' "):
             await model.embed(["The sea", ""])
-        while model.stats().running:
-            await anyio.lowlevel.checkpoint()
-        assert (model.stats().blocks_used, model.stats().waiting) == (0, 0)
+        await obeyed(model)
+        assert (model.stats().blocks_used, model.stats().running, model.stats().waiting) == (0, 0, 0)
         np.testing.assert_allclose(
             (await model.embed(TEXTS, pooling="mean", normalize=False)).embeddings, expected("mean"), atol=2e-5
         )
@@ -507,6 +513,7 @@ async def test_texts_with_nan_fail_alone(tmp_path: Path) -> None:
             tasks.start_soon(partial(fail, model.embed, pooling="last"))
             tasks.start_soon(fail, model.score)
             response = await model.embed(TEXTS, pooling="mean", normalize=False)
+        await obeyed(model)  # the texts beside those that failed are ended, too
         assert model.stats().blocks_used == 0
     assert sorted(failed) == ["the hidden states hold NaN or Inf"] * 2 + ["the logits hold NaN or Inf"]
     np.testing.assert_allclose(response.embeddings, expected("mean"), atol=2e-5)

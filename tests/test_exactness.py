@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 import tiny
+from arrivals import wait_for_requests
 from paged_sdk import MemoryGpuConfig, Model, PagedAttentionMeta, SamplingParams, TextModelBuilder
 
 pytestmark = pytest.mark.anyio
@@ -44,6 +45,7 @@ async def texts(model: Model, *, together: bool) -> list[str]:
         results[index] = (await model.send_completion_request(prompt, sampling)).choices[0].text
 
     if together:
+        wait_for_requests(model, len(prompts()))
         async with anyio.create_task_group() as tasks:
             for index, prompt in enumerate(prompts()):
                 tasks.start_soon(send, index, prompt)

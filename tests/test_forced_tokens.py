@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 from attrs import evolve
 
+from arrivals import wait_for_requests
 from drafting import NoDrafts, drafting
 from paged_sdk import (
     Constraint,
@@ -71,6 +72,7 @@ async def ask(
 ) -> tuple[list[Any], ModelStats]:
     """Return what each request was answered, times and ids left out, and what the engine counted."""
     async with Model(load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)) as model:
+        wait_for_requests(model, len(requests))
         responses = await model.send_chat_requests(requests)
         stats = model.stats()
     found = []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from arrivals import wait_for_requests
 from paged_sdk import (
     CompletionResponse,
     GgufModelBuilder,
@@ -57,6 +58,7 @@ def test_texts_are_the_same_whatever_else_is_on(builder: TextModelBuilder, sampl
 
     async def run(own: TextModelBuilder) -> tuple[list[str], int]:
         async with own.build() as model:
+            wait_for_requests(model, len(PROMPTS))
             return await answers(model, PROMPTS, sampling), model.stats().preemptions
 
     def pool(**settings: Any) -> TextModelBuilder:

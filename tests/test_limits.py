@@ -27,6 +27,7 @@ from paged_sdk import (
 )
 from paged_sdk.models import any_model
 from paged_sdk.runner.device import address_space
+from talk import until
 
 LONG = SamplingParams(temperature=0, max_len=2000, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_len=3)
@@ -113,10 +114,10 @@ def test_an_error_that_is_no_lack_of_memory_stays(builder: TextModelBuilder, mon
 
 
 def test_a_limit_of_addresses_counts(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-
     def limit(which: int) -> tuple[int, int]:
         assert which == resource.RLIMIT_AS
+        # Read each time: threads of tests before this one end at any time, and their stacks are free then.
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         return used + (64 << 20), resource.RLIM_INFINITY
 
     monkeypatch.setattr(resource, "getrlimit", limit)
@@ -128,11 +129,12 @@ def test_a_limit_of_addresses_counts(builder: TextModelBuilder, monkeypatch: pyt
     assert caught.value.needed > caught.value.available
 
 
-def slow_loading(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Have a tensor of the next build take 50 ms, and its thread say that it has ended."""
-    ended = threading.Event()
+def slow_loading(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Have a tensor of the next build take 50 ms, and its thread say that it has begun and that it has ended."""
+    begun, ended = threading.Event(), threading.Event()
 
     def load(*_: object, on_progress: Callable[[int, int], None], **__: object) -> None:
+        begun.set()
         try:
             for done in range(1200):
                 time.sleep(0.05)
@@ -141,34 +143,55 @@ def slow_loading(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
             ended.set()
 
     monkeypatch.setattr(any_model, "load_model", load)
-    return ended
+    return begun, ended
 
 
 @pytest.mark.anyio
 async def test_a_build_can_be_cancelled(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = slow_loading(monkeypatch)
-    with anyio.move_on_after(0.3):
+    begun, ended = slow_loading(monkeypatch)
+
+    async def build() -> None:
         await builder.build()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(build)
+        await until(begun.is_set)
+        tasks.cancel_scope.cancel()
     assert ended.wait(20), "the thread goes on loading"
 
 
 def test_ctrl_c_ends_a_build(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = slow_loading(monkeypatch)
+    begun, ended = slow_loading(monkeypatch)
     main = threading.main_thread().ident
     assert main is not None
-    timer = threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
+
+    def interrupt() -> None:
+        assert begun.wait(60)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         BlockingModel(builder.build())
-    timer.join()
+    thread.join()
     assert ended.wait(20), "the thread goes on loading"
     assert not any(thread.name == "paged-sdk-portal" for thread in threading.enumerate())
 
 
 FORK = """
-import os, sys, warnings
+import os, sys, threading, warnings
 warnings.simplefilter("ignore")
 from paged_sdk import BlockingModel, ModelClosedError, SamplingParams, TextModelBuilder
+from paged_sdk.runner.model_runner import ModelRunner
+
+submit, steps, may_go_on = ModelRunner.submit, [], threading.Event()
+
+def wait_and_submit(runner, output):  # of the text, what comes first is all that there is
+    steps.append(1)
+    assert len(steps) == 1 or may_go_on.wait(60)
+    return submit(runner, output)
+
+ModelRunner.submit = wait_and_submit
 
 model = BlockingModel(TextModelBuilder(sys.argv[1]).with_dtype("float32").with_force_cpu().with_num_threads(1).build())
 sampling = SamplingParams(temperature=0, max_len=500, ignore_eos=True)
@@ -189,6 +212,7 @@ if os.fork() == 0:
     sys.exit(7)  # with everything that runs at exit
 _, status = os.wait()
 assert os.waitstatus_to_exitcode(status) == 7
+may_go_on.set()
 print("parent goes on" if next(stream) and model.send_completion_request("Hello", sampling) else "")
 """
 
@@ -236,7 +260,7 @@ def test_a_stream_of_a_loop_that_has_ended(builder: TextModelBuilder) -> None:
     async def start() -> tuple[Model, Any]:
         model = await builder.build()
         stream = model.stream_completion_request([1, 2, 3], LONG)
-        await stream.__anext__()
+        await stream.__aenter__()  # nothing of it is read: the first chunk may be the whole
         return model, stream
 
     async def go_on(model: Model, stream: Any) -> None:

@@ -6,12 +6,14 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from arrivals import Step, num_unheard, obeyed, wait_for_requests
 from paged_sdk import (
     ContextLengthError,
     Conversation,
@@ -32,6 +34,7 @@ from paged_sdk import (
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.scheduler.output import SchedulerOutput
+from talk import until
 
 pytestmark = pytest.mark.anyio
 
@@ -48,11 +51,12 @@ def sampled(length: int, **settings: Any) -> SamplingParams:
 
 
 async def settled(model: Model, *, timeout: float = 60.0) -> ModelStats:
-    """Return the stats once the engine is idle."""
+    """Return the stats once the engine is idle, and has heard of all that was asked of it."""
     with anyio.fail_after(timeout):
-        while model.stats().running or model.stats().waiting:
+        await obeyed(model)
+        while (stats := model.stats()).running or stats.waiting:
             await anyio.sleep(0.001)
-    return model.stats()
+    return stats
 
 
 def assert_nothing_leaked(stats: ModelStats) -> None:
@@ -207,6 +211,7 @@ async def test_sixty_four_requests_on_a_pool_for_eight(builder: TextModelBuilder
     async with builder.with_paged_attn(pool(256)).with_max_num_seqs(64).build() as model:
         expected = await model.send_chat_requests(requests)
     async with builder.with_paged_attn(pool(8 * 6)).with_max_num_seqs(64).build() as model:
+        wait_for_requests(model, len(requests))
         responses = await model.send_chat_requests(requests)
         stats = await settled(model)
         assert [response.choices for response in responses] == [response.choices for response in expected]
@@ -361,7 +366,6 @@ async def test_closing_ends_what_is_under_way_with_its_text(builder: TextModelBu
     assert responses[0].usage.completion_tokens > 0
 
 
-@pytest.mark.usefixtures("slow_steps")
 async def test_draining_finishes_what_is_under_way(builder: TextModelBuilder) -> None:
     responses = []
 
@@ -369,9 +373,12 @@ async def test_draining_finishes_what_is_under_way(builder: TextModelBuilder) ->
         responses.append(await model.send_completion_request([1, 2, 3], sampled(50, temperature=0)))
 
     async with builder.build() as model, anyio.create_task_group() as tasks:
+        step = Step(model)
         tasks.start_soon(send)
-        await wait_for_running(model)
-        await model.aclose(drain=True)
+        await until(step.is_done.is_set)
+        tasks.start_soon(partial(model.aclose, drain=True))
+        await until(lambda: num_unheard(model) > 0)
+        step.may_end.set()
     assert responses[0].usage.completion_tokens == 50
 
 
@@ -433,7 +440,6 @@ async def test_a_prompt_longer_than_the_pool(builder: TextModelBuilder) -> None:
         assert response.usage.completion_tokens == 4
 
 
-@pytest.mark.usefixtures("slow_steps")
 async def test_a_full_queue_refuses(builder: TextModelBuilder) -> None:
     refused = 0
 
@@ -448,9 +454,14 @@ async def test_a_full_queue_refuses(builder: TextModelBuilder) -> None:
 
     async with builder.with_max_num_seqs(1).with_max_queue(2).build() as model:
         async with anyio.create_task_group() as tasks:
-            for _ in range(8):
+            step = Step(model)
+            tasks.start_soon(send)
+            await until(step.is_done.is_set)  # this one is running
+            wait_for_requests(model, 7)
+            for _ in range(7):
                 tasks.start_soon(send)
-        assert refused >= 4
+            step.may_end.set()
+        assert refused == 5
         assert_nothing_leaked(await settled(model))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -68,7 +69,11 @@ async def test_the_limit_is_named() -> None:
         with pytest.raises(InvalidRequestError, match=r"longer than 0\.2 seconds") as caught:
             await model.send_chat_request(BOMB)
         assert caught.value.field == "messages"
-        assert (await model.send_chat_request(HELLO)).choices[0].message.content == "abc"
+        answers: list[str] = []
+        while not answers:  # a busy machine may take longer than the limit even for this
+            with suppress(InvalidRequestError):
+                answers.append((await model.send_chat_request(HELLO)).choices[0].message.content)
+        assert answers == ["abc"]
 
 
 async def swallow(model: Model, request: RequestBuilder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from anyio.lowlevel import checkpoint, current_token
 from safetensors.torch import load_file, save_file
 
 import tiny
+from arrivals import Step, num_unheard
 from paged_sdk import (
     BlockingModel,
     CheckpointError,
@@ -29,6 +31,7 @@ from paged_sdk.kernels.native.library import why_not
 from paged_sdk.mistralrs import Runner, Which
 from paged_sdk.models import decoder_layer
 from paged_sdk.testing import fake_model
+from talk import until
 
 pytestmark = [
     pytest.mark.anyio,
@@ -117,20 +120,22 @@ async def test_requests_under_way_finish_first_and_others_wait(wide: Path) -> No
     async with builder(wide).build() as model:
         expected = await said(model, LONG)
         async with anyio.create_task_group() as tasks:
+            step = Step(model)
             tasks.start_soon(send, "before", LONG)
-            while not model.stats().running:
-                await checkpoint()
+            await until(step.is_done.is_set)
             tasks.start_soon(requantize, IsqType.Q2K)
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda: num_unheard(model) == 1)
             tasks.start_soon(send, "between", SHORT)
-            while not model.stats().waiting:
-                await checkpoint()
+            await until(lambda: num_unheard(model) == 2)
             tasks.start_soon(requantize, IsqType.Q8_0)
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda: num_unheard(model) == 3)
             tasks.start_soon(send, "after", SHORT)
+            await until(lambda: num_unheard(model) == 4)
+            step.may_end.set()
+        # Each has the text of the weights at its time. Trio's tasks go on in any order when several may.
         assert texts["before"] == expected
-        assert list(texts) == ["before", "Q2K", "between", "Q8_0", "after"]
         assert texts["after"] == await said(model)
+        assert len({texts["before"][: len(texts["after"])], texts["between"], texts["after"]}) == 3
         async with builder(wide).with_isq(IsqType.Q2K).build() as fresh:
             assert texts["between"] == await said(fresh)
 
@@ -152,8 +157,9 @@ async def test_nothing_of_the_old_weights_is_cached(wide: Path) -> None:
 async def test_a_caller_that_gives_up_before_its_turn_changes_nothing(wide: Path) -> None:
     async with builder(wide).build() as model:
         before = await said(model)
-        async with model.stream_completion_request(PROMPT, LONG) as stream:
-            await anext(stream)
+        step = Step(model)
+        async with model.stream_completion_request(PROMPT, LONG):
+            await until(step.is_done.is_set)
             texts: list[str] = []
 
             async def send() -> None:
@@ -164,6 +170,7 @@ async def test_a_caller_that_gives_up_before_its_turn_changes_nothing(wide: Path
                     tasks.start_soon(send)
                     await model.re_isq_model(IsqType.Q2K)
                 assert scope.cancelled_caught
+                step.may_end.set()
         assert texts == [before]
         assert await said(model) == before
 
@@ -189,17 +196,21 @@ async def test_a_caller_that_gives_up_later_changes_everything(wide: Path, monke
 
 async def test_requests_that_wait_can_be_ended(wide: Path) -> None:
     async with builder(wide).build() as model, anyio.create_task_group() as tasks:
-        async with model.stream_completion_request(PROMPT, LONG) as stream:
-            await anext(stream)
+        later, step = Step(model, 3), Step(model)
+        async with model.stream_completion_request(PROMPT, LONG):
+            await until(step.is_done.is_set)
             tasks.start_soon(model.re_isq_model, IsqType.Q8_0)
-            await anyio.wait_all_tasks_blocked()
+            await until(lambda: num_unheard(model) == 1)
             waiting = model.stream_completion_request(PROMPT, LONG)
             tasks.start_soon(anext, waiting)
-            while not model.stats().waiting:
-                await checkpoint()
+            await until(lambda: num_unheard(model) == 2)
+            step.may_end.set()
+            await until(later.is_done.is_set)  # there was a step that knew of it
+            assert model.stats().waiting
             with pytest.raises(RequestTimeoutError):
                 await model.send_completion_request(PROMPT, SHORT, timeout=0.01)
             tasks.cancel_scope.cancel()
+        later.may_end.set()
         await waiting.aclose()
     assert model.stats().blocks_used == 0
 
@@ -272,23 +283,25 @@ async def test_closing_meanwhile(wide: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_drained_model_does_what_was_asked_before(wide: Path) -> None:
-    order: list[str] = []
+    found: dict[str, object] = {}
 
     async def note(name: str, act: Callable[[], Awaitable[object]]) -> None:
-        await act()
-        order.append(name)
+        found[name] = await act()
 
     async with builder(wide).build() as model, anyio.create_task_group() as tasks:
+        step = Step(model)
         tasks.start_soon(note, "before", lambda: said(model, LONG))
-        while not model.stats().running:
-            await checkpoint()
+        await until(step.is_done.is_set)
         tasks.start_soon(note, "quantized", lambda: model.re_isq_model(IsqType.Q8_0))
-        await anyio.wait_all_tasks_blocked()
+        await until(lambda: num_unheard(model) == 1)
         tasks.start_soon(note, "after", lambda: said(model))
-        while not model.stats().waiting:
-            await checkpoint()
-        await model.aclose(drain=True)
-    assert order == ["before", "quantized", "after"]
+        await until(lambda: num_unheard(model) == 2)
+        tasks.start_soon(partial(model.aclose, drain=True))
+        await until(lambda: num_unheard(model) == 3)
+        step.may_end.set()
+    async with builder(wide).build() as before, builder(wide).with_isq(IsqType.Q8_0).build() as quantized:
+        expected = {"before": await said(before, LONG), "quantized": None, "after": await said(quantized)}
+    assert found == expected
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

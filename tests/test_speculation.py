@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import pytest
 import torch
 from attrs import evolve, frozen
 
+from arrivals import Step, gather, obeyed
 from drafting import NoDrafts, drafting, drafting_model
 from paged_sdk import (
     CompletionResponse,
@@ -36,6 +35,7 @@ from paged_sdk.config.env import read_environment
 from paged_sdk.config.sampling import DryParams
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
+from talk import until
 from tiny import make_checkpoint, make_gguf
 
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, list(range(60, 90)))
@@ -92,9 +92,7 @@ async def run(builder: TextModelBuilder, samplings: Sequence[SamplingParams], pr
             prompt, sampling = asked[place % len(asked)]
             found[place] = await model.send_completion_request(prompt, sampling)
 
-        async with anyio.create_task_group() as tasks:
-            for place in range(len(asked)):
-                tasks.start_soon(ask, place)
+        await gather(model, *map(ask, range(len(asked))))
         for place in range(4):
             await ask(len(asked) + place)
         stats = model.stats()
@@ -218,13 +216,14 @@ async def check_distribution(builder: TextModelBuilder, directory: Path, way: st
             size = 1 if way == "prediction" else 10  # a prediction is of one text
             seeds = range(first, first + num_texts, size)
             for some in (seeds[start : start + 40] for start in range(0, len(seeds), 40)):
-                answers = await asyncio.gather(
+                answers = await gather(
+                    model,
                     *(
                         model.send_completion_request(
                             prompt, SamplingParams(**settings, seed=seed, n_choices=size), **options
                         )
                         for seed in some
-                    )
+                    ),
                 )
                 tokens.update(choice.text for answer in answers for choice in answer.choices)
             return tokens, model.stats()
@@ -258,11 +257,13 @@ async def test_cancelling_while_drafts_are_verified_gives_everything_back(builde
     proposer = drafting()
     parts = load_parts(builder.source, builder.settings, read_environment({}), proposer=proposer)
     async with Model(parts) as model:
-        for num_tokens in (1, 5, 9):
+        for num_steps in (1, 5, 9):
             params = SamplingParams(temperature=0.0, max_len=400, ignore_eos=True)
-            async with model.stream_completion_request(PROMPTS[0], params) as stream:
-                for _ in range(num_tokens):
-                    await anext(stream)
+            await obeyed(model)
+            step = Step(model, num_steps)
+            async with model.stream_completion_request(PROMPTS[0], params):
+                await until(step.is_done.is_set)
+            step.may_end.set()
         await model.send_completion_request(PROMPTS[1], BASE)
         stats = model.stats()
         assert stats.accepted_tokens > 0

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from arrivals import Step
 from paged_sdk import (
     BlockingModel,
     InvalidRequestError,
@@ -19,7 +20,6 @@ from paged_sdk import (
     RequestBuilder,
     RequestTimeoutError,
     SamplingParams,
-    TextModelBuilder,
 )
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.text_processor import TextProcessor
@@ -29,6 +29,8 @@ from paged_sdk.kv.paged import KvCacheManager
 from paged_sdk.model import CompletionStream
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.testing.fake_runner import FakeRunner
+from slow_fakes import slow_fake
+from talk import until
 
 pytestmark = pytest.mark.anyio
 
@@ -75,17 +77,12 @@ def saying(smollm2_text: TextProcessor) -> Saying:
     return start
 
 
-def hurry(model: Model) -> None:
-    """Have the model say at once what is left, and all that comes later."""
-    worker: Any = model._worker
-    worker._engine._runner.hurry()
-
-
 async def test_chunks_add_up_and_characters_are_whole(saying: Saying) -> None:
-    async with saying(delay=0.1) as model:
+    async with saying() as model:
+        second = Step(model, 2)
         stream = model.stream_completion_request([5, 6], GREEDY)
         chunks = [await anext(stream)]
-        hurry(model)
+        second.may_end.set()
         chunks += [chunk async for chunk in stream]
         whole = await model.send_completion_request([5, 6], GREEDY)
     assert whole.choices[0].text == TEXT
@@ -167,15 +164,19 @@ async def test_a_timeout_has_the_text_so_far(saying: Saying) -> None:
 
 
 async def test_a_stream_that_is_left_early_says_what_it_has_used(saying: Saying) -> None:
-    async with saying(delay=0.1) as model:
+    async with saying() as model:
+        second = Step(model, 2)
         stream = model.stream_completion_request([5, 6, 7], GREEDY)
         assert stream.response_so_far().usage.total_tokens == 0  # not sent yet
         async with stream:
             await stream.__anext__()
+            await until(second.is_done.is_set)
+            third = Step(model)
+            second.may_end.set()
             await stream.__anext__()
         usage = stream.response_so_far().usage
         assert usage == stream.response_so_far().usage, "it does not grow any more"
-        hurry(model)
+        third.may_end.set()
         whole = (await model.send_completion_request([5, 6, 7], GREEDY)).usage
     assert (usage.prompt_tokens, usage.total_tokens) == (3, 3 + usage.completion_tokens)
     assert 2 <= usage.completion_tokens < whole.completion_tokens
@@ -238,17 +239,16 @@ async def test_a_stream_has_one_reader_at_a_time(saying: Saying, *, begun: bool)
         except InvalidRequestError as error:
             refused.append(error)
 
-    async with saying(delay=0.1) as model:
+    async with saying() as model:
+        step = Step(model)
         stream = model.stream_completion_request("Tell me.", GREEDY)
         if begun:
             await stream.__aenter__()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(read, stream)
             tasks.start_soon(read, stream)
-            with anyio.fail_after(60):
-                while not refused:
-                    await anyio.lowlevel.checkpoint()
-            hurry(model)
+            await until(lambda: len(refused) > 0)
+            step.may_end.set()
             other = await model.send_completion_request("Tell me, too.", GREEDY)
         assert texts == [other.choices[0].text] == [TEXT]
         assert [error.request_id for error in refused] == [stream.request_id]
@@ -272,12 +272,10 @@ async def test_a_stream_that_is_closed_before_it_has_begun(saying: Saying) -> No
         assert model.stats().completion_tokens < 2 * 30
 
 
-def test_a_blocking_stream_whose_model_was_closed(builder: TextModelBuilder) -> None:
+def test_a_blocking_stream_whose_model_was_closed() -> None:
     """Leaving it is no error: closing the model has ended it."""
-    model = BlockingModel(builder.build())
-    with model.stream_completion_request(
-        [1, 2, 3], SamplingParams(temperature=0, max_len=500, ignore_eos=True)
-    ) as stream:
+    model = BlockingModel(slow_fake())
+    with model.stream_completion_request("Tell me.") as stream:
         next(stream)
         model.close()
         with pytest.raises(ModelClosedError):

@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 import transformers
 
+from arrivals import wait_for_requests
 from paged_sdk import (
     ChatCompletionResponse,
     CheckpointError,
@@ -172,6 +173,7 @@ async def test_texts_do_not_depend_on_the_batch(
         if setting == "preemption":  # none waits for its images, so that all want memory at a time
             await model.send_chat_requests(requests)
             await model.reset_prefix_cache()
+            wait_for_requests(model, 2 * len(requests))
         together = await model.send_chat_requests([*requests, *requests])
         if setting == "batch invariance" or setting == "preemption":  # float32 sums, or exact ones
             assert list(map(text_of, together)) == alone + alone

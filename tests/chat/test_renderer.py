@@ -91,15 +91,15 @@ def test_what_the_template_says_comes_back(renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "seconds", "message"),
     [
-        (ENDLESS, r"longer than 0\.2 seconds"),
-        ("{{ 'x'.ljust(10**9) }}", "more than 128 MiB"),
-        ("{% for a in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "beyond 65536 characters"),
+        (ENDLESS, 0.2, r"longer than 0\.2 seconds"),
+        ("{{ 'x'.ljust(10**9) }}", 60, "more than 128 MiB"),
+        ("{% for a in range(99999) %}{{ 'x' * 999 }}{% endfor %}", 60, "beyond 65536 characters"),
     ],
 )
-def test_limits_are_named_and_the_next_rendering_works(source: str, message: str) -> None:
-    renderer = Renderer(RenderLimits(max_chars=1 << 16, max_seconds=0.2, max_bytes=128 << 20))
+def test_limits_are_named_and_the_next_rendering_works(source: str, seconds: float, message: str) -> None:
+    renderer = Renderer(RenderLimits(max_chars=1 << 16, max_seconds=seconds, max_bytes=128 << 20))
     with pytest.raises(RenderError, match=message):
         render(renderer, source)
     texts: list[str] = []

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 
 import tiny
 from adapter_files import write_adapter
-from arrivals import gather
+from arrivals import Step, gather, num_unheard, wait_for_requests
 from paged_sdk import (
     CompletionResponse,
     MemoryGpuConfig,
@@ -40,6 +40,7 @@ from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.types.step import AWAITED, StepRow
 from recorded_steps import ATTENDING, Attending, Recorder, let_record, let_torch_attend
 from spans import span
+from talk import until
 
 CPU: Final = torch.device("cpu")
 INTERPRETED: Final = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for CUDA here")
@@ -200,14 +201,23 @@ def test_short_prompts_that_keep_arriving_leave_no_step_to_be_launched(
     recorder.counts = (13,)
 
     async def scene(model: Model) -> list[Any]:
+        step = Step(model)
         long = asyncio.create_task(model.send_completion_request(PROMPTS[0], evolve(GREEDY, max_len=40)))
+        short = []
         for number in range(9):
-            await model.send_completion_request([number, 5, 6, 7], evolve(GREEDY, max_len=2))
+            await until(step.is_done.is_set)
+            prompt = [number, 5, 6, 7]
+            short.append(asyncio.create_task(model.send_completion_request(prompt, evolve(GREEDY, max_len=2))))
+            await until(lambda: num_unheard(model) == 1)
+            ended, step = step, Step(model, 3)  # by then it has its tokens
+            ended.may_end.set()
+        step.may_end.set()
+        await asyncio.gather(*short)
         return said([await long])
 
     run(small(builder), scene)
     assert ways[Way.LAUNCHED] == 0
-    assert ways[Way.MIXED] >= 9  # the first may share its step with the text's own prompt
+    assert ways[Way.MIXED] >= 9
 
 
 def test_31_decodes_beside_a_prompt_of_64_tokens_in_every_step(
@@ -220,16 +230,15 @@ def test_31_decodes_beside_a_prompt_of_64_tokens_in_every_step(
     long, short = evolve(GREEDY, max_len=16), evolve(GREEDY, max_len=1)
 
     async def scene(model: Model) -> list[Any]:
-        begun = [asyncio.Event() for _ in range(31)]
-
-        async def generate(number: int) -> None:
-            async for _ in model.stream_completion_request([number, 1, 2], long):
-                begun[number].set()
-
-        texts = asyncio.gather(*map(generate, range(31)))
-        await asyncio.gather(*(event.wait() for event in begun))
+        wait_for_requests(model, 31)
+        step = Step(model)
+        texts = asyncio.gather(*(model.send_completion_request([number, 1, 2], long) for number in range(31)))
+        await until(step.is_done.is_set)
         prompts = [[number, *range(100, 163)] for number in range(8)]
-        await gather(model, *(model.send_completion_request(prompt, short) for prompt in prompts))
+        answers = asyncio.gather(*(model.send_completion_request(prompt, short) for prompt in prompts))
+        await until(lambda: num_unheard(model) == 8)
+        step.may_end.set()
+        await answers
         await texts
         return []
 

@@ -192,9 +192,9 @@ async def test_timeouts_and_cancelling_end_requests_and_free_their_blocks() -> N
 
 @pytest.mark.anyio
 async def test_a_full_queue_and_a_prompt_that_is_too_long_are_refused() -> None:
-    async with fake_model("x" * 9000, delay=0.1, max_num_seqs=1, max_queue=1, max_model_len=64) as model:
+    async with fake_model("x" * 9000, delay=0.1, max_num_seqs=1, max_queue=1, max_model_len=1024) as model:
         with pytest.raises(ContextLengthError):
-            await model.send_completion_request("x" * 64)
+            await model.send_completion_request("x" * 1024)
         async with model.stream_chat_request(HI) as first:
             await anext(first)
             async with model.stream_chat_request(HI):

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 import tiny
+from arrivals import obeyed
 from paged_sdk import (
     ConfigError,
     DryParams,
@@ -120,9 +121,8 @@ async def test_prompt_logprobs_that_are_cancelled(model: Model) -> None:
     for delay in (0.0, 0.005, 0.02):
         with anyio.move_on_after(delay):
             await model.send_completion_request([5] * 900, sampling)
-    with anyio.fail_after(30):
-        while model.stats().running or model.stats().waiting:
-            await anyio.sleep(0.002)
+    await obeyed(model)
+    assert model.stats().running == model.stats().waiting == 0
     assert model.stats().blocks_used == 0
     assert (await model.send_completion_request([1, 2], sampling)).prompt_logprobs is not None
 
@@ -135,9 +135,10 @@ def test_a_long_text_is_encoded_without_python_s_lock() -> None:
     assert tokenizer.encode(text[:12_000], add_special_tokens=False) == _encoded_in_lines(tokenizer, text[:12_000])
     assert tokenizer.encode(piece, add_special_tokens=False) == _encoded_in_lines(tokenizer, piece)
     ticks = 0
-    # Once is enough where there is a processor for both threads. With the lock held, no number of times is.
-    for _ in range(20):
-        encoding = threading.Thread(target=tokenizer.encode, args=(text,), kwargs={"add_special_tokens": False})
+    # Once is enough where there is a processor for both threads that wakes them in time; else it takes a longer text.
+    # With the lock held, no length is enough.
+    for times in (1, 1, 2, 4, 8, 16):
+        encoding = threading.Thread(target=tokenizer.encode, args=(text * times,), kwargs={"add_special_tokens": False})
         encoding.start()
         ticks = 0
         while encoding.is_alive():

@@ -14,9 +14,9 @@ import anyio
 import pytest
 import torch
 import trio
-from attrs import evolve
 from torch import Tensor
 
+from arrivals import wait_for_requests
 from paged_sdk import (
     EngineDeadError,
     GgufModelBuilder,
@@ -151,20 +151,19 @@ async def test_nan_logits_end_one_request_only(builder: TextModelBuilder, monkey
             result[0, 3] = float("nan")
         return result
 
-    # For the two to meet in a step: one may begin milliseconds before the other.
-    long_enough = evolve(SHORT, max_len=200)
     outcomes: dict[str, object] = {}
 
     async def send(name: str, prompt: list[int]) -> None:
         try:
-            outcomes[name] = (await model.send_completion_request(prompt, long_enough)).choices
+            outcomes[name] = (await model.send_completion_request(prompt, SHORT)).choices
         except NumericalError as error:
             outcomes[name] = error
 
     monkeypatch.setattr(DecoderModel, "logits", spoiled)
     async with builder.build() as model:
-        alone = (await model.send_completion_request([4, 5, 6], long_enough)).choices
+        alone = (await model.send_completion_request([4, 5, 6], SHORT)).choices
         spoil = True
+        wait_for_requests(model, 2)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(send, "first", [1, 2, 3])
             tasks.start_soon(send, "second", [4, 5, 6])
