@@ -17,28 +17,6 @@ __all__ = ["Step", "gather", "num_unheard", "obeyed", "wait_for_requests"]
 _MOST_SECONDS: Final = 60
 
 
-async def gather(model: Model, *requests: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
-    """Send requests and return their results, as :func:`asyncio.gather` does, but let the engine take no step before it
-    has each of them. Without that, how many of them its first steps have depends on how fast their tasks get a turn.
-    """
-    worker: Any = model._worker
-    holds, go = threading.Event(), threading.Event()
-
-    def hold(_: object) -> None:
-        holds.set()
-        go.wait(_MOST_SECONDS)
-
-    holding = asyncio.ensure_future(worker.call(hold))
-    while not holds.is_set():
-        await asyncio.sleep(0.001)
-    asked = [asyncio.ensure_future(each) for each in requests]
-    while worker._mailbox._queue.qsize() < len(asked) and not any(each.done() for each in asked):
-        await asyncio.sleep(0.001)
-    go.set()
-    await holding
-    return await asyncio.gather(*asked, return_exceptions=return_exceptions)
-
-
 def wait_for_requests(model: Model, number: int) -> None:
     """Have the engine take no step before it is sent so many requests, or whatever else is asked of it, from now on.
     This says it and returns at once, so it serves every event loop, and requests that are sent in one call.
@@ -52,6 +30,14 @@ def wait_for_requests(model: Model, number: int) -> None:
             time.sleep(0.001)
 
     worker._mailbox.put(Call(wait, future))
+
+
+async def gather(model: Model, *requests: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
+    """Send requests and return their results, as :func:`asyncio.gather` does, but let the engine take no step before it
+    has each of them. Without that, how many of them its first steps have depends on how fast their tasks get a turn.
+    """
+    wait_for_requests(model, len(requests))
+    return await asyncio.gather(*requests, return_exceptions=return_exceptions)
 
 
 def num_unheard(model: Model) -> int:

@@ -21,6 +21,7 @@ import torch
 from attrs import evolve, frozen
 
 from adapter_files import write_adapter
+from arrivals import wait_for_requests
 from drafting import NoDrafts, drafting, drafting_model
 from paged_sdk import (
     AdapterError,
@@ -315,6 +316,7 @@ class Matrix:
                 return await model.send_completion_request(_PROMPTS[number], case.params, **options)
 
             asked = list(itertools.product(cases, range(len(_PROMPTS))))
+            wait_for_requests(own, len(asked))  # so that they compete for memory
             responses = await asyncio.gather(*(ask(case, number) for case, number in asked))
             for case in refused:
                 with pytest.raises(InvalidRequestError, match="n_choices"):

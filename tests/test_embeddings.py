@@ -140,6 +140,7 @@ async def test_vectors_go_with_everything_else(mode: str, tiny_checkpoint: Path)
             response = await model.embed(TEXTS, pooling=pooling, normalize=False, adapter=adapter)
             found[pooling, adapter] = response.embeddings
 
+        wait_for_requests(model, len(prompts) + 2 * len(POOLINGS) * len(TEXTS))
         async with anyio.create_task_group() as tasks:
             for prompt in prompts:
                 tasks.start_soon(chat, prompt)

@@ -16,6 +16,7 @@ import torch
 
 import tiny
 from adapter_files import write_adapter
+from arrivals import wait_for_requests
 from paged_sdk import (
     BlockingModel,
     ContextLengthError,
@@ -104,6 +105,7 @@ async def test_scores_go_with_everything_else(mode: str, tiny_checkpoint: Path) 
         async def score(adapter: str | None) -> None:
             found[adapter] = list((await model.score(TEXTS, prefix=PREFIX, adapter=adapter)).scores)
 
+        wait_for_requests(model, 4 + 2 * len(TEXTS))
         async with anyio.create_task_group() as tasks:
             for text in TEXTS[:4]:
                 tasks.start_soon(chat, text[:60])

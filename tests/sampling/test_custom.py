@@ -13,7 +13,7 @@ from attrs import evolve
 from rows import encode, make_request, make_row
 from torch import Tensor
 
-from arrivals import gather
+from arrivals import gather, wait_for_requests
 from paged_sdk import (
     ChatCompletionResponse,
     InvalidRequestError,
@@ -94,6 +94,7 @@ async def test_requests_that_name_the_same_object_share_its_calls(model: Model) 
     expected = [[NewMultiplesOf(3)], [NewMultiplesOf(3), NewMultiplesOf(5)], [NewMultiplesOf(2), NewMultiplesOf(5)]]
     alone = [tokens(await model.send_chat_request(asked(*p, text=t))) for p, t in zip(expected, texts, strict=True)]
     requests = [asked(*p, text=t) for p, t in zip(lists, texts, strict=True)]
+    wait_for_requests(model, len(requests))
     assert [tokens(response) for response in await model.send_chat_requests(requests)] == alone
     assert max(third.num_rows) == max(fifth.num_rows) == 2
 
