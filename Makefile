@@ -103,7 +103,7 @@ coverage: $(READY)
 	  --cov=paged_sdk.kv --cov=paged_sdk.scheduler --cov=paged_sdk.chat --cov-report=term --cov-fail-under=95
 
 gpu-compile: $(READY)
-	$(BIN)/python -m pytest -q -m gpu_compile tests/kernels/test_triton_compiles.py
+	$(BIN)/python -m pytest -q -n 2 -m gpu_compile tests/kernels/test_triton_compiles.py
 
 gpu-bench: $(READY)
 	$(BIN)/python -m benchmarks.gpu $(GPU)
