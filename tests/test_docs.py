@@ -125,6 +125,19 @@ def test_named_files_exist(page: str) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_rows_of_a_table_have_as_many_cells(page: str) -> None:
+    text = re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        first, *others = table.splitlines()
+        assert [row for row in others if num_cells(row) != num_cells(first)] == []
+
+
+def num_cells(row: str) -> int:
+    """Return how many cells a row of a table has."""
+    return len(re.findall(r"(?<!\\)\|", row)) - 1
+
+
 VARIABLES: Final = {value for name, value in vars(env).items() if name.isupper() and isinstance(value, str)}
 OF_REPLICAS: Final = {name for name in VARIABLES if name.startswith("PAGED_SDK_")}
 OF_TORCHRUN: Final = {name for name in VARIABLES - OF_REPLICAS if not name.startswith("MISTRALRS_")}
