@@ -7,10 +7,10 @@ import json
 import re
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from paged_sdk.cli import dashboard
 from paged_sdk.cli.app import app
 from paged_sdk.cli.dashboard import Dashboard
 from paged_sdk.cli.server_figures import ServerFigures
@@ -72,7 +73,7 @@ def test_it_is_watched_until_ctrl_c_and_while_it_is_away(monkeypatch: pytest.Mon
     out = io.StringIO()
     looks: list[float] = []
     with port_of_nobody() as nobody, serving(fake_model(ANSWER)) as served:
-        dashboard = Dashboard(served.url, console=Console(file=out, force_terminal=True, width=100))
+        watched = Dashboard(served.url, console=Console(file=out, force_terminal=True, width=100))
 
         def sleep(seconds: float) -> None:
             looks.append(seconds)
@@ -80,15 +81,15 @@ def test_it_is_watched_until_ctrl_c_and_while_it_is_away(monkeypatch: pytest.Mon
                 served.openai.chat.completions.create(model="fake", messages=HI)
             elif len(looks) == 2:
                 assert f"{COUNT} tokens so far" in out.getvalue()
-                monkeypatch.setattr(dashboard, "_url", f"http://127.0.0.1:{nobody}")
+                monkeypatch.setattr(watched, "_url", f"http://127.0.0.1:{nobody}")
             else:
                 assert "no answer from" in out.getvalue()
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(time, "sleep", sleep)
+        monkeypatch.setattr(dashboard, "time", SimpleNamespace(sleep=sleep))
         try:
-            assert dashboard.is_live
-            dashboard.watch(0.25)
+            assert watched.is_live
+            watched.watch(0.25)
         finally:
             monkeypatch.undo()
     assert looks == [0.25] * 3

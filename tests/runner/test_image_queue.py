@@ -141,16 +141,31 @@ def test_an_image_that_nobody_wants_any_more_is_abandoned() -> None:
     assert queue.next() is None
 
 
+class WatchedCondition(threading.Condition):
+    """Tells when somebody begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_awaited = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_awaited.set()
+        return super().wait(timeout)
+
+
 @pytest.mark.parametrize(("max_slowdown", "between"), [(1.5, 1), (1.25, 3), (1.2, 4), (2.0, 0), (3.0, 0), (0.0, 0)])
 def test_texts_keep_their_pace_beside_an_encoder(max_slowdown: float, between: int) -> None:
     """With a step beside each part of an encoder and n without, tokens take (2 + n) / (1 + n) times as long."""
     queue = ImageQueue[str](1, max_slowdown=max_slowdown)
+    queue._changed = changed = WatchedCondition()
     assert not queue.ask(with_images(0, [b"a"]), 0)
     queue.next()
     for _ in range(3):
+        changed.is_awaited.clear()
         queue.note_step(5)  # while a part is computed
         part = threading.Thread(target=queue.go_on)
         part.start()
+        assert not between or changed.is_awaited.wait(60)  # it knows of the steps before
         for _ in range(between):
             assert part.is_alive()  # it cannot go on before the last of these steps
             queue.note_step(5)
