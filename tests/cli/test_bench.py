@@ -102,24 +102,37 @@ def test_prompts_are_new_and_texts_have_them_cached() -> None:
 
 def test_each_replica_has_its_part() -> None:
     fakes = [fake_model("x" * 100) for _ in range(2)]
+    max_len = 1
+    runs: list[list[int]] = []
 
-    def parts(found: Measurement, *, max_len: int) -> tuple[float, ...]:
-        """Return each one's part by how many of the requests it has got, which depends on which of them was busy."""
-        counts = [
-            sum(each.sampling is not None and each.sampling.max_len == max_len for each in fake.requests)
-            for fake in fakes
-        ]
+    def after_run() -> None:
+        runs.append(
+            [
+                sum(each.sampling is not None and each.sampling.max_len == max_len for each in fake.requests)
+                for fake in fakes
+            ]
+        )
+
+    def parts(found: Measurement) -> tuple[float, ...]:
+        """Return each one's part by how many requests it has got since the first run, which does not count. That
+        depends on which of them was busy."""
+        assert len(runs) == 3
+        counts = [last - first for first, last in zip(runs[0], runs[-1], strict=True)]
         assert sum(counts) == 2 * found.streams
+        runs.clear()
         return tuple(count / sum(counts) * found.median for count in counts)
 
     async def main() -> None:
         async with ReplicaSet(fakes) as model:
-            speedometer = await Speedometer.of(model, warmup=0, iterations=2)
+            nonlocal max_len
+            speedometer = await Speedometer.of(model, warmup=1, iterations=2, after_run=after_run)
             prompts = await speedometer.prompts(64)
             assert prompts.streams == 2
-            assert prompts.of_replicas == parts(prompts, max_len=1)
+            assert prompts.of_replicas == parts(prompts)
+            assert sum(each.prompt_tokens for each in model.replica_stats()) == 2 * 3 * 64
+            max_len = 8
             texts = await speedometer.texts(8, streams=4, depth=65)
-            assert texts.of_replicas == parts(texts, max_len=8)
+            assert texts.of_replicas == parts(texts)
 
     anyio.run(main)
 

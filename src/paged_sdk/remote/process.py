@@ -195,7 +195,8 @@ class EngineProcess:
 
     def _look(self) -> None:
         """Ask for a sign of life, and kill a process that has given none for too long."""
-        if self._engine is None or self._is_over.is_set():  # to load a model may take any time
+        # To load a model may take any time, and what it says after it was killed is no sign of life.
+        if self._engine is None or self._is_over.is_set():
             return
         self._why_killed = self._pulse.next_round()
         if self._why_killed is None:
