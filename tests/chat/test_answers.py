@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from paged_sdk.chat.answer import AnswerStyle
 from paged_sdk.chat.answer_format import find_formats
 from paged_sdk.chat.answer_pieces import AnswerPiece
+from paged_sdk.types.tool_call import MAX_DEPTH, ToolCall
 
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
     "get_weather": {
@@ -293,6 +294,12 @@ CASES: Final = (
     Case(COMMAND, "<|START_RESPONSE|>Hello.<|END_RESPONSE|>", content="Hello."),
 )
 
+
+def deep_call(depth: int) -> str:
+    """Return a call one of whose arguments is so many lists in each other."""
+    return '<tool_call>{"name": "get_weather", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}</tool_call>"
+
+
 MALFORMED_OF_FIRST_FORMATS: Final = (
     Case(HERMES, '```json\n{"name": "get_time"}\n```'),
     Case(HERMES, '```json\n{"name": "Bob", "arguments": {}}\n``` is JSON.'),
@@ -307,7 +314,8 @@ MALFORMED_OF_FIRST_FORMATS: Final = (
     Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"days": NaN}}</tool_call>'),
     Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"location": "\\ud800"}}</tool_call>'),
     Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"days": 1' + "0" * 5000 + "}}</tool_call>"),
-    Case(HERMES, '<tool_call>{"name": "get_weather", "arguments": {"a": ' + "[" * 5000 + "]" * 5000 + "}}</tool_call>"),
+    Case(HERMES, deep_call(5000)),
+    Case(HERMES, deep_call(33)),
     Case(HERMES, f"<tool_call>{PARIS_JSON} and more </tool_call>"),
     Case(HERMES, f"<tool_call>{PARIS_JSON[:-1]}"),
     Case(HERMES, '<tool_call>{"name": "\\'),
@@ -402,6 +410,12 @@ def test_documented_answers_character_by_character(case: Case) -> None:
     assert (found.content, found.reasoning) == (case.content, case.reasoning)
     assert tuple((call.name, json.loads(call.arguments)) for call in found.calls) == case.calls
     assert taken_apart(case, [case.text]) == found
+
+
+def test_lists_in_each_other_may_be_as_deep_as_arguments_that_are_sent_back() -> None:
+    case = Case(HERMES, deep_call(MAX_DEPTH - 1))
+    (call,) = taken_apart(case, [case.text]).calls
+    assert ToolCall(call.name, json.loads(call.arguments)).arguments == json.loads(call.arguments)
 
 
 @pytest.mark.parametrize("case", MALFORMED, ids=range(len(MALFORMED)))

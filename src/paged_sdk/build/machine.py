@@ -15,7 +15,6 @@ from paged_sdk.processors import usable_processors
 __all__ = ["GpuReport", "MachineReport", "describe_machine"]
 
 PACKAGES: Final = (
-    "torch",
     "triton",
     "transformers",
     "tokenizers",
@@ -80,7 +79,7 @@ class MachineReport:
     :ivar free_mib: of them, those that are free
     :ivar address_mib: MiB of addresses that the process may have (``ulimit -v``); None: no limit
     :ivar gpus: the CUDA devices
-    :ivar versions: of the packages that matter; None: it is not installed
+    :ivar versions: of torch, and of the packages that matter beside it; None: it is not installed
     """
 
     package: str
@@ -141,7 +140,8 @@ def describe_machine() -> MachineReport:
         free_mib=memory.free >> 20,
         address_mib=None if space is None else space.total >> 20,
         gpus=tuple(_gpu(index) for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)),
-        versions={package: _version(package) for package in PACKAGES},
+        # torch itself says what it was built for, as in 2.13.0+cu130; the name of its package on PyPI does not.
+        versions={"torch": str(torch.__version__), **{package: _version(package) for package in PACKAGES}},
     )
 
 

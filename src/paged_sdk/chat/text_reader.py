@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
+from paged_sdk.types.tool_call import MAX_DEPTH
+
 __all__ = ["Steps", "TextReader", "float_of", "json_of"]
 
 _T = TypeVar("_T")
@@ -16,6 +18,11 @@ Steps: TypeAlias = Generator[None, None, _T]
 """Reads on whenever it is resumed, waits where the text ends, and returns what it has read."""
 
 _SPACE: Final = re.compile(r"\s*")
+
+_MAX_DEPTH: Final = MAX_DEPTH + 2
+"""Arguments, in a call that is an object in a list. The json module's own limit is 994 levels in Python 3.11, 1,497 in
+3.12 and 9,998 in 3.13, and less where calls are nested: a text would be a call or none by what reads it.
+"""
 
 
 class _Syntax:
@@ -235,7 +242,20 @@ def json_of(text: str) -> Any:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except RecursionError:
         raise ValueError("nested too deep") from None
+    if _is_deeper(value, _MAX_DEPTH):
+        raise ValueError(f"nested more than {_MAX_DEPTH} deep")
     return value
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Tell whether more than so many lists and objects lie in each other."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [each for each in level if isinstance(each, dict | list)]
+        if not level:
+            return False
+        level = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+    return True
 
 
 def float_of(text: str) -> float:
