@@ -167,5 +167,20 @@ def test_types_are_shipped() -> None:
     assert "py.typed" in pyproject["tool"]["setuptools"]["package-data"]["paged_sdk"]
 
 
+def test_whatever_the_tests_install_has_a_version_of_its_own() -> None:
+    """So that what passes today passes on a fresh machine tomorrow."""
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["test"], *extras["docs"], *extras["bench"]]
+    pinned = re.findall(r"^([\w.-]+)==", (root / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    names = {_plain(name) for name in pinned}
+    assert [each for each in wanted if _plain(re.split(r"[\[<>=; ]", each)[0]) not in names] == []
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def test_version_is_the_distribution_s() -> None:
     assert paged_sdk.__version__ == version("paged-sdk")
