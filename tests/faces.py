@@ -44,6 +44,8 @@ def read_off(chunks: Sequence[ChatCompletionChunkResponse], whole: ChatCompletio
         assert tuple(call for delta in deltas for call in delta.tool_calls) == choice.message.tool_calls
         logprobs = [each for piece in pieces if piece.logprobs for each in piece.logprobs.content]
         assert logprobs == list(choice.logprobs.content if choice.logprobs else ())
+        of_content = [each for piece in pieces if piece.content_logprobs for each in piece.content_logprobs.content]
+        assert of_content == list(choice.content_logprobs.content if choice.content_logprobs else ())
         written: dict[int, list[str]] = {}
         ids: dict[int, str] = {}
         for call in [call for delta in deltas for call in delta.tool_call_deltas]:
@@ -62,7 +64,7 @@ def read_off(chunks: Sequence[ChatCompletionChunkResponse], whole: ChatCompletio
             kinds += [f"call {call.index}" for call in delta.tool_call_deltas]
             order += [kind for place, kind in enumerate(kinds) if ([*order[-1:], *kinds][place]) != kind]
         found.append((order, choice.message.content, choice.message.reasoning_content, texts, of_calls(choice)))
-        found.append((choice.finish_reason, choice.stop_string, logprobs))
+        found.append((choice.finish_reason, choice.stop_string, logprobs, of_content))
     return found
 
 
@@ -104,9 +106,16 @@ def of_chat_events(
 
 
 def of_items(
-    chunks: Sequence[ChatCompletionChunkResponse], whole: ChatCompletionResponse, has_one_call: bool
+    chunks: Sequence[ChatCompletionChunkResponse],
+    whole: ChatCompletionResponse,
+    has_one_call: bool,
+    *,
+    has_bytes: bool = True,
 ) -> object:
-    """Return the items that a client of the responses API makes of the events."""
+    """Return the items that a client of the responses API makes of the events.
+
+    :param has_bytes: whether each token is a byte
+    """
     writer = ItemWriter(cast(Any, {}), has_one_call=has_one_call)
     events = data_of(writer.begin(whole) + "".join(map(writer.chunk, chunks)) + writer.end(whole))
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -114,6 +123,7 @@ def of_items(
     items: list[dict[str, Any]] = []
     states: list[str] = []
     texts: list[str] = []
+    logprobs: list[list[Any]] = []
     kinds = {"reasoning_text": "reasoning", "output_text": "message", "function_call_arguments": CALL}
     for event in events[2:-1]:
         kind, place = event["type"].removeprefix("response."), event["output_index"]
@@ -124,6 +134,7 @@ def of_items(
             items.append(event["item"])
             states.append("open")
             texts.append("")
+            logprobs.append([])
             continue
         assert event.get("item_id", items[place]["id"]) == items[place]["id"]
         is_call = items[place]["type"] == CALL
@@ -134,6 +145,10 @@ def of_items(
             assert states[place] == "open"
             assert event["delta"]
             texts[place] += event["delta"]
+            if items[place]["type"] == "message":
+                logprobs[place] += event["logprobs"]
+                if has_bytes and whole.choices[0].logprobs is not None:
+                    assert_made_of(event["delta"], event["logprobs"])
         elif kind == "content_part.done":
             assert states[place] == "text done"
             states[place] = "part done"
@@ -142,11 +157,13 @@ def of_items(
             states[place] = "done"
             said = event["item"]["arguments"] if is_call else event["item"]["content"][0]["text"]
             assert said == texts[place]
+            assert logprobs_of([event["item"]]) == logprobs[place]
             assert event["item"]["id"] == items[place]["id"]
             items[place] = event["item"]
         else:
             assert kinds[kind.removesuffix(".done")] == items[place]["type"]
             assert event["arguments" if is_call else "text"] == texts[place]
+            assert event.get("logprobs", []) == logprobs[place]
             assert states[place] == "open"
             states[place] = "text done"
     assert states == ["done"] * len(items)
@@ -168,9 +185,17 @@ def of_items(
         assert items == expected["output"]
     others = [item["status"] for item in items if item["type"] == CALL and item["call_id"] not in ids]
     assert set(others) <= {"incomplete"}
-    if items[-1]["type"] == "message" and not any(item["type"] == CALL for item in items):
-        assert logprobs_of(items) == logprobs_of(expected["output"])
-    return [(item["type"], item.get("name"), item["status"], text) for item, text in zip(items, texts, strict=True)]
+    assert logprobs_of(items) == logprobs_of(expected["output"])
+    return [
+        (item["type"], item.get("name"), item["status"], text, of_text)
+        for item, text, of_text in zip(items, texts, logprobs, strict=True)
+    ]
+
+
+def assert_made_of(text: str, logprobs: Sequence[Any]) -> None:
+    """Check that a text consists of tokens that are a byte each, but for line breaks that are put between messages."""
+    data = bytes(byte for token in logprobs for byte in token["bytes"])
+    assert data.replace(b"\n", b"") == text.replace("\n", "").encode()
 
 
 def logprobs_of(items: Sequence[Any]) -> list[Any]:

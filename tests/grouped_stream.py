@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, cycle, pairwise
+from typing import Any, Final, Protocol, cast
 
 import anyio
 import anyio.lowlevel
@@ -11,6 +12,7 @@ from attrs import field, frozen
 
 from paged_sdk.chat.answer import AnswerStyle
 from paged_sdk.chat.output_text import OutputText
+from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts
@@ -22,11 +24,74 @@ from paged_sdk.types.response import FinishReason, Usage
 from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.subscription import Subscriber
 
-TOKENIZER: Final = byte_text().tokenizer
 TOOLS: Final[dict[str, dict[str, Any]]] = {
     "look": {"type": "object", "properties": {"at": {"type": "string"}, "for": {"type": "integer"}}},
     "wait": {"type": "object", "properties": {}},
 }
+
+
+class Vocabulary(Protocol):
+    """Knows of what tokens a text consists.
+
+    :ivar end: the token that ends a text
+    """
+
+    @property
+    def end(self) -> int: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def tokens(self, text: str) -> list[int]: ...
+
+
+class Bytes:
+    """Has a token for each byte."""
+
+    end = END
+    tokenizer = byte_text().tokenizer
+
+    def tokens(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+class Slices:
+    """Cuts one text into tokens, each of which is known by its place. Some have no text.
+
+    :param sizes: how many bytes each of them has, over and over
+    :param strips_leading_space: whether a space at the beginning is no part of the text
+    :ivar slices: the first byte of each, and that after its last one
+    """
+
+    def __init__(self, text: str, sizes: Sequence[int], *, strips_leading_space: bool = False) -> None:
+        self.text = text
+        self.strips_leading_space = strips_leading_space
+        data = text.encode()
+        size = len(data)
+        ends = accumulate(cycle(sizes))
+        cuts = [0]
+        while cuts[-1] < size:
+            cuts.append(min(next(ends), size))
+        self.slices: Final = list(pairwise(cuts))
+        self._data = data
+
+    @property
+    def end(self) -> int:
+        return len(self.slices)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return cast(Tokenizer, self)
+
+    def tokens(self, text: str) -> list[int]:
+        assert text == self.text
+        return list(range(len(self.slices)))
+
+    def token_bytes(self, id: int) -> bytes:
+        return self._data[slice(*self.slices[id])] if id < len(self.slices) else b""
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special_tokens: bool, kept: frozenset[int]) -> bytes:
+        return b"".join(map(self.token_bytes, ids))
 
 
 @frozen
@@ -39,11 +104,11 @@ class Said:
     text: str
     ends: FinishReason = "stop"
 
-    def tokens(self, stops: Sequence[str]) -> tuple[list[int], FinishReason, bool]:
+    def tokens(self, stops: Sequence[str], words: Vocabulary) -> tuple[list[int], FinishReason, bool]:
         """Return the tokens that the engine sends, why it stops, and whether a token without text ends it."""
-        tokens = list(self.text.encode())
+        tokens = words.tokens(self.text)
         if stops:
-            seen = OutputText(TOKENIZER, stops)
+            seen = OutputText(words.tokenizer, stops)
             count = seen.push_until_stopped(tokens)
             if seen.is_stopped:
                 return tokens[:count], "stop", False
@@ -59,6 +124,7 @@ class Engine:
     sizes: Sequence[int]
     stops: Sequence[str] = ()
     has_logprobs: bool = False
+    words: Vocabulary = field(factory=Bytes)
     subscribers: list[Subscriber] = field(factory=list)
 
     def check(self) -> None: ...
@@ -73,7 +139,7 @@ class Engine:
     def steps(self) -> Iterator[None]:
         """Send a group, and go on when the reader has read it."""
         (subscriber,) = self.subscribers
-        texts = [said.tokens(self.stops) for said in self.said]
+        texts = [said.tokens(self.stops, self.words) for said in self.said]
         at = [0] * len(texts)
         total = sum(len(tokens) + is_stopped for tokens, _, is_stopped in texts)
         ended: set[int] = set()
@@ -86,7 +152,7 @@ class Engine:
                 at[index] += len(new)
                 if new:
                     subscriber.add_tokens(index, new)
-                drawn = [*new, END] if is_last and has_end else new
+                drawn = [*new, self.words.end] if is_last and has_end else new
                 if self.has_logprobs and drawn:
                     entries = tuple(RawLogprobs(token, -1.0 - token / 8, ((token, -0.5),)) for token in drawn)
                     subscriber.add(RequestEvent(request_id="one", index=index, logprobs=entries))
@@ -124,7 +190,8 @@ async def streamed(stream: ResponseStream[Any, Any], engine: Engine) -> tuple[li
 def stream_of(engine: Engine, template: str | None) -> ResponseStream[Any, Any]:
     style = None if template is None else AnswerStyle.of_template(template)
     parsers = [] if style is None else [style.parser(TOOLS) for _ in engine.said]
-    texts = [OutputText(TOKENIZER, engine.stops) for _ in engine.said]
+    tokenizer = engine.words.tokenizer
+    texts = [OutputText(tokenizer, engine.stops) for _ in engine.said]
     sampling = SamplingParams(n_choices=len(engine.said))
 
     async def prepare() -> list[Request]:
@@ -134,7 +201,12 @@ def stream_of(engine: Engine, template: str | None) -> ResponseStream[Any, Any]:
         cast(EngineAccess, engine),
         prepare,
         cast(Any, CompletionShape() if style is None else ChatShape()),
-        ResponseParts(TOKENIZER, texts, [parser for parser in parsers if parser is not None]),
+        ResponseParts(
+            tokenizer,
+            texts,
+            [parser for parser in parsers if parser is not None],
+            sorts_logprobs=style is not None,
+        ),
         request_id="chatcmpl-one",
         part_ids=["one"],
         model="fake",

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from faces import data_of, of_blocks, of_chat_events, of_drop_in, of_items, of_rounds, read_off
-from grouped_stream import Engine, Said, stream_of, streamed
+from grouped_stream import Engine, Said, Slices, stream_of, streamed
 from paged_sdk import CompletionOptions, CompletionResponse
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.types.response import FinishReason
@@ -58,6 +58,7 @@ ANSWERS: Final = {
         "Hello.",
         "<|python_tag|>look.call(at='x')",
     ],
+    "{{ messages[0].content }}": ["Hello, Łódź. ", " \n", f"<tool_call>{WAIT}</tool_call>", "<think>Hm 🦩.</think>"],
 }
 
 
@@ -103,10 +104,10 @@ def scenes(draw: st.DrawFn) -> Scene:
     return Scene(template, tuple(said), stops, draw(st.booleans()), draw(st.booleans()))
 
 
-HERMES, MISTRAL, HARMONY, LLAMA = ANSWERS
+HERMES, MISTRAL, HARMONY, LLAMA, PLAIN = ANSWERS
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(deadline=None, derandomize=True, max_examples=80)
 @given(scenes(), SIZES)
 # The rest of a call's arguments, more text and the next call come at once.
 @example(Scene(HERMES, ((f"<tool_call>{LOOK[:-9]}</tool_call> and <tool_call>{WAIT}</tool_call>", "stop"),)), [60])
@@ -120,10 +121,67 @@ HERMES, MISTRAL, HARMONY, LLAMA = ANSWERS
 )
 # A thought is all there is.
 @example(Scene(HERMES, (("<think>Hm", "length"),), has_logprobs=True), [])
+# Texts before, between and after calls, and one that only looked like a call.
+@example(
+    Scene(
+        HERMES,
+        ((f"<think>Hm.</think> 🦩 <tool_call>{LOOK}</tool_call> Łó <tool_call>{WAIT} and</tool_call> so", "stop"),),
+        has_logprobs=True,
+    ),
+    [7, 3],
+)
 def test_faces_say_the_same_of_tokens_in_any_grouping(scene: Scene, sizes: list[int]) -> None:
     one_by_one = scene.read([1] * 400)
     assert scene.read(sizes) == one_by_one
     assert scene.read([]) == one_by_one
+
+
+def items_of(scene: Scene, words: Slices, sizes: Sequence[int]) -> tuple[Any, list[list[int]]]:
+    """Return the items that a client of the responses API gets, and the tokens that each message is said to be of."""
+    engine = Engine([Said(*each) for each in scene.said], sizes, scene.stops, has_logprobs=True, words=words)
+
+    async def run() -> Any:
+        return await streamed(stream_of(engine, scene.template), engine)
+
+    chunks, whole = anyio.run(run)
+    is_of_bytes = all(end - begin == 1 for begin, end in words.slices) and not words.strips_leading_space
+    items: Any = of_items(chunks, whole, scene.has_one_call, has_bytes=is_of_bytes)
+    tokens = [[token["token_id"] for token in logprobs] for kind, *_, logprobs in items if kind == "message"]
+    return [item[:-1] for item in items], tokens
+
+
+@settings(deadline=None, derandomize=True, max_examples=150)
+@given(
+    scenes().filter(lambda scene: len(scene.said) == 1),
+    st.lists(st.integers(0, 9), min_size=1, max_size=20).filter(any),
+    st.booleans(),
+    SIZES,
+)
+# A thought's end, a text and a call's beginning are one token.
+@example(
+    Scene(HERMES, ((f"<think>Hm</think>Hello, <tool_call>{WAIT}</tool_call>", "stop"),)), [9, 16, 10], False, [1] * 9
+)
+# Of one token a text and what a stop string drops; of tokens before it the same character.
+@example(Scene(HERMES, (("Hello, Łódź. arg", "stop"),), stops=("źx", " arg")), [3, 5, 1, 1, 2, 1], False, [2, 1])
+# Nothing is taken apart.
+@example(Scene(PLAIN, (("Hello, 🦩 Łódź. arg", "stop"),), stops=(" arg",)), [3, 5, 1, 4, 1, 1, 1], True, [2, 1])
+# What looked like a call is text in the end.
+@example(Scene(HERMES, ((f" So <tool_call>{LOOK} and</tool_call> it", "stop"),)), [7], True, [1] * 99)
+def test_logprobs_of_messages_are_of_the_tokens_that_make_up_their_texts(
+    scene: Scene, token_sizes: list[int], strips: bool, sizes: list[int]
+) -> None:
+    """Which bytes make up a text is known from tokens that are a byte each."""
+    text = scene.said[0][0]
+    items, messages = items_of(scene, Slices(text, [1], strips_leading_space=strips), [])
+    words = Slices(text, token_sizes, strips_leading_space=strips)
+    left = list(enumerate(words.slices))
+    expected: list[list[int]] = []
+    for message in map(set, messages):
+        found = [place for place, of_token in left if message.intersection(range(*of_token))]
+        left = [each for each in left if each[0] not in found]
+        expected.append(found)
+    for each in ([1] * 400, sizes, []):
+        assert items_of(scene, words, each) == (items, expected)
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)

@@ -115,7 +115,7 @@ class GenerationRequests:
         all_texts = list(chain.from_iterable(texts))
         answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
         parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
-        parts = ResponseParts(tokenizer, all_texts, parsers)
+        parts = ResponseParts(tokenizer, all_texts, parsers, sorts_logprobs=is_chat)
 
         async def prepare() -> list[Request]:
             arrival = time.monotonic()

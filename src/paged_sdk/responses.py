@@ -13,6 +13,7 @@ from attrs import define, frozen
 from paged_sdk.chat.answer import AnswerParser
 from paged_sdk.chat.answer_pieces import AnswerPiece
 from paged_sdk.chat.output_text import OutputText
+from paged_sdk.chat.token_places import TextTokens
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
@@ -34,7 +35,7 @@ from paged_sdk.types.response import (
     ToolCallResponse,
     Usage,
 )
-from paged_sdk.worker.subscription import Subscription
+from paged_sdk.worker.subscription import Subscription, UnreadChoice
 
 __all__ = ["ChatShape", "ChoiceDelta", "CompletionShape", "Header", "ResponseParts", "ResponseShape"]
 
@@ -66,6 +67,7 @@ class ChoiceDelta:
     :ivar reasoning: what the model thought, and
     :ivar calls: the tools that it called
     :ivar call_deltas: what there is of calls
+    :ivar content_logprobs: of the tokens that make up the text
     """
 
     index: int
@@ -76,6 +78,7 @@ class ChoiceDelta:
     reasoning: str = ""
     calls: tuple[ToolCallResponse, ...] = ()
     call_deltas: tuple[ToolCallDelta, ...] = ()
+    content_logprobs: Logprobs | None = None
 
 
 @frozen
@@ -88,6 +91,7 @@ class ReadChoice:
     reasoning: str
     calls: tuple[ToolCallResponse, ...]
     stop_string: str | None
+    content_logprobs: Logprobs | None
 
 
 class ResponseParts:
@@ -96,9 +100,17 @@ class ResponseParts:
     :param tokenizer: detokenizes the tokens of logprobs
     :param texts: what makes each choice's text of its tokens, before any token
     :param parsers: what takes each choice's text apart; none for texts that stay as they are
+    :param sorts_logprobs: whether it is of interest which tokens make up the text that is shown
     """
 
-    def __init__(self, tokenizer: Tokenizer, texts: Sequence[OutputText], parsers: Sequence[AnswerParser] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[OutputText],
+        parsers: Sequence[AnswerParser] = (),
+        *,
+        sorts_logprobs: bool = False,
+    ) -> None:
         self.num_choices: int = len(texts)
         self._tokenizer = tokenizer
         self._output_texts = texts
@@ -108,6 +120,9 @@ class ResponseParts:
         self._calls: list[list[ToolCallResponse]] = [[] for _ in texts]
         self._call_ids: list[dict[int, str]] = [{} for _ in texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
+        self._sorts_logprobs = sorts_logprobs
+        self._text_tokens: list[TextTokens[TokenLogprob] | None] = [None] * len(texts)
+        self._content_logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self.prompt_logprobs: Logprobs | None = None
         self.usage: Usage | None = None
@@ -130,6 +145,7 @@ class ResponseParts:
         self._start = subscription.start or self._start
         for index, unread in enumerate(subscription.choices):
             output_text = self._output_texts[index]
+            logprobs = self._take_logprobs(index, unread) if unread.logprobs else None
             text = output_text.push(unread.token_ids)
             self._num_tokens += len(unread.token_ids)
             unread.token_ids.clear()
@@ -138,18 +154,15 @@ class ResponseParts:
                 text += output_text.flush()
                 # The token that ended the text counts, and is not sent.
                 self._num_tokens += reason == "stop" and not output_text.is_stopped
-            logprobs = None
-            if unread.logprobs:
-                logprobs = self._as_logprobs(unread.logprobs)
-                unread.logprobs.clear()
-                self._logprobs[index].extend(logprobs.content)
             deltas: list[ChoiceDelta] = []
             if self._parsers:
                 deltas, text = self._take_apart(index, text, is_last=reason is not None), ""
                 if reason == "stop" and self._calls[index]:
                     reason = "tool_calls"
             if text or (not deltas and (logprobs or reason)):
-                deltas.append(self._delta(index, text))
+                tokens = self._text_tokens[index]
+                of_text = tokens.take_next(len(text)) if text and tokens is not None else ()
+                deltas.append(self._delta(index, text, of_text))
             if logprobs:
                 deltas[0].logprobs = logprobs
             if reason:
@@ -175,10 +188,11 @@ class ResponseParts:
             ReadChoice(
                 self._finish_reasons[index] or "canceled",
                 "".join(self._shown[index]),
-                Logprobs(content=tuple(self._logprobs[index])) if self._logprobs[index] else None,
+                _logprobs(self._logprobs[index]),
                 "".join(self._reasoning[index]),
                 tuple(self._calls[index]),
                 self._output_texts[index].stop_string,
+                _logprobs(self._content_logprobs[index]),
             )
             for index in range(self.num_choices)
         ]
@@ -196,18 +210,37 @@ class ResponseParts:
             return Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         return self._start.usage(self._num_tokens, self._read_at)
 
-    def _delta(self, index: int, text: str) -> ChoiceDelta:
-        """Return a delta that holds what a choice shows next."""
+    def _take_logprobs(self, index: int, unread: UnreadChoice) -> Logprobs:
+        """Return the logprobs of a choice's next tokens, whose text is still to be made."""
+        logprobs = self._as_logprobs(unread.logprobs)
+        unread.logprobs.clear()
+        self._logprobs[index].extend(logprobs.content)
+        if self._sorts_logprobs:
+            tokens = self._text_tokens[index]
+            if tokens is None:
+                tokens = self._text_tokens[index] = TextTokens(self._output_texts[index].places())
+            tokens.add(unread.token_ids, logprobs.content)  # the token that ended the text has no text
+        return logprobs
+
+    def _delta(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> ChoiceDelta:
+        """Return a delta that holds what a choice shows next.
+
+        :param tokens: of which the text is made, if they are of interest
+        """
         shown = self._shown[index]
         shown.append(text)
-        return ChoiceDelta(index, text, None, None, len(shown) == 1)
+        delta = ChoiceDelta(index, text, None, None, len(shown) == 1)
+        if tokens:
+            self._content_logprobs[index] += tokens
+            delta.content_logprobs = _logprobs(tokens)
+        return delta
 
     def _take_apart(self, index: int, text: str, *, is_last: bool) -> list[ChoiceDelta]:
         """Return what the next piece of a choice's text consists of."""
-        parser = self._parsers[index]
+        parser, tokens = self._parsers[index], self._text_tokens[index]
         deltas = []
         for piece in parser.flush(text) if is_last else parser.push(text):
-            delta = self._delta(index, piece.content)
+            delta = self._delta(index, piece.content, () if tokens is None else tokens.take(piece.runs))
             if piece.reasoning:
                 self._reasoning[index].append(piece.reasoning)
                 delta.reasoning = piece.reasoning
@@ -262,6 +295,10 @@ class ResponseParts:
         return data.decode("utf-8", errors="replace"), tuple(data)
 
 
+def _logprobs(tokens: Sequence[TokenLogprob]) -> Logprobs | None:
+    return Logprobs(content=tuple(tokens)) if tokens else None
+
+
 def _call_id() -> str:
     return "".join(secrets.choice(_ID_CHARACTERS) for _ in range(9))
 
@@ -291,6 +328,7 @@ class ChatShape:
                     ),
                     logprobs=choice.logprobs,
                     stop_string=choice.stop_string,
+                    content_logprobs=choice.content_logprobs,
                 )
                 for index, choice in enumerate(parts.choices())
             ),
@@ -315,6 +353,7 @@ class ChatShape:
                     ),
                     finish_reason=delta.finish_reason,
                     logprobs=delta.logprobs,
+                    content_logprobs=delta.content_logprobs,
                 )
                 for delta in deltas
             ),

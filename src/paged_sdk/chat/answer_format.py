@@ -160,7 +160,8 @@ class MarkedCalls(AnswerFormat):
             mark = None
             if self.openings and not pieces.has_content:
                 reader.forget()
-                pieces.content((yield from reader.space()))
+                place = reader.place
+                pieces.content((yield from reader.space()), place)
                 mark = yield from reader.one_of(self.openings)
             marks = (*self.call_marks, *self.fillers)
             if mark is None and not marks:
@@ -175,7 +176,7 @@ class MarkedCalls(AnswerFormat):
             calls = yield from self.calls(mark, reader, pieces, tools)
             if calls is None:
                 pieces.drop_calls()
-                pieces.content(reader.text[start : reader.at])
+                pieces.content(reader.text[start : reader.at], reader.start + start)
             for call in calls or ():
                 pieces.call(call)
 

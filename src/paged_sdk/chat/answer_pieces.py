@@ -53,12 +53,14 @@ class AnswerPiece:
 
     :ivar calls: those that have become whole
     :ivar call_parts: what there is of calls, some of which may turn out to be text
+    :ivar runs: where the content stands in the answer's text: the beginning and end of each run of characters
     """
 
     content: str = ""
     reasoning: str = ""
     calls: list[Call] = Factory(list)
     call_parts: list[CallPart] = field(factory=list, eq=False)
+    runs: tuple[tuple[int, int], ...] = field(default=(), eq=False)
 
 
 @define
@@ -88,13 +90,16 @@ class AnswerPieces:
         """Tell whether anything but white space was content."""
         return self._content.has_begun
 
-    def content(self, text: str) -> None:
-        """Add to the content."""
-        self._show(self._content.push(text))
+    def content(self, text: str, place: int | None) -> None:
+        """Add to the content.
 
-    def reasoning(self, text: str) -> None:
-        """Add to the thoughts."""
-        shown = self._reasoning.push(text)
+        :param place: where it stands in the answer's text; None: the model has not written it
+        """
+        self._show(self._content.push(text, place))
+
+    def reasoning(self, text: str, place: int | None) -> None:
+        """Add to the thoughts, as :meth:`content` does to the content."""
+        shown = self._reasoning.push(text, place)
         if shown:
             self._piece(_REASONING).reasoning += shown
 
@@ -149,7 +154,9 @@ class AnswerPieces:
 
     def _show(self, content: str) -> None:
         if content:
-            self._piece(_CONTENT).content += content
+            piece = self._piece(_CONTENT)
+            piece.content += content
+            piece.runs += self._content.runs
 
     def _piece(self, kind: int) -> AnswerPiece:
         """Return the piece to which something of a kind is added: another one if the last holds what comes later."""
@@ -163,24 +170,39 @@ class _Trimmed:
     """Holds back the white space at the end of a text.
 
     :param trims: whether that before its first character goes
+    :ivar runs: where the text stands that was shown last, as runs of characters
     """
 
-    __slots__ = ("_held", "_trims", "has_begun")
+    __slots__ = ("_held", "_held_runs", "_trims", "has_begun", "runs")
 
     def __init__(self, *, trims: bool) -> None:
         self._held = ""
+        self._held_runs: tuple[tuple[int, int], ...] = ()
         self._trims = trims
         self.has_begun: bool = False
+        self.runs: tuple[tuple[int, int], ...] = ()
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, place: int | None) -> str:
         if self._trims:
+            size = len(text)
             text = text.lstrip()
+            if place is not None:
+                place += size - len(text)
         body = text.rstrip()
+        end = len(body)
         if not body:
             self._held += text
+            if place is not None and text:
+                self._held_runs += ((place, place + len(text)),)
             return ""
         shown = self._held + body
-        self._held = text[len(body) :]
+        self._held = text[end:]
+        self.runs = self._held_runs
+        self._held_runs = ()
+        if place is not None:
+            self.runs += ((place, place + end),)
+            if self._held:
+                self._held_runs = ((place + end, place + len(text)),)
         self._trims = False
         self.has_begun = True
         return shown
@@ -191,4 +213,5 @@ class _Trimmed:
 
     def flush(self) -> str:
         held, self._held = self._held, ""
+        self.runs, self._held_runs = self._held_runs, ()
         return "" if self._trims else held

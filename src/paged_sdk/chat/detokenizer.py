@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from paged_sdk.chat.token_places import TokenPlaces
 from paged_sdk.chat.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
@@ -35,6 +36,10 @@ class Detokenizer:
     def leave_out(self, num_bytes: int) -> None:
         """Leave out the first bytes of the output."""
         self._num_left_out = num_bytes
+
+    def places(self) -> TokenPlaces:
+        """Return what says where in the text the tokens stand. No token has come yet."""
+        return TokenPlaces(self._tokenizer, kept=self._kept, num_left_out=self._num_left_out, strips_space=self._strip)
 
     def append(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens complete; special tokens have no text, but for those that are kept."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from paged_sdk.chat.detokenizer import Detokenizer
 from paged_sdk.chat.stop_strings import StopStrings
+from paged_sdk.chat.token_places import TokenPlaces
 from paged_sdk.chat.tokenizer import Tokenizer
 
 __all__ = ["OutputText"]
@@ -47,6 +48,10 @@ class OutputText:
     def leave_out(self, num_bytes: int) -> None:
         """Leave out the first bytes of the output, which repeat the end of the prompt. No token has come yet."""
         self._detokenizer.leave_out(num_bytes)
+
+    def places(self) -> TokenPlaces:
+        """Return what says where in the text the tokens stand. No token has come yet."""
+        return self._detokenizer.places()
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in the next tokens, and return the text that can be shown now."""

@@ -47,17 +47,26 @@ class TextReader:
     Its methods are steps of a generator: where the text so far does not decide, they wait for more. So what is read
     does not depend on how the text was cut. Each character is looked at a bounded number of times.
 
+    A place is the number of characters before it in all of the text, whatever is forgotten.
+
     :ivar at: where it reads next, in ``text``
+    :ivar start: the place where ``text`` begins
     :ivar text: what has arrived, from the oldest character that is needed
     :ivar has_ended: no more text comes
     """
 
-    __slots__ = ("at", "has_ended", "text")
+    __slots__ = ("at", "has_ended", "start", "text")
 
     def __init__(self) -> None:
         self.text: str = ""
         self.at: int = 0
+        self.start: int = 0
         self.has_ended: bool = False
+
+    @property
+    def place(self) -> int:
+        """Return the place where it reads next."""
+        return self.start + self.at
 
     def feed(self, text: str) -> None:
         """Add what has arrived."""
@@ -65,6 +74,7 @@ class TextReader:
 
     def forget(self) -> None:
         """Drop what has been read."""
+        self.start += self.at
         self.text, self.at = self.text[self.at :], 0
 
     def more(self) -> Steps[bool]:
@@ -135,34 +145,38 @@ class TextReader:
                     watch(self.text[looked_at:])
                 return None
 
-    def pass_until(self, marks: tuple[str, ...], show: Callable[[str], None]) -> Steps[str | None]:
+    def pass_until(self, marks: tuple[str, ...], show: Callable[[str, int], None]) -> Steps[str | None]:
         """Show text up to the first of these marks, and take the mark. What could be a mark's beginning is held back.
 
         What was read before is forgotten.
 
+        :param show: gets pieces of the text, and the place of each
         :returns: the mark; None: the text ends without one, and all of it is shown
         """
         pattern = re.compile("|".join(map(re.escape, marks)))
         while True:
             found = pattern.search(self.text, self.at)
             if found is not None:
-                show(self.text[self.at : found.start()])
+                show(self.text[self.at : found.start()], self.start + self.at)
                 self.at = found.end()
                 return found.group()
             end = len(self.text) - max((_size_of_beginning(self.text, self.at, mark) for mark in marks), default=0)
-            show(self.text[self.at : end])
+            show(self.text[self.at : end], self.start + self.at)
             self.at = end
             self.forget()
             if not (yield from self.more()):
-                show(self.text)
+                show(self.text, self.start)
                 self.at = len(self.text)
                 return None
 
-    def pass_all(self, show: Callable[[str], None]) -> Steps[None]:
-        """Show all text there is and will be."""
+    def pass_all(self, show: Callable[[str, int], None]) -> Steps[None]:
+        """Show all text there is and will be.
+
+        :param show: gets pieces of the text, and the place of each
+        """
         is_there = True
         while is_there:
-            show(self.text[self.at :])
+            show(self.text[self.at :], self.start + self.at)
             self.at = len(self.text)
             self.forget()
             is_there = yield from self.more()

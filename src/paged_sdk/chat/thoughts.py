@@ -38,10 +38,11 @@ class ThoughtMarks:
 
         :param is_open: the prompt has begun it
         """
+        place = reader.place
         space = yield from reader.space()
         # A model that repeats the opening mark after the prompt's own thinks once.
         if not (yield from reader.literal(self.opening + self.label)) and not is_open:
-            pieces.content(space)
+            pieces.content(space, place)
             return
         if (yield from reader.pass_until((self.closing,), pieces.reasoning)) is not None:
             pieces.end_reasoning()

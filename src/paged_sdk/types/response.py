@@ -187,8 +187,12 @@ class ResponseMessage(Wire):
 class Choice(Wire):
     """Holds one text of a chat response.
 
+    :ivar logprobs: of every token that the model has written, if they were asked for: those of thoughts, of calls and
+        of the marks around them too, and the one that ended the text
     :ivar stop_string: the stop string that ended it, which it does not hold; None: something else did. Not part of the
         wire form
+    :ivar content_logprobs: those of ``logprobs`` whose tokens make up ``message.content``: tokens that have a part in a
+        character of it. None: there are none. Not part of the wire form
     """
 
     finish_reason: FinishReason
@@ -196,6 +200,7 @@ class Choice(Wire):
     message: ResponseMessage
     logprobs: Logprobs | None = None
     stop_string: str | None = None
+    content_logprobs: Logprobs | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""
@@ -263,12 +268,19 @@ class Delta(Wire):
 
 @frozen(kw_only=True)
 class ChunkChoice(Wire):
-    """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last one."""
+    """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last one.
+
+    :ivar logprobs: of the tokens that have come since the last chunk. The text of some may be held back, for it may
+        turn out to be part of a stop string or a call: it is in a later chunk, or in none
+    :ivar content_logprobs: of the tokens that make up ``delta.content``, whenever they came. A token that has a part in
+        the content of several chunks is in the first of them. None: there are none. Not part of the wire form
+    """
 
     index: int
     delta: Delta
     finish_reason: FinishReason | None = None
     logprobs: Logprobs | None = None
+    content_logprobs: Logprobs | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""

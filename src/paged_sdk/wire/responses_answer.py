@@ -38,7 +38,8 @@ def response_of(answer: ChatCompletionResponse, said: Said, *, has_one_call: boo
     if message.reasoning_content is not None:
         items.append(_reasoning(_id(answer, "rs", 0), message.reasoning_content, "completed"))
     if message.content or not (items or message.tool_calls):
-        items.append(_message(_id(answer, "msg", len(items)), message.content, _logprobs(choice.logprobs), "completed"))
+        logprobs = _logprobs(choice.content_logprobs)
+        items.append(_message(_id(answer, "msg", len(items)), message.content, logprobs, "completed"))
     items += [
         _call(call.id, call.function.name, call.function.arguments, "completed")
         for call in message.tool_calls[: 1 if has_one_call else None]
@@ -139,6 +140,7 @@ class _OpenItem:
     :ivar item: what it was when it began
     :ivar call: its index among the calls of the answer, if it is one
     :ivar pieces: its text so far
+    :ivar logprobs: of the tokens that make up the text of a message so far
     """
 
     kind: str
@@ -172,7 +174,6 @@ class ItemWriter:
         self._last: _OpenItem | None = None
         self._unsure: list[_OpenItem] = []
         self._whole_calls: set[int] = set()
-        self._unsent: list[dict[str, Any]] = []
 
     def begin(self, answer: ChatCompletionResponse) -> str:
         """Write that there will be a response."""
@@ -185,14 +186,15 @@ class ItemWriter:
         events = []
         for choice in chunk.choices:
             delta = choice.delta
-            self._unsent += _logprobs(choice.logprobs)
             self._whole_calls.update(call.index for call in delta.tool_calls)
             if delta.reasoning_content:
                 events += self._open("reasoning")
                 events.append(self._add("response.reasoning_text.delta", delta.reasoning_content))
             if delta.content:
                 events += self._open("message")
-                events.append(self._add("response.output_text.delta", delta.content, logprobs=self._take_logprobs()))
+                logprobs = _logprobs(choice.content_logprobs)
+                self._open_item.logprobs += logprobs
+                events.append(self._add("response.output_text.delta", delta.content, logprobs=logprobs))
             for call in self._calls.shown(delta):
                 if call.id is not None:
                     events += self._open_call(call.index, _call(call.id, call.name or "", "", "in_progress"))
@@ -295,7 +297,6 @@ class ItemWriter:
             done = "response.reasoning_text.done"
             fields: dict[str, Any] = {"text": text}
             if item.kind == "message":
-                self._take_logprobs()
                 done, fields["logprobs"] = "response.output_text.done", item.logprobs
             part = _part(item.kind, text, item.logprobs)
             ended = {**item.item, "content": [part], "status": status}
@@ -305,11 +306,6 @@ class ItemWriter:
             ]
         self._items[item.place] = ended
         return [*events, self._event("response.output_item.done", output_index=item.place, item=ended)]
-
-    def _take_logprobs(self) -> list[dict[str, Any]]:
-        taken, self._unsent = self._unsent, []
-        self._open_item.logprobs += taken
-        return taken
 
     def _of_item(self, item: _OpenItem, kind: str, /, **fields: Any) -> str:
         return self._event(kind, item_id=item.item["id"], output_index=item.place, **fields)

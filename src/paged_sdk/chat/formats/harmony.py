@@ -56,7 +56,7 @@ class _Harmony(AnswerFormat):
                 start = reader.at
                 header = yield from reader.until(_MESSAGE)
                 if header is None:
-                    pieces.content(reader.text[start:])
+                    pieces.content(reader.text[start:], reader.start + start)
                     return
                 mark = yield from _message(header[0], reader, pieces, tools)
 
@@ -76,16 +76,16 @@ def _message(header: str, reader: TextReader, pieces: AnswerPieces, tools: ToolS
         end = reader.at - (0 if rest is None else len(rest[1]))
         if calls is None or reader.text[called:end].strip():
             pieces.drop_calls()
-            pieces.content(reader.text[start:end])
+            pieces.content(reader.text[start:end], reader.start + start)
             calls = None
         for call in calls or ():
             pieces.call(call)
         return None if rest is None else rest[1]
     if re.search(r"\banalysis\b", header):
-        pieces.reasoning("\n")
+        pieces.reasoning("\n", None)
         return (yield from reader.pass_until(ends, pieces.reasoning))
     if pieces.has_content:
-        pieces.content("\n")
+        pieces.content("\n", None)
     return (yield from reader.pass_until(ends, pieces.content))
 
 
