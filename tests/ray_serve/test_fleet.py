@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -17,6 +19,7 @@ from paged_sdk import (
     ConfigError,
     Constraint,
     EngineDeadError,
+    HangLimits,
     InvalidRequestError,
     IsqType,
     Model,
@@ -29,7 +32,7 @@ from paged_sdk import (
 )
 from paged_sdk.ray import RayReplicas, fleet, serve_app
 from paged_sdk.ray.hung_engine import until_hung
-from paged_sdk.ray.options import resources_of
+from paged_sdk.ray.options import resources_of, with_health_checks
 from paged_sdk.ray.sessions import Sessions
 from paged_sdk.testing import fake_model
 from paged_sdk.worker.worker import Worker
@@ -366,6 +369,49 @@ def test_a_replica_gets_its_share(
     builder: object, num_replicas: int, cluster: dict[str, float], kept: dict[str, float]
 ) -> None:
     assert resources_of(builder, num_replicas, cluster) == kept
+
+
+@pytest.mark.parametrize(
+    ("silent_seconds", "given", "expected"),
+    [
+        (60, {}, (2.0, 20.0)),
+        (3, {}, (1.0, 1.0)),
+        (None, {}, (2.0, 1e9)),
+        (60, {"health_check_period_s": 7, "health_check_timeout_s": 8}, (7, 8)),
+    ],
+)
+def test_ray_serve_finds_silent_replicas(
+    silent_seconds: float | None, given: dict[str, float], expected: tuple[float, float]
+) -> None:
+    limits = HangLimits(silent_seconds=silent_seconds)
+    options = with_health_checks({"name": "engine", **given}, limits)
+    assert options.pop("name") == "engine"
+    assert options == dict(zip(("health_check_period_s", "health_check_timeout_s"), expected, strict=True))
+
+
+@pytest.mark.parametrize("given", [60, {"step_seconds": 2}, True])
+def test_limits_are_hang_limits(given: Any) -> None:
+    for make in (
+        lambda: RayReplicas(TextModelBuilder("x"), hang_limits=given),
+        lambda: serve_app(TextModelBuilder("x"), model_name="x", hang_limits=given),
+    ):
+        with pytest.raises(ConfigError, match=r"hang_limits.*HangLimits or None"):
+            make()
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'paged-sdk[ray]'")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, where it is imported
+def test_an_application_has_the_limits_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGED_SDK_SILENT_SECONDS", "30")
+    monkeypatch.setenv("PAGED_SDK_STEP_SECONDS", "none")
+
+    def limits_of(hang_limits: HangLimits | None) -> tuple[float, float | None]:
+        app: Any = serve_app(TextModelBuilder("x"), model_name="x", hang_limits=hang_limits)
+        engine = app._bound_deployment.init_args[0]._bound_deployment
+        return engine._deployment_config.health_check_timeout_s, engine.init_kwargs["step_seconds"]
+
+    assert limits_of(None) == (10, None)
+    assert limits_of(HangLimits(silent_seconds=12, step_seconds=5)) == (4, 5)
 
 
 def test_without_ray_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

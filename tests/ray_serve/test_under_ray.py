@@ -18,7 +18,12 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("case", "said"),
-    [("death", "after the last replica was killed"), ("hang", "by its replacement"), ("service", "scaled up and down")],
+    [
+        ("death", "after the last replica was killed"),
+        ("hang", "by its replacement"),
+        ("stopped", "in place of one that was stopped"),
+        ("service", "scaled up and down"),
+    ],
 )
 def test_it_holds_what_it_says(case: str, said: str) -> None:
     program = Path(__file__).with_name("under_ray.py")

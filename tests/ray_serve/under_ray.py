@@ -2,6 +2,7 @@
 
 python tests/ray_serve/under_ray.py death      200 streams, of which one replica of two is killed; then both are
 python tests/ray_serve/under_ray.py hang       a replica whose step does not end, and its replacement
+python tests/ray_serve/under_ray.py stopped    a replica whose process is stopped, and its replacement
 python tests/ray_serve/under_ray.py service    the server behind Ray Serve's proxy, which scales up and down
 """
 
@@ -25,7 +26,7 @@ import ray
 from attrs import frozen
 from ray import serve
 
-from paged_sdk import EngineDeadError, Model
+from paged_sdk import EngineDeadError, HangLimits, Model
 from paged_sdk.ray import RayReplicas, serve_app
 from paged_sdk.testing import fake_model
 
@@ -146,10 +147,10 @@ async def death() -> None:
 
 
 async def hang() -> None:
-    os.environ["PAGED_SDK_STEP_SECONDS"] = "2"
+    limits = HangLimits(step_seconds=2)
     with tempfile.TemporaryDirectory() as folder:
         builder = HangsAtFirst(Path(folder, "mark"))
-        async with RayReplicas(builder, graceful_shutdown_timeout_s=5, **NO_PROCESSORS) as model:
+        async with RayReplicas(builder, hang_limits=limits, graceful_shutdown_timeout_s=5, **NO_PROCESSORS) as model:
             before, start = replica_processes(), time.monotonic()
             with anyio.fail_after(120):
                 responses = await model.send_chat_requests([hello(number) for number in range(5)])
@@ -159,6 +160,22 @@ async def hang() -> None:
             with anyio.fail_after(120):
                 while set(before) & set(replica_processes()):
                     await anyio.sleep(0.1)
+    assert not replica_processes()
+
+
+async def stopped() -> None:
+    limits = HangLimits(silent_seconds=6, step_seconds=None)
+    async with RayReplicas(Talker(), hang_limits=limits, graceful_shutdown_timeout_s=5, **NO_PROCESSORS) as model:
+        (before,) = replica_processes()
+        os.kill(before, signal.SIGSTOP)
+        start = time.monotonic()
+        with anyio.fail_after(120):
+            responses = await model.send_chat_requests([hello(number) for number in range(5)])
+        taken = time.monotonic() - start
+        assert {each.choices[0].message.content for each in responses} == {TEXT}
+        assert taken > 4, taken
+        assert before not in replica_processes()
+        print(f"5 texts in place of one that was stopped after {taken:.1f} s")
     assert not replica_processes()
 
 
@@ -226,10 +243,10 @@ def until(condition: Any) -> None:
 
 def main() -> None:
     with small_ray():
-        if sys.argv[1] in ("death", "hang"):
-            anyio.run(death if sys.argv[1] == "death" else hang)
-        else:
+        if sys.argv[1] == "service":
             service()
+        else:
+            anyio.run({"death": death, "hang": hang, "stopped": stopped}[sys.argv[1]])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class HangLimits:
     Loading a model is not limited, nor is what goes on between steps, such as ``re_isq_model``.
 
     :ivar silent_seconds: a process has hung of which nothing is heard for so long, as one that was stopped; it is asked
-        ten times meanwhile. None: it may be silent for ever
+        ten times meanwhile, under Ray Serve three times. None: it may be silent for ever
     :ivar step_seconds: an engine has hung one step of which takes so long, as one that waits for a device that is gone.
         A first step that compiles, or a long prompt on a slow CPU, takes minutes: set it lower where steps are
         short. None: a step may take for ever

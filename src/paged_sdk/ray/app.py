@@ -8,9 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from paged_sdk.config.env import read_hang_limits
+from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
-from paged_sdk.ray.options import REPLACEMENT_SECONDS, checked_seconds, engine_options, ray_serve
+from paged_sdk.ray.options import (
+    REPLACEMENT_SECONDS,
+    checked_limits,
+    checked_seconds,
+    engine_options,
+    ray_serve,
+    with_health_checks,
+)
 from paged_sdk.ray.replicas import open_model
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ def serve_app(
     model_name: str,
     settings: ServerSettings | None = None,
     replacement_seconds: float = REPLACEMENT_SECONDS,
+    hang_limits: HangLimits | None = None,
     engines: Mapping[str, Any] | None = None,
     faces: Mapping[str, Any] | None = None,
 ) -> Application:
@@ -40,11 +49,13 @@ def serve_app(
     :param model_name: what clients call the model
     :param settings: of the server; None: those of :class:`~paged_sdk.server.ServerSettings`
     :param replacement_seconds: how long requests wait for a replica when there is none, as for :class:`RayReplicas`
+    :param hang_limits: when a replica has hung, as for :class:`RayReplicas`
     :param engines: options of the replicas' deployment, as for :class:`RayReplicas`
     :param faces: options of the server's deployment, as ``ray.serve.deployment`` takes them. Of several faces each
         knows its own requests alone, and its router what it has sent itself
     :raises ConfigError: Ray Serve or the server is not installed, or a value that cannot be used
     """
+    limits = checked_limits(hang_limits) or read_hang_limits()
     serve = ray_serve()
     try:
         from paged_sdk.server import ServerSettings
@@ -61,8 +72,8 @@ def serve_app(
     def make_face() -> ModelServer:
         return make()
 
-    step_seconds = read_hang_limits().step_seconds
-    engine = serve.deployment(EngineReplica, **options).bind(builder, step_seconds=step_seconds)
+    of_engines = with_health_checks(options, limits)
+    engine = serve.deployment(EngineReplica, **of_engines).bind(builder, step_seconds=limits.step_seconds)
     of_faces = {"name": "face", "max_ongoing_requests": 1_000_000, **(faces or {})}
     application: Application = serve.deployment(serve.ingress(make_face)(), **of_faces).bind(engine)
     return application

@@ -9,9 +9,19 @@ from typing import Any, Final
 
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.checks import is_finite, plain
+from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError
 
-__all__ = ["REPLACEMENT_SECONDS", "checked_seconds", "engine_options", "most_replicas", "ray_serve", "resources_of"]
+__all__ = [
+    "REPLACEMENT_SECONDS",
+    "checked_limits",
+    "checked_seconds",
+    "engine_options",
+    "most_replicas",
+    "ray_serve",
+    "resources_of",
+    "with_health_checks",
+]
 
 TEXTS_PER_REPLICA: Final = 32
 """So many texts a replica computes at once, unless its builder says otherwise."""
@@ -20,11 +30,15 @@ REPLACEMENT_SECONDS: Final = 120.0
 DEFAULTS: Final[Mapping[str, Any]] = {
     "name": "engine",
     "max_ongoing_requests": 1_000_000,  # the engine's queue has a limit of its own, and says so by a typed error
-    "health_check_period_s": 2.0,  # so soon one that has died is replaced; Ray Serve's own default is 10
     "graceful_shutdown_timeout_s": 60.0,
     "graceful_shutdown_wait_loop_s": 0.5,
     "logging_config": {"enable_access_log": False},  # a line for each message would be some 300 a second
 }
+HEALTH_CHECK_SECONDS: Final = 2.0
+"""So soon one that has died is replaced; Ray Serve's own default is 10."""
+FAILED_CHECKS: Final = 3
+"""So many health checks in a row a replica has to miss until Ray Serve ends it."""
+FOR_EVER: Final = 1e9
 
 
 def ray_serve() -> ModuleType:
@@ -53,6 +67,25 @@ def checked_seconds(given: float) -> float:
     if not (is_finite(seconds) and seconds >= 0):
         raise ConfigError.of("replacement_seconds", given, "a finite number of seconds >= 0")
     return float(seconds)
+
+
+def checked_limits(given: object) -> HangLimits | None:
+    """Return when replicas have hung; None: what the environment says.
+
+    :raises ConfigError: something else
+    """
+    if not isinstance(given, HangLimits | None):
+        raise ConfigError.of("hang_limits", given, "HangLimits or None")
+    return given
+
+
+def with_health_checks(options: Mapping[str, Any], limits: HangLimits) -> dict[str, Any]:
+    """Return the options of a deployment with those by which Ray Serve finds a process that is silent for too long.
+    Those that are there already count before these.
+    """
+    seconds = FOR_EVER if limits.silent_seconds is None else limits.silent_seconds / FAILED_CHECKS
+    period = min(HEALTH_CHECK_SECONDS, seconds)
+    return {"health_check_period_s": period, "health_check_timeout_s": seconds, **options}
 
 
 def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:

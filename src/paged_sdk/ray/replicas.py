@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from paged_sdk.config.env import read_hang_limits
+from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.model import Model
@@ -21,11 +22,13 @@ from paged_sdk.opening import Opening
 from paged_sdk.ray.adapters import FleetAdapters
 from paged_sdk.ray.options import (
     REPLACEMENT_SECONDS,
+    checked_limits,
     checked_seconds,
     engine_options,
     most_replicas,
     ray_serve,
     resources_of,
+    with_health_checks,
 )
 from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.routing.replica_set import ReplicatedModel
@@ -130,6 +133,9 @@ class RayReplicas(Opening[RayModel]):
     :param builder: builds a replica, where Ray puts it
     :param replacement_seconds: how long there may be no replica until requests fail with :class:`EngineDeadError`
         instead, both those that wait and, until one comes, new ones; 0: they fail at once
+    :param hang_limits: when a replica has hung, so that Ray Serve ends it and starts another; None: what this process's
+        environment says, or :class:`HangLimits` by default. ``health_check_period_s`` and ``health_check_timeout_s``
+        among the options count before its ``silent_seconds``
     :param name: of the application of Ray Serve's, in place of one that has it; None: a new one
     :param options: of the deployment, as ``ray.serve.deployment`` takes them: ``num_replicas``, ``ray_actor_options``,
         ``autoscaling_config`` ..., whose ``target_ongoing_requests`` counts texts that are under way or wait. Without
@@ -144,6 +150,7 @@ class RayReplicas(Opening[RayModel]):
         *,
         name: str | None = None,
         replacement_seconds: float = REPLACEMENT_SECONDS,
+        hang_limits: HangLimits | None = None,
         **options: Any,
     ) -> None:
         super().__init__("RayReplicas", setting="builder")
@@ -152,6 +159,7 @@ class RayReplicas(Opening[RayModel]):
         if name is not None and not (isinstance(name, str) and name):
             raise ConfigError.of("name", name, "a name of at least one character")
         self._replacement_seconds = checked_seconds(replacement_seconds)
+        self._hang_limits = checked_limits(hang_limits)
         self._builder = builder
         self._application = f"paged-sdk-{uuid.uuid4().hex[:8]}" if name is None else name
         self._options = engine_options(options)
@@ -159,7 +167,8 @@ class RayReplicas(Opening[RayModel]):
     async def _open(self) -> RayModel:
         cluster = _Cluster(self._application)
         try:
-            handle = await _in_thread(partial(cluster.deploy, self._builder, self._options))
+            limits = self._hang_limits or read_hang_limits()
+            handle = await _in_thread(partial(cluster.deploy, self._builder, self._options, limits))
             return await open_model(handle, replacement_seconds=self._replacement_seconds, delete=cluster.leave)
         except BaseException:
             with anyio.CancelScope(shield=True), suppress(Exception):
@@ -197,9 +206,10 @@ class _Cluster:
         self._name = name
         self._started_ray = False
 
-    def deploy(self, builder: ModelBuilder, options: Mapping[str, Any]) -> DeploymentHandle:
+    def deploy(self, builder: ModelBuilder, options: Mapping[str, Any], limits: HangLimits) -> DeploymentHandle:
         """Start the replicas, and wait until they are there.
 
+        :param limits: when one of them has hung
         :raises ModelLoadError: they cannot be
         """
         import ray
@@ -217,8 +227,8 @@ class _Cluster:
         if "ray_actor_options" not in options:
             kept = resources_of(builder, most_replicas(options), ray.cluster_resources())
             options = {**options, "ray_actor_options": kept}
-        application = serve.deployment(EngineReplica, **options).bind(
-            builder, step_seconds=read_hang_limits().step_seconds, says_why=True
+        application = serve.deployment(EngineReplica, **with_health_checks(options, limits)).bind(
+            builder, step_seconds=limits.step_seconds, says_why=True
         )
         try:
             handle: DeploymentHandle = serve.run(application, name=self._name, route_prefix=None)
