@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
+from paged_sdk.sampling.truncation import NOT_DRAWN, draw_greedy
 
 
 def in_order(row: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
@@ -57,3 +58,14 @@ def test_select_rows() -> None:
     table = torch.arange(12.0).view(4, 3)
     for rows in ([0], [1, 2], [0, 1, 2, 3], [0, 2], [1, 3]):
         assert torch.equal(select_rows(table, rows), table[rows])
+
+
+def test_a_device_is_not_asked_for_the_logit_of_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, :func:`argmax` has looked whether it is finite, and a place before the first ends everything."""
+    monkeypatch.setattr("paged_sdk.sampling.truncation.argmax", lambda logits: np.array([4, NOT_DRAWN, 0]))
+    assert draw_greedy(torch.empty(3, 9, device="meta")).tolist() == [4, NOT_DRAWN, 0]
+
+
+def test_rows_without_a_finite_largest_logit_get_no_token() -> None:
+    logits = torch.tensor([[1.0, 3, 2], [1, torch.nan, 2], [-torch.inf] * 3, [torch.inf, 0, 0], [-torch.inf, 0, 0]])
+    assert draw_greedy(logits).tolist() == [1, NOT_DRAWN, NOT_DRAWN, NOT_DRAWN, 1]

@@ -28,7 +28,8 @@ def argmax(logits: Tensor) -> Ids:
     """Return the likeliest token of each row, the lowest id among equals.
 
     :param logits: float32 ``[N, V]``; on the CPU any dtype
-    :returns: ``[N]``, on the host
+    :returns: ``[N]``, on the host; of a device, where the largest logit is not finite,
+        :data:`~paged_sdk.kernels.sampling.NOT_DRAWN`
     """
     if logits.device.type == "cpu":
         tokens: Ids = logits.numpy().argmax(axis=1)  # vectorized: 0.1 ms for 16 rows of 152k, torch takes 1.2 ms

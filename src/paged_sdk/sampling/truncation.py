@@ -110,7 +110,9 @@ def num_candidates(params: SamplingParams, vocab_size: int) -> int:
 def draw_greedy(logits: Tensor) -> Ids:
     """Return the likeliest token of each row or :data:`NOT_DRAWN`, ``[R]``."""
     tokens = argmax(logits)
-    largest = _floats(logits.gather(1, torch.from_numpy(tokens[:, None]).to(logits.device)))[:, 0]
+    if logits.device.type != "cpu":  # there NOT_DRAWN is found already; as an index it would end the device
+        return tokens
+    largest = _floats(logits.gather(1, torch.from_numpy(tokens[:, None])))[:, 0]
     return np.where(np.isfinite(largest), tokens, NOT_DRAWN)
 
 
