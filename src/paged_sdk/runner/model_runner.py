@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Protocol
 
 import torch
 from attrs import field, frozen
@@ -16,7 +15,7 @@ from paged_sdk.adapters.bank import AdapterBank
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
-from paged_sdk.guard import RequestGuard, clear_frames, request_failure
+from paged_sdk.guard import clear_frames, request_failure
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.models.causal_model import CausalModel
@@ -26,23 +25,20 @@ from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.host_rows import HostRows
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
+from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, StepMemoryError
+from paged_sdk.runner.prompt_logprobs import add_prompt_logprobs
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.runner.step_results import Recorded
 from paged_sdk.runner.targets import Target, targets_of
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
-from paged_sdk.sampling.failures import not_finite
-from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
 from paged_sdk.types.step import Step, StepRow
 
 __all__ = ["ModelRunner", "OtherRanks", "Requantized", "Requantizer"]
-
-# Logits of a prompt are computed a few rows at a time: a row of 150,000 float32 is 0.6 MB.
-_LOGITS_TILE: Final = 64
 
 
 @frozen(kw_only=True)
@@ -254,9 +250,10 @@ class _Parts:
         scheduled = output.scheduled
         if not scheduled:
             return FinishedStep(result)
+        late = LateResults(scheduled, result, waits=self.device_decoding is None)
         if self.device_decoding is not None and way is Way.REPEATED:
             drawn = self.device_decoding.repeat(scheduled)
-            return SampledStep(result, scheduled, range(len(scheduled)), drawn, overlaps=True)
+            return SampledStep(late, range(len(scheduled)), drawn, overlaps=True)
         targets = targets_of(scheduled)
         on_host, on_device = self._place(targets)
         # On the CPU the forward pass blocks; on other devices the host prepares sampling while it runs.
@@ -266,10 +263,10 @@ class _Parts:
         hidden, first_tokens, adapted, recorded = self._forward(rows, way, scheduled, inserted, result)
         if host is None:
             host = HostRows.prepare(self.sampler, scheduled, on_host)
-        self._add_prompt_logprobs(scheduled, first_tokens, hidden, adapted, result)
-        self.reader.read(scheduled, first_tokens, hidden, self.model, result)
+        add_prompt_logprobs(late, first_tokens, hidden, adapted, self.model)
+        self.reader.read(late, first_tokens, hidden, self.model)
         if not targets:
-            return self._unsampled(scheduled, hidden, result)
+            return self._unsampled(late, hidden)
         if host.prepared.settled:
             settled = host.settled
             targets = [target for target in targets if target.place not in settled]
@@ -285,7 +282,7 @@ class _Parts:
             recorded = None  # these are not the rows whose logits it has
         logits = hidden[:0] if not positions else make_logits() if recorded is None else recorded.logits
         likeliest = None if recorded is None or on_host else recorded.likeliest
-        return self._sample(logits, on_device, host, make_logits, result, likeliest)
+        return self._sample(logits, on_device, host, make_logits, late, likeliest)
 
     def _place(self, targets: list[Target]) -> tuple[list[Target], list[Target]]:
         """Divide targets into those that the host samples and those that the device does."""
@@ -336,13 +333,12 @@ class _Parts:
 
         return self.images.of(rows, list(accumulate((row.num_new_tokens for row in rows), initial=0)), fail)
 
-    def _unsampled(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, result: RunnerOutput) -> PendingStep:
+    def _unsampled(self, late: LateResults, hidden: Tensor) -> PendingStep:
         """Finish a step that samples nothing. It is waited for like others: else all chunks of a long prompt would
         queue up on the device, ahead of requests that are submitted meanwhile."""
         if self.device_decoding is None:
-            return FinishedStep(result)
-        nothing = Drawn(hidden.new_empty(0, dtype=torch.int64))
-        return SampledStep(result, scheduled, (), nothing, overlaps=not result.failed)
+            return FinishedStep(late.output)
+        return SampledStep(late, (), _nothing(hidden), overlaps=not late.output.failed)
 
     def _sample(
         self,
@@ -350,7 +346,7 @@ class _Parts:
         on_device: Sequence[Target],
         host: HostRows,
         make_logits: Callable[[], Tensor],
-        result: RunnerOutput,
+        late: LateResults,
         likeliest: Tensor | None,
     ) -> PendingStep:
         """Sample on the device, and on the host the rows that only it can.
@@ -360,10 +356,11 @@ class _Parts:
         :param make_logits: computes ``logits`` once more
         :param likeliest: the likeliest tokens, if they are known
         """
-        path, scheduled = self.device_decoding, host.scheduled
+        path, scheduled, result = self.device_decoding, host.scheduled, late.output
         if not on_device:
             host.sample(lambda: logits, lambda: _rows(make_logits(), host.places), result)
-            return FinishedStep(result)
+            # What is late comes after what is late of the step before, whose results are not taken in yet.
+            return FinishedStep(result) if late.is_done else SampledStep(late, (), _nothing(logits), overlaps=False)
         assert path is not None
         indices = [target.index for target in on_device]
         its_logits = logits if not host.targets else select_rows(logits, [target.place for target in on_device])
@@ -374,7 +371,7 @@ class _Parts:
         rows = host.rows
         if not path.may_withhold(len(rows), len(on_device)):
             early_rows = sorted({*rows, *result.failed})
-            step = SampledStep(result, scheduled, indices, drawn, overlaps=True, early_rows=early_rows)
+            step = SampledStep(late, indices, drawn, overlaps=True, early_rows=early_rows)
             host.sample(lambda: _rows(logits, host.places), lambda: _rows(make_logits(), host.places), result)
             return step
         kept = _rows(logits, host.places).clone()  # the next step may leave its own in their place
@@ -385,8 +382,7 @@ class _Parts:
                 host.sample_later(kept, result)
 
         return SampledStep(
-            result,
-            scheduled,
+            late,
             indices,
             drawn,
             overlaps=True,
@@ -395,34 +391,11 @@ class _Parts:
             sample_withheld=sample_withheld,
         )
 
-    def _add_prompt_logprobs(
-        self,
-        scheduled: Sequence[ScheduledSequence],
-        first_tokens: Sequence[int],
-        hidden: Tensor,
-        adapted: AdaptedRows | None,
-        result: RunnerOutput,
-    ) -> None:
-        """Collect the logprobs of prompt tokens, each from the logits of the token before it, where they were asked
-        for."""
-        for index, row in enumerate(scheduled):
-            sequence, top_n = row.sequence, row.sequence.request.sampling.prompt_logprobs
-            last = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
-            if top_n is None or last <= row.start:
-                continue
-            entries: list[RawLogprobs] = []
-            with RequestGuard(sequence.request.request_id, partial(result.failed.__setitem__, index)):
-                for start in range(row.start, last, _LOGITS_TILE):
-                    end = min(start + _LOGITS_TILE, last)
-                    offset = first_tokens[index] - row.start
-                    tokens = range(offset + start, offset + end)
-                    own = None if adapted is None else adapted.of_logits(tokens)
-                    logits = self.model.logits(hidden[tokens.start : tokens.stop], own)
-                    if not logits.amax(-1).isfinite().all():  # the maximum is NaN or Inf if any value is
-                        raise not_finite(sequence.request)
-                    entries += self.sampler.prompt_logprobs(logits, sequence.token_ids[start + 1 : end + 1], top_n)
-                result.prompt_logprobs[index] = entries
-
 
 def _rows(logits: Tensor, places: Sequence[int]) -> Tensor:
     return select_rows(logits, places) if places else logits[:0]
+
+
+def _nothing(tensor: Tensor) -> Drawn:
+    """Return no tokens, on the device of a tensor."""
+    return Drawn(tensor.new_empty(0, dtype=torch.int64))

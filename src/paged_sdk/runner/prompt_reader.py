@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -13,13 +13,16 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import NumericalError
-from paged_sdk.guard import RequestGuard
+from paged_sdk.kernels.sampling import argmax
+from paged_sdk.kernels.transfer import HostCopies, to_device
 from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.truncation import NOT_DRAWN, draw_greedy
 from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.scheduler.request import Request
 from paged_sdk.types.reading import PooledVector, ReadResult, TokenScores
 
 __all__ = ["PromptReader"]
@@ -38,21 +41,14 @@ class PromptReader:
     def __init__(self) -> None:
         self._gathered: dict[int, _Gathered] = {}
 
-    def read(
-        self,
-        scheduled: Sequence[ScheduledSequence],
-        first_tokens: Sequence[int],
-        hidden: Tensor,
-        model: CausalModel,
-        result: RunnerOutput,
-    ) -> None:
+    def read(self, late: LateResults, first_tokens: Sequence[int], hidden: Tensor, model: CausalModel) -> None:
         """Read what a step has computed. A prompt whose hidden states or logits are not finite fails alone.
 
+        :param late: gets what was read of the prompts that end with the step
         :param first_tokens: the index of each row's first token among those of the step
-        :param hidden: of all tokens of the step
-        :param result: gets what was read of the prompts that end with the step
+        :param hidden: of all tokens of the step, ``[num_tokens, hidden_size]``
         """
-        wanted = [(index, row) for index, row in enumerate(scheduled) if row.sequence.request.reading is not None]
+        wanted = [(index, row) for index, row in enumerate(late.scheduled) if row.sequence.request.reading is not None]
         if not wanted:
             return
         scored: list[_Span] = []
@@ -61,56 +57,71 @@ class PromptReader:
             assert reading is not None
             states = reading.states(sequence.num_prompt_tokens)
             start, end = max(row.start, states.start), min(row.end, states.stop)
-            if row.start <= states.start:  # after a preemption it is read anew
+            if row.start <= states.start:  # after a preemption it is read anew: older steps add to what was read then
                 self._gathered[sequence.seq_id] = _Pool(reading) if isinstance(reading, PooledVector) else _Scores()
             if start >= end:
                 continue
             offset = first_tokens[index] - row.start
             gathered = self._gathered[sequence.seq_id]
             if isinstance(gathered, _Pool):
-                with RequestGuard(sequence.request.request_id, partial(result.failed.__setitem__, index)):
+                with late.guard(index):
                     gathered.add(model.normed(hidden[offset + start : offset + end]))
             else:
-                scored.append(_Span(index, row, start, end, offset))
-        self._score(scored, hidden, model, result)
+                scored.append(_Span(index, row, gathered, start, end, offset))
+        _score(scored, hidden, model, late)
         for index, row in wanted:
             if row.end == row.sequence.num_prompt_tokens:
                 gathered = self._gathered.pop(row.sequence.seq_id)
-                if index not in result.failed:
-                    with RequestGuard(row.sequence.request.request_id, partial(result.failed.__setitem__, index)):
-                        result.readings[index] = gathered.result(row.sequence.request.request_id)
+                if index not in late.output.failed:
+                    with late.guard(index):
+                        late.add(index, _ending(gathered, index, late.output, row.sequence.request.request_id))
 
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop what was gathered of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:
             self._gathered.pop(seq_id, None)
 
-    def _score(self, spans: Sequence[_Span], hidden: Tensor, model: CausalModel, result: RunnerOutput) -> None:
-        """Look up how likely tokens are, each by the logits of the one before it, those of all prompts together."""
-        if not spans:
-            return
-        positions = [span.offset + place for span in spans for place in range(span.start, span.end)]
-        targets = [token for span in spans for token in span.row.sequence.token_ids[span.start + 1 : span.end + 1]]
-        logprobs: list[npt.NDArray[np.float32]] = []
-        greedy: list[npt.NDArray[np.int64]] = []
-        for start in range(0, len(positions), _LOGITS_TILE):
-            logits = model.logits(select_rows(hidden, positions[start : start + _LOGITS_TILE]))
-            wanted = torch.tensor(targets[start : start + _LOGITS_TILE], device=logits.device)[:, None]
-            greedy.append(draw_greedy(logits))
-            for first in range(0, len(logits), _SOFTMAX_TILE):
-                rows = slice(first, first + _SOFTMAX_TILE)
-                logprobs.append(logits[rows].log_softmax(-1).gather(1, wanted[rows])[:, 0].cpu().numpy())
-        all_logprobs, all_greedy, begin = np.concatenate(logprobs), np.concatenate(greedy), 0
-        are_greedy = all_greedy == np.array(targets)
-        for span in spans:
-            end = begin + span.end - span.start
-            own, begin = slice(begin, end), end
-            if (all_greedy[own] == NOT_DRAWN).any():
-                result.failed[span.index] = not_finite(span.row.sequence.request)
-                continue
-            gathered = self._gathered[span.row.sequence.seq_id]
-            assert isinstance(gathered, _Scores)
-            gathered.parts.append((all_logprobs[own], are_greedy[own]))
+
+def _ending(gathered: _Gathered, index: int, output: RunnerOutput, request_id: str) -> Callable[[], None]:
+    """Launch the last of what is read of a prompt, and return what puts it into the results of its row."""
+    result = gathered.end(request_id)
+
+    def take_in() -> None:
+        output.readings[index] = result()
+
+    return take_in
+
+
+def _score(spans: Sequence[_Span], hidden: Tensor, model: CausalModel, late: LateResults) -> None:
+    """Look up how likely tokens are, each by the logits of the one before it, those of all prompts together."""
+    if not spans:
+        return
+    positions = [span.offset + place for span in spans for place in range(span.start, span.end)]
+    targets = [token for span in spans for token in span.row.sequence.token_ids[span.start + 1 : span.end + 1]]
+    tiles: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(positions), _LOGITS_TILE):
+        tile = slice(start, start + _LOGITS_TILE)
+        # No name holds the logits, which go before those of the next tile come.
+        tiles.append(_look_up(model.logits(select_rows(hidden, positions[tile])), targets[tile], waits=late.waits))
+    copies, wanted, begin = HostCopies(*map(torch.cat, zip(*tiles, strict=True))), np.array(targets), 0
+    for span in spans:
+        end = begin + span.end - span.start
+        late.add(span.index, partial(span.gathered.add, copies, slice(begin, end), wanted, span.row.sequence.request))
+        begin = end
+
+
+def _look_up(logits: Tensor, token_ids: Sequence[int], *, waits: bool) -> tuple[Tensor, Tensor]:
+    """Look up the logprobs of some tokens, and the likeliest ones in their places.
+
+    :param logits: float32 ``[N, vocab_size]``
+    :param token_ids: ``[N]``
+    :param waits: whether the host may look for the likeliest; otherwise all is launched on the device
+    :returns: logprobs, float32, and tokens or :data:`NOT_DRAWN`, int64, each ``[N]``
+    """
+    likeliest = torch.from_numpy(draw_greedy(logits)) if waits else argmax(logits)
+    (wanted,) = to_device(logits.device, np.array(token_ids, np.int64)[:, None])
+    tiles = [slice(first, first + _SOFTMAX_TILE) for first in range(0, len(logits), _SOFTMAX_TILE)]
+    return torch.cat([logits[rows].log_softmax(-1).gather(1, wanted[rows])[:, 0] for rows in tiles]), likeliest
 
 
 @frozen(eq=False)
@@ -118,12 +129,14 @@ class _Span:
     """Describes tokens of a row whose hidden states are read.
 
     :ivar index: the index of the row in the step
+    :ivar gathered: gets what is found
     :ivar start: the first of them, by its place in the prompt; ``end`` is the place after the last
     :ivar offset: what is added to a place to find the token's hidden state
     """
 
     index: int
     row: ScheduledSequence
+    gathered: _Scores
     start: int
     end: int
     offset: int
@@ -138,8 +151,22 @@ class _Scores:
     def __init__(self) -> None:
         self.parts: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = []
 
-    def result(self, request_id: str) -> TokenScores:
-        """Return what was collected."""
+    def add(self, copies: HostCopies, own: slice, targets: npt.NDArray[np.int64], request: Request) -> None:
+        """Take in the logprobs of the next tokens, and the likeliest ones in their places, once they are there.
+
+        :param own: where they are in the copies, and in ``targets``, the tokens themselves
+        :raises NumericalError: logits are not finite
+        """
+        logprobs, likeliest = (copy.numpy()[own] for copy in copies.wait())
+        if (likeliest == NOT_DRAWN).any():
+            raise not_finite(request)
+        self.parts.append((logprobs, likeliest == targets[own]))
+
+    def end(self, request_id: str) -> Callable[[], ReadResult]:
+        """Return what joins all that will have been collected."""
+        return self._join
+
+    def _join(self) -> TokenScores:
         if not self.parts:
             return TokenScores(np.empty(0, np.float32), np.empty(0, np.bool_))
         logprobs, are_greedy = (np.concatenate(each) for each in zip(*self.parts, strict=True))
@@ -165,7 +192,7 @@ class _Pool:
                 pooled = hidden.sum(0)
             case "weighted_mean":
                 weights = torch.arange(first, first + count, dtype=torch.float32, device=hidden.device)
-                self._weight += float(weights.sum())
+                self._weight += count * (2 * first + count - 1) / 2
                 pooled = weights @ hidden
             case "max":
                 pooled = hidden.amax(0)
@@ -176,18 +203,22 @@ class _Pool:
                 return
         self._pooled = pooled if self._pooled is None else self._pooled + pooled
 
-    def result(self, request_id: str) -> ReadResult:
-        """Return the vector, in the host's memory.
+    def end(self, request_id: str) -> Callable[[], ReadResult]:
+        """Launch the last of the vector, and its copy to the host.
 
-        :raises NumericalError: it is not finite
+        :returns: what waits for it, and raises NumericalError if it is not finite
         """
         assert self._pooled is not None, "a prompt has a token"
-        pooled = self._pooled / self._weight if self._weight else self._pooled
-        # A copy: what a step has computed may lie in memory of the next one.
-        vector = np.array(pooled.cpu().numpy(), dtype=np.float32)
-        if not np.isfinite(vector).all():
-            raise NumericalError(f"request {request_id}: the hidden states hold NaN or Inf", request_id=request_id)
-        return vector
+        copies = HostCopies(self._pooled / self._weight if self._weight else self._pooled)
+
+        def result() -> ReadResult:
+            (copy,) = copies.wait()
+            vector = np.array(copy.numpy(), dtype=np.float32)  # a copy: what it comes in is memory of the device's
+            if not np.isfinite(vector).all():
+                raise NumericalError(f"request {request_id}: the hidden states hold NaN or Inf", request_id=request_id)
+            return vector
+
+        return result
 
 
 _Gathered: TypeAlias = _Pool | _Scores

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paged_sdk.kernels.transfer import HostCopies
+from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.sampling.device_sampler import Drawn
 from paged_sdk.sampling.failures import not_finite
-from paged_sdk.scheduler.output import ScheduledSequence
 
 __all__ = ["SampledStep"]
 
@@ -16,19 +16,17 @@ __all__ = ["SampledStep"]
 class SampledStep:
     """Implements :class:`~paged_sdk.runner.output.PendingStep` for tokens that are copied from the device to the host.
 
-    :param output: the results that are known already
-    :param scheduled: the rows of the step
+    :param late: the results that are known already, and those that come beside tokens
     :param rows: the rows that the tokens belong to
     :param overlaps: whether the next step reads these tokens on the device
-    :param early_rows: rows whose results are in ``output`` before they are asked for
+    :param early_rows: rows whose tokens, or failures, are in the results before they are asked for
     :param withheld_rows: rows that the host samples when all results are asked for
     :param sample_withheld: does so, and puts the results into ``output``
     """
 
     def __init__(
         self,
-        output: RunnerOutput,
-        scheduled: Sequence[ScheduledSequence],
+        late: LateResults,
         rows: Sequence[int],
         drawn: Drawn,
         *,
@@ -41,27 +39,30 @@ class SampledStep:
         self.early_rows = early_rows
         self.withheld_rows = withheld_rows
         self._sample_withheld = sample_withheld
-        self._output = output
+        self._late = late
         self._rows = rows
-        self._scheduled = scheduled
         self._logprob_rows = None if drawn.logprobs is None else drawn.logprobs[0]
         self._copies = HostCopies(drawn.tokens, *(() if drawn.logprobs is None else drawn.logprobs[1]))
 
     def early_result(self) -> RunnerOutput:
-        """Return the results that the host has sampled."""
-        return self._output
+        """Return the results of the early rows. What is late of those that the host has sampled is there by then: the
+        device has computed it before their logits.
+        """
+        self._late.finish(self.early_rows)
+        return self._late.output
 
     def result(self) -> RunnerOutput:
         """Wait for the device, without holding the interpreter's lock, and return the results of all rows."""
+        self._late.finish()
         if self._sample_withheld is not None:
             self._sample_withheld()
         tokens, *logprobs = self._copies.wait()
-        output, token_ids = self._output, tokens.tolist()
+        output, token_ids = self._late.output, tokens.tolist()
         for row, token in zip(self._rows, token_ids, strict=True):
             if token >= 0:
                 output.token_ids[row] = [token]
             else:
-                output.failed[row] = not_finite(self._scheduled[row].sequence.request)
+                output.failed[row] = not_finite(self._late.scheduled[row].sequence.request)
         if self._logprob_rows is not None:
             chosen, values, likeliest = logprobs
             places = self._logprob_rows.rows

@@ -198,16 +198,6 @@ class Sampler:
                     sampled.failed[index] = alone.failed[0]
         return sampled
 
-    def prompt_logprobs(self, logits: Tensor, targets: Sequence[int], top_n: int) -> list[RawLogprobs]:
-        """Look up the logprobs of given tokens.
-
-        :param logits: float32 ``[N, vocab_size]``; not changed
-        :param targets: the token that follows, for each row
-        :param top_n: how many of the likeliest tokens to list
-        """
-        with torch.inference_mode():
-            return LogprobTable(logits, top_n).entries(range(len(targets)), targets)
-
     def forget(self, seq_ids: Iterable[int]) -> None:
         """Drop the state of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:

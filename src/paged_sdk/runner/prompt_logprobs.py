@@ -1,0 +1,112 @@
+"""Computes how likely the tokens of prompts are that texts follow, where that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.transfer import HostCopies, to_device
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.runner.late_results import LateResults
+from paged_sdk.sampling.device_logprobs import LogprobRows
+from paged_sdk.sampling.failures import not_finite
+from paged_sdk.sampling.logprobs import LogprobTable
+from paged_sdk.sampling.raw_logprobs import RawLogprobs
+
+__all__ = ["add_prompt_logprobs"]
+
+# Logits of a prompt are computed a few rows at a time: a row of 150,000 float32 is 0.6 MB.
+_LOGITS_TILE: Final = 64
+
+
+def add_prompt_logprobs(
+    late: LateResults,
+    first_tokens: Sequence[int],
+    hidden: Tensor,
+    adapted: AdaptedRows | None,
+    model: CausalModel,
+) -> None:
+    """Collect the logprobs of prompt tokens, each from the logits of the token before it, where they were asked for. A
+    row whose logits are not finite fails alone.
+
+    :param late: gets them as ``prompt_logprobs``
+    :param first_tokens: the index of each row's first token among those of the step
+    :param hidden: of all tokens of the step, ``[num_tokens, hidden_size]``
+    :param adapted: which adapter each of these goes through
+    """
+    for index, row in enumerate(late.scheduled):
+        sequence, top_n = row.sequence, row.sequence.request.sampling.prompt_logprobs
+        last = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
+        if top_n is None or last <= row.start:
+            continue
+        token_ids, first = sequence.token_ids[row.start + 1 : last + 1], first_tokens[index]
+
+        def logits(tile: range, first: int = first) -> Tensor:
+            tokens = range(first + tile.start, first + tile.stop)
+            own = None if adapted is None else adapted.of_logits(tokens)
+            return model.logits(hidden[tokens.start : tokens.stop], own)
+
+        with late.guard(index):
+            if late.waits:
+                late.output.prompt_logprobs[index] = _look_up(late, index, logits, token_ids, top_n)
+            else:
+                late.add(index, _launch(late, index, logits, token_ids, top_n))
+
+
+def _look_up(
+    late: LateResults, index: int, logits: Callable[[range], Tensor], token_ids: Sequence[int], top_n: int
+) -> list[RawLogprobs]:
+    """Compute the logprobs of one row's tokens, and wait for them.
+
+    :param logits: computes those that some of the tokens follow, float32 ``[len(tile), vocab_size]``
+    :raises NumericalError: logits are not finite
+    """
+    entries: list[RawLogprobs] = []
+    for tile in _tiles(len(token_ids)):
+        of_tile = logits(tile)
+        if not of_tile.amax(-1).isfinite().all():  # the maximum is NaN or Inf if any value is
+            raise not_finite(late.scheduled[index].sequence.request)
+        entries += LogprobTable(of_tile, top_n).entries(range(len(tile)), token_ids[tile.start : tile.stop])
+    return entries
+
+
+def _launch(
+    late: LateResults, index: int, logits: Callable[[range], Tensor], token_ids: Sequence[int], top_n: int
+) -> Callable[[], None]:
+    """Have a device compute the logprobs of one row's tokens, and copy them to the host.
+
+    :param logits: as for :func:`_look_up`
+    :returns: what puts them into the results, once they are there
+    """
+    rows = LogprobRows(range(len(token_ids)), [top_n] * len(token_ids))
+    tiles = [_launch_tile(logits(tile), token_ids[tile.start : tile.stop], top_n) for tile in _tiles(len(token_ids))]
+    copies = HostCopies(*map(torch.cat, zip(*tiles, strict=True)))
+
+    def take_in() -> None:
+        are_finite, chosen, values, likeliest = copies.wait()
+        if not are_finite.all():
+            raise not_finite(late.scheduled[index].sequence.request)
+        late.output.prompt_logprobs[index] = rows.entries(token_ids, (chosen, values, likeliest))
+
+    return take_in
+
+
+def _launch_tile(logits: Tensor, token_ids: Sequence[int], top_n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Launch what computes logprobs of some tokens. Nothing of the logits' size outlives the call.
+
+    :param logits: float32 ``[N, vocab_size]``
+    :param token_ids: ``[N]``
+    :returns: whether each row of logits is finite, bool ``[N]``, and what :meth:`LogprobRows.look_up` does
+    """
+    (wanted,) = to_device(logits.device, np.array(token_ids, np.int64))
+    rows = LogprobRows(range(len(token_ids)), [top_n] * len(token_ids))
+    return logits.amax(-1).isfinite(), *rows.look_up(rows.all_logprobs(logits), wanted)
+
+
+def _tiles(count: int) -> list[range]:
+    return [range(start, min(start + _LOGITS_TILE, count)) for start in range(0, count, _LOGITS_TILE)]
