@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
+import numpy as np
 import pytest
 import torch
 
@@ -141,6 +142,45 @@ async def test_the_same_texts(builder: TextModelBuilder, launches: threading.loc
     for replayed in (recorder.replays, recorder.mixed):  # by one rank as by the other
         assert replayed
         assert len(replayed) % 2 == 0
+
+
+async def read(model: Model) -> list[Any]:
+    """Ask, at once, for logprobs of prompts, scores and vectors."""
+    found: dict[str, Any] = {}
+
+    async def look_up(prompt: str) -> None:
+        logprobs = (await model.send_completion_request(prompt, READ)).prompt_logprobs
+        assert logprobs is not None
+        found[prompt] = [token.logprob for token in logprobs.content]
+        found[prompt] += [each.logprob for token in logprobs.content for each in token.top_logprobs]
+
+    async def score() -> None:
+        found["scores"] = [each.logprobs for each in (await model.score(PROMPTS[:2])).scores]
+
+    async def embed() -> None:
+        found["vectors"] = (await model.embed(PROMPTS, pooling="mean")).embeddings
+
+    async with anyio.create_task_group() as tasks:
+        for prompt in PROMPTS:
+            tasks.start_soon(look_up, prompt)
+        tasks.start_soon(score)
+        tasks.start_soon(embed)
+    return [*(found[prompt] for prompt in PROMPTS), *found["scores"], *found["vectors"]]
+
+
+@pytest.mark.anyio
+async def test_what_is_read_of_prompts(
+    builder: TextModelBuilder, launches: threading.local, recorder: Recorder
+) -> None:
+    """The others compute their part of logits that come to the host when the next step is under way."""
+    async with builder.build() as model:
+        expected = await read(model)
+    with ranks(builder, launches, 2) as (load, ended):
+        async with load() as model:
+            for own, wanted in zip(await read(model), expected, strict=True):
+                np.testing.assert_allclose(own, wanted, atol=1e-4)
+    assert [type(error) for error in ended] == [SystemExit]
+    assert recorder.mixed
 
 
 @pytest.mark.anyio

@@ -6,6 +6,7 @@ The way for devices is taken on CPU tensors.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -16,12 +17,14 @@ import torch
 from attrs import evolve
 from device_rig import Found, Rig
 from test_model_runner import PROMPTS, build, reference
+from torch import Tensor
 
 from arrivals import gather
 from paged_sdk import MemoryGpuConfig, Model, PagedAttentionMeta, SamplingParams, TextModelBuilder
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.config.embedding import POOLINGS
 from paged_sdk.errors import NumericalError, RequestFailedError
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.transfer import HostCopies
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner import model_runner
@@ -244,6 +247,31 @@ def test_early_rows_have_what_was_late(smollm2_text: TextProcessor, monkeypatch:
     rows, entries = early[0]
     assert len(rows) == 3
     assert entries.keys() == set(rows)  # and not the device's row
+
+
+def test_one_tile_of_logits_goes_before_the_next_comes(
+    smollm2_text: TextProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step reads thousands of tokens, and the memory that steps leave free is for one tile."""
+    logits, tile = DecoderModel.logits, 8
+    made: list[weakref.ref[Tensor]] = []
+
+    def watched(self: DecoderModel, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
+        if len(hidden) == tile:
+            assert not any(each() is not None for each in made)
+        result = logits(self, hidden, adapted)
+        if len(hidden) == tile:
+            made.append(weakref.ref(result))
+        return result
+
+    for name in ("prompt_logprobs", "prompt_reader"):
+        monkeypatch.setattr(f"paged_sdk.runner.{name}._LOGITS_TILE", tile)
+    monkeypatch.setattr(DecoderModel, "logits", watched)
+    rig = Rig(smollm2_text.tokenizer, model())
+    rig.ask("logprobs", PROMPTS[3], prompt_logprobs=2)
+    rig.ask("scores", PROMPTS[3], PromptScores(1))
+    rig.run()
+    assert len(made) >= 2 * (len(PROMPTS[3]) // (2 * tile))
 
 
 def scheduled(num_rows: int) -> list[ScheduledSequence]:
