@@ -249,6 +249,19 @@ def test_early_rows_have_what_was_late(smollm2_text: TextProcessor, monkeypatch:
     assert entries.keys() == set(rows)  # and not the device's row
 
 
+def test_steps_whose_tokens_are_all_the_hosts_come_after_those_before(smollm2_text: TextProcessor) -> None:
+    """The host has their tokens when they are submitted, and then the step before is still under way."""
+    found = []
+    for overlaps in (True, False):
+        rig = Rig(smollm2_text.tokenizer, model(), overlaps=overlaps)
+        rig.ask("scores", PROMPTS[2], PromptScores(1))
+        rig.ask("logprobs", PROMPTS[1], num_tokens=1, prompt_logprobs=1)
+        rig.step()
+        rig.ask("host", PROMPTS[0], logits_bias={7: 1.0})
+        found.append(rig.run())
+    compare(*found, atol=1e-5)
+
+
 def test_one_tile_of_logits_goes_before_the_next_comes(
     smollm2_text: TextProcessor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
