@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from paged_sdk.remote.link import Parcel
@@ -17,7 +17,7 @@ AHEAD: Final = 2
 
 
 class Outgoing:
-    """Is an iterator over lists of parcels, in the event loop that it was made in."""
+    """Holds the parcels that wait to be sent, in the event loop that it was made in."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -55,7 +55,8 @@ class Outgoing:
         self._room.release(AHEAD)
         self.end()
 
-    async def __aiter__(self) -> AsyncIterator[list[Parcel]]:
+    async def parcels(self) -> AsyncGenerator[list[Parcel]]:
+        """Yield the parcels, those that wait together; to be called once."""
         while not self._is_closed:
             await self._news.wait()
             self._news.clear()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from typing import Protocol
 
 import ray
@@ -64,10 +65,11 @@ class EngineReplica:
     async def watch(self, watch: Watch) -> None:
         """Do nothing: it is what routes the call that takes notice of the watch."""
 
-    async def listen(self, session_id: str, target: str) -> AsyncIterator[list[Parcel]]:
+    async def listen(self, session_id: str, target: str) -> AsyncGenerator[list[Parcel]]:
         """Open a session: see :meth:`Sessions.listen`."""
-        async for parcels in self._sessions.listen(session_id, target):
-            yield parcels
+        async with aclosing(self._sessions.listen(session_id, target)) as said:
+            async for parcels in said:
+                yield parcels
 
     async def take(self, session_id: str, parcels: list[Parcel], target: str) -> None:
         """Take parcels of a session; of one that is over, nothing."""

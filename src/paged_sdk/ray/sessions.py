@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final
 
 from paged_sdk.model_insides import ModelInsides
@@ -35,7 +36,7 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
         self._has_failed = False
 
-    async def listen(self, session_id: str, target: str) -> AsyncIterator[list[Parcel]]:
+    async def listen(self, session_id: str, target: str) -> AsyncGenerator[list[Parcel]]:
         """Open a session, and say in lists of parcels what comes of it: the model's face first. It ends with the
         session; at once if another replica was meant, which is gone, or if this one has failed.
         """
@@ -43,8 +44,9 @@ class Sessions:
             return
         self._sessions[session_id] = session = _Session(self._insides)
         try:
-            async for parcels in session.run():
-                yield parcels
+            async with aclosing(session.run()) as said:
+                async for parcels in said:
+                    yield parcels
         finally:
             del self._sessions[session_id]
             session.close()
@@ -75,7 +77,7 @@ class NoSessions:
         self._error = error
         self._was_said = False
 
-    async def listen(self, session_id: str, target: str) -> AsyncIterator[list[Parcel]]:
+    async def listen(self, session_id: str, target: str) -> AsyncGenerator[list[Parcel]]:
         self._was_said = True
         yield [pack(Ended(SentError.of(self._error)))]
 
@@ -105,14 +107,15 @@ class _Session:
         """Return for how long nothing has come."""
         return time.monotonic() - self._heard_at
 
-    async def run(self) -> AsyncIterator[list[Parcel]]:
+    async def run(self) -> AsyncGenerator[list[Parcel]]:
         """Say the model's face, and then what comes of the requests, until the session is over."""
         serving = asyncio.ensure_future(self._host.serve())
         serving.add_done_callback(lambda _: self._outgoing.end())
         try:
             yield [[bytes(part) for part in pack_face(self._insides)]]
-            async for parcels in self._outgoing:
-                yield parcels
+            async with aclosing(self._outgoing.parcels()) as sent:
+                async for parcels in sent:
+                    yield parcels
         finally:
             serving.cancel()
 
