@@ -86,6 +86,7 @@ def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
             block_groups=triton.next_power_of_2(num_groups),
             group=_GROUP,
             num_warps=8,
+            maxnreg=128,  # two programs to a multiprocessor; without a limit rows of 152,064 take 161, and one runs
         )
     return tokens
 

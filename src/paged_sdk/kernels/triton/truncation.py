@@ -61,7 +61,7 @@ def top_k_threshold(
         for first in range(0, num_live, _GROUPS_TO_COUNT):
             place = first + tl.arange(0, _GROUPS_TO_COUNT)
             _, logits = _load_groups(row_ptr, live_ptr, place, place < num_live, vocab_size, group)
-            keys = _key(tl.reshape(logits, [num_logits], can_reorder=True))
+            keys = _key(tl.reshape(logits, [num_logits]))
             counts += (keys[None, :] >= pivots[:, None]).to(tl.int32)
             above = tl.minimum(above, tl.where(keys >= low, keys, _LARGEST))
             below = tl.maximum(below, tl.where(keys <= high, keys, _SMALLEST))
