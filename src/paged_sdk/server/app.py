@@ -14,7 +14,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from paged_sdk import Model
 from paged_sdk.server.adapter_routes import AdapterRoutes
@@ -149,6 +150,14 @@ OTHERS: Final = (
 )
 
 
+class _Route(Route):
+    """Says which route a request took, as Starlette does from 1.7 on: metrics and the log name it."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, of_route = super().matches(scope)
+        return match, {**of_route, "route": self}
+
+
 class ModelServer(Starlette):
     """Is an ASGI application that serves models. Make one with :func:`create_app`.
 
@@ -179,24 +188,24 @@ class ModelServer(Starlette):
         super().__init__(
             routes=[
                 *(
-                    Route(
+                    _Route(
                         api.described.path,
                         answers(operation=api.operation, read=settings.reader(api.body, api.read)).answer,
                         methods=["POST"],
                     )
                     for api in APIS
                 ),
-                Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
-                Route("/v1/messages/count_tokens", counts.answer, methods=["POST"]),
-                Route("/v1/models", self._list_models),
-                Route("/v1/models/{model:path}", self._show_model),
-                Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
-                Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
-                Route("/openapi.json", self._openapi),
-                Route("/health", self._health),
-                Route("/ready", self._ready),
-                Route("/metrics", lambda request: Response(metrics.text(), media_type=METRICS_TYPE)),
-                *(Route(path, page.answer, include_in_schema=False) for path in PAGE_ROUTES if settings.page),
+                _Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
+                _Route("/v1/messages/count_tokens", counts.answer, methods=["POST"]),
+                _Route("/v1/models", self._list_models),
+                _Route("/v1/models/{model:path}", self._show_model),
+                _Route("/v1/load_lora_adapter", adapters.load, methods=["POST"]),
+                _Route("/v1/unload_lora_adapter", adapters.unload, methods=["POST"]),
+                _Route("/openapi.json", self._openapi),
+                _Route("/health", self._health),
+                _Route("/ready", self._ready),
+                _Route("/metrics", lambda request: Response(metrics.text(), media_type=METRICS_TYPE)),
+                *(_Route(path, page.answer, include_in_schema=False) for path in PAGE_ROUTES if settings.page),
             ],
             middleware=[cors, front] if settings.cors_origins else [front],
             exception_handlers={HTTPException: _http_problem},
