@@ -30,4 +30,4 @@ async def test_whoever_closes_a_stream_of_parcels_closes_all_that_it_is_made_of(
             gc.collect()
         finally:
             sys.set_asyncgen_hooks(*hooks)
-    assert [each.__qualname__ for each in left_to_the_loop] == []
+    assert [repr(each) for each in left_to_the_loop] == []
