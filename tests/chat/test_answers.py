@@ -424,6 +424,15 @@ def test_malformed_calls_stay_text(case: Case) -> None:
     assert taken_apart(case, [case.text]) == taken_apart(case, pieces) == AnswerPiece(content=case.text)
 
 
+def test_content_that_is_found_piece_by_piece_is_one_run() -> None:
+    parser = AnswerStyle.of_template(HERMES).parser(SCHEMAS)
+    assert parser is not None
+    text = "<tool_call>x</tool_call> and \n" * 50
+    shown = [*parser.push(text), *parser.flush()]
+    assert "".join(piece.content for piece in shown) == text
+    assert [run for piece in shown for run in piece.runs] == [(0, len(text.rstrip())), (len(text.rstrip()), len(text))]
+
+
 TEMPLATES: Final = tuple(dict.fromkeys(case.template for case in CASES))
 PARTS: Final = sorted(
     {

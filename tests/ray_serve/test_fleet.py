@@ -399,6 +399,7 @@ def test_limits_are_hang_limits(given: Any) -> None:
             make()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'paged-sdk[ray]'")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, where it is imported
 def test_an_application_has_the_limits_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:

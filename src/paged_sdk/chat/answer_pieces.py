@@ -60,7 +60,7 @@ class AnswerPiece:
     reasoning: str = ""
     calls: list[Call] = Factory(list)
     call_parts: list[CallPart] = field(factory=list, eq=False)
-    runs: tuple[tuple[int, int], ...] = field(default=(), eq=False)
+    runs: list[tuple[int, int]] = field(factory=list, eq=False)
 
 
 @define
@@ -156,7 +156,8 @@ class AnswerPieces:
         if content:
             piece = self._piece(_CONTENT)
             piece.content += content
-            piece.runs += self._content.runs
+            for begin, end in self._content.runs:
+                _add_run(piece.runs, begin, end)
 
     def _piece(self, kind: int) -> AnswerPiece:
         """Return the piece to which something of a kind is added: another one if the last holds what comes later."""
@@ -177,10 +178,10 @@ class _Trimmed:
 
     def __init__(self, *, trims: bool) -> None:
         self._held = ""
-        self._held_runs: tuple[tuple[int, int], ...] = ()
+        self._held_runs: list[tuple[int, int]] = []
         self._trims = trims
         self.has_begun: bool = False
-        self.runs: tuple[tuple[int, int], ...] = ()
+        self.runs: list[tuple[int, int]] = []
 
     def push(self, text: str, place: int | None) -> str:
         if self._trims:
@@ -193,16 +194,15 @@ class _Trimmed:
         if not body:
             self._held += text
             if place is not None and text:
-                self._held_runs += ((place, place + len(text)),)
+                _add_run(self._held_runs, place, place + len(text))
             return ""
         shown = self._held + body
         self._held = text[end:]
-        self.runs = self._held_runs
-        self._held_runs = ()
+        self.runs, self._held_runs = self._held_runs, []
         if place is not None:
-            self.runs += ((place, place + end),)
+            _add_run(self.runs, place, place + end)
             if self._held:
-                self._held_runs = ((place + end, place + len(text)),)
+                self._held_runs.append((place + end, place + len(text)))
         self._trims = False
         self.has_begun = True
         return shown
@@ -213,5 +213,13 @@ class _Trimmed:
 
     def flush(self) -> str:
         held, self._held = self._held, ""
-        self.runs, self._held_runs = self._held_runs, ()
+        self.runs, self._held_runs = self._held_runs, []
         return "" if self._trims else held
+
+
+def _add_run(runs: list[tuple[int, int]], begin: int, end: int) -> None:
+    """Add the next run of characters, or lengthen the last one that it goes on from."""
+    if runs and runs[-1][1] == begin:
+        runs[-1] = (runs[-1][0], end)
+    else:
+        runs.append((begin, end))
