@@ -178,9 +178,19 @@ struct DenseAhead {
   int step;
 };
 
+// The cache that a tile fetches to. A lone tile is done with a line as soon as it has multiplied it. Several tiles come
+// back to theirs, and two blocks of four panels, 48 KiB, do not fit the first level: the next one waits in the second.
+enum class Fetch { kNothing, kToFirstLevel, kToSecondLevel };
+
+template <Fetch kFetch>
+inline void fetch_line(const uint8_t* line) {
+  if constexpr (kFetch == Fetch::kToFirstLevel) __builtin_prefetch(line, 0, 3);
+  if constexpr (kFetch == Fetch::kToSecondLevel) __builtin_prefetch(line, 0, 2);
+}
+
 // sums[v][r] (+)= panel v . row r of x, for `vectors` vectors of kWide panels and kRows rows; `pitch` is the distance
 // of two panels' sums.
-template <class Dense, int kRows, int kWide, bool kFetch>
+template <class Dense, int kRows, int kWide, Fetch kFetch>
 inline void multiply_dense_tile(const uint8_t* const (&panels)[kWide], const DenseAhead<kWide>& ahead,
                                 const typename Dense::Element* x, int vectors, float (*sums)[kPanelRows],
                                 int64_t pitch, bool accumulate) {
@@ -191,7 +201,7 @@ inline void multiply_dense_tile(const uint8_t* const (&panels)[kWide], const Den
   for (int64_t i = 0; i < vectors; ++i) {
     typename Dense::Vector w[kWide];
     for (int v = 0; v < kWide; ++v) {
-      if constexpr (kFetch) __builtin_prefetch(ahead.next[v] + i * ahead.step);
+      fetch_line<kFetch>(ahead.next[v] + i * ahead.step);
       w[v] = Dense::load(panels[v] + i * kVector);
     }
 #pragma GCC unroll 16
@@ -222,8 +232,11 @@ inline void with_dense_rows(int count, const Take& take) {
 template <class Dense, int kWide>
 inline void multiply_dense_panels(const uint8_t* const (&panels)[kWide], const uint8_t* const (&next)[kWide],
                                   const DenseRows& x, float (*sums)[kPanelRows]) {
+  if (x.num_rows == 0) return;
   const int tiles = (x.num_rows + kTallest<kWide> - 1) / kTallest<kWide>;
-  const int step = tiles == 1 ? kVector : tiles < 4 ? kVector / 2 : kVector / 4;
+  // All of few tiles fetch, each its share: memory has no pause then. With 16 rows, three tiles, two of which fetched,
+  // read 21 to 22 GB/s where these read 24, on a Zen 4 that multiplies for as long.
+  const int shares = tiles < 4 ? tiles : 4, step = (kVector + shares - 1) / shares;
   for (int first = 0; first < x.vectors; first += kDenseBlock) {
     const int width = x.width(first);
     const uint8_t* here[kWide];
@@ -236,16 +249,18 @@ inline void multiply_dense_panels(const uint8_t* const (&panels)[kWide], const u
       // Tiles of nearly one height: a low one's few sums would wait for each other.
       const int row = static_cast<int>(static_cast<int64_t>(x.num_rows) * t / tiles);
       const int end = static_cast<int>(static_cast<int64_t>(x.num_rows) * (t + 1) / tiles);
-      ahead.step = t * step < kVector ? step : 0;
+      ahead.step = t < shares ? step : 0;
       with_dense_rows<kTallest<kWide>>(end - row, [&](auto rows) {
         const auto multiply = [&](auto fetch) {
           multiply_dense_tile<Dense, decltype(rows)::value, kWide, decltype(fetch)::value>(
               here, ahead, x.at<Dense>(first, row), width, sums + row, x.num_rows, first > 0);
         };
-        if (ahead.step > 0) {  // otherwise the tile needs no registers for it
-          multiply(std::true_type{});
+        if (ahead.step == 0) {  // the tile needs no registers for it
+          multiply(std::integral_constant<Fetch, Fetch::kNothing>{});
+        } else if (tiles == 1) {
+          multiply(std::integral_constant<Fetch, Fetch::kToFirstLevel>{});
         } else {
-          multiply(std::false_type{});
+          multiply(std::integral_constant<Fetch, Fetch::kToSecondLevel>{});
         }
       });
       for (int v = 0; v < kWide; ++v) ahead.next[v] += ahead.step * width;
