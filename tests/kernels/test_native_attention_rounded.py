@@ -19,6 +19,9 @@ pytestmark = needs_library
 
 CHUNKS = [(1, 37), (9, 300), (70, 70), (130, 400), (8, 200), (200, 513)]
 
+#: So many query tokens of a sequence are computed in another form than more.
+FEW_TOKENS = 8
+
 #: Queries, keys, weights and values have the 8 significant bits of bfloat16 each; sums are exact.
 ROUNDING = 2.0**-8
 #: The same as codes: 7 bits of a vector's largest element. An average of hundreds of random values is as small as their
@@ -66,7 +69,12 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
     got = run(isa, case, case.shape)
     check_with(case.once_expected, got, ROUNDINGS[products])
     exact = run(isa, case, evolve(case.shape, products=Products.FLOAT32))
-    assert torch.equal(got, exact) != (isa in ROUNDED_LEVELS[products])
+    in_chunks = torch.cat([torch.full((count,), count > FEW_TOKENS) for count, _ in CHUNKS])
+    if isa in ROUNDED_LEVELS[products]:
+        assert not torch.equal(got[in_chunks], exact[in_chunks])
+    else:  # a few tokens have their keys multiplied where they lie, and add up in another order
+        assert torch.equal(got[in_chunks], exact[in_chunks])
+        torch.testing.assert_close(got[~in_chunks], exact[~in_chunks], rtol=0, atol=2e-6)
 
 
 @every_level

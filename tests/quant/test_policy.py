@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
+from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, every_level, needs_library, random_matrix, workspace
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import unpack_rows
+from paged_sdk.kernels.native.packed import gains_by_rotation, unpack_rows
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
@@ -33,10 +33,11 @@ def matrices(*tensor_types: int) -> list[BlockMatrix]:
 
 
 def check_shared(layer: NativeBlockLinear) -> None:
-    """Check that few and many rows are multiplied by one memory, in two ways."""
+    """Check that few and many rows are multiplied by one memory, in two ways where the second one is faster."""
     weights = layer.native_weights
+    rotated = gains_by_rotation(workspace().library, weights.few)
     assert [weight.for_many_rows for weight in weights.few] == [False] * len(weights.few)
-    assert [weight.for_many_rows for weight in weights.many] == [True] * len(weights.few)
+    assert [weight.for_many_rows for weight in weights.many] == [rotated] * len(weights.few)
     assert all(many.data is few.data for few, many in zip(weights.few, weights.many, strict=True))
 
 
@@ -81,6 +82,24 @@ def test_every_packable_type_is_multiplied_in_one_way_with_few_rows_and_in_anoth
     alone = form(WeightPolicy(keep_blocks=True, workspace=workspace(), one_form=True), matrices(tensor_type))
     assert torch.equal(layer.forward(x[1:], None), alone.forward(x[1:], None))
     assert torch.equal(layer.forward(x, None), NativeLinear(workspace(), layer.native_weights.many)(x))
+
+
+#: Five bits and fewer, with a scale for 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K
+MULTIPLIED_AS_THEY_ARE_BY_AVX2 = {2, 3, 6, 7, 12, 13}
+
+
+@needs_library
+@every_level
+def test_many_rows_are_rotated_where_most_of_the_matrices_gain(isa: str) -> None:
+    policy = WeightPolicy(keep_blocks=True, workspace=workspace(isa))
+    stays = MULTIPLIED_AS_THEY_ARE_BY_AVX2 if isa == "avx2" else set()
+    cases = [(*[number] * 3, number not in stays) for number in TYPES]
+    cases += [(12, 14, 12, not stays), (14, 12, 14, True)]
+    for *tensor_types, rotated in cases:
+        layer = form(policy, matrices(*tensor_types))
+        assert isinstance(layer, NativeBlockLinear)
+        assert [weight.for_many_rows for weight in layer.native_weights.many] == [rotated] * 3
+        assert (layer.native_weights.many is layer.native_weights.few) == (not rotated)
 
 
 @needs_library

@@ -94,6 +94,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_values.argtypes = (POINTER(Values),)
     functions.paged_values.restype = None
     functions.paged_pack_dense.argtypes = (c_int32, POINTER(Dense))
+    functions.paged_gains_in_hadamard.argtypes = (c_int32, c_int32)
+    functions.paged_gains_in_hadamard.restype = c_int32
     functions.paged_linear.argtypes = (c_int32, POINTER(Linear))
     functions.paged_experts.argtypes = (c_int32, POINTER(Experts))
     functions.paged_attention.argtypes = (c_int32, POINTER(Attention))

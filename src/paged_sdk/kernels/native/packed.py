@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import addressof, byref
 from types import MappingProxyType
 from typing import Final
@@ -23,6 +23,7 @@ __all__ = [
     "PACKED_TYPES",
     "PackedWeight",
     "decode_rows",
+    "gains_by_rotation",
     "pack_dense",
     "pack_gguf",
     "unpack_rows",
@@ -85,6 +86,17 @@ class PackedWeight:
         if self.dense_dtype is not None:
             raise ConfigError.of("weight", self.format, "a matrix in blocks")
         return evolve(self, for_many_rows=True)
+
+
+def gains_by_rotation(library: NativeLibrary, weights: Sequence[PackedWeight]) -> bool:
+    """Return whether matrices in blocks, which share an input, are multiplied faster with many rows once they are
+    :meth:`~PackedWeight.rotated`: whether most of their rows are.
+
+    On AVX2 without VNNI those of five bits and fewer are not, unless a scale is for 16 weights (Q2_K, Q3_K).
+    """
+    gains = library.functions.paged_gains_in_hadamard
+    gaining = sum(weight.rows for weight in weights if gains(library.level, weight.tensor_type))
+    return 2 * gaining > sum(weight.rows for weight in weights)
 
 
 def pack_gguf(

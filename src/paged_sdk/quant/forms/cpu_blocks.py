@@ -14,7 +14,7 @@ from paged_sdk.kernels.block_groups import as_groups
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked, tensor_type_of
 from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
+from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_by_rotation, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import StoredMatrix
@@ -49,7 +49,7 @@ class _CpuBlocks(Form):
             return HadamardInt8Linear(blocks, biases)
         library = place.workspace.library
         packed = [_packed(library, each, place) for each in blocks]
-        rotate_many = not (place.one_form or is_head)
+        rotate_many = not (place.one_form or is_head) and gains_by_rotation(library, packed)
         return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
 
     def experts(

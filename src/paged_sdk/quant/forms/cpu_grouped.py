@@ -11,7 +11,7 @@ from paged_sdk.kernels.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.linear import same_order
-from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
+from paged_sdk.kernels.native.packed import PackedWeight, gains_by_rotation, pack_gguf
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import StoredMatrix
@@ -46,7 +46,7 @@ class _CpuGrouped(Form):
             can_be_packed([each]) for each in grouped
         )
         packed = [_packed([each], place, as_stored=as_stored or each.order is None) for each in grouped]
-        rotate_many = not (place.one_form or is_head)
+        rotate_many = not (place.one_form or is_head) and gains_by_rotation(place.workspace.library, packed)
         return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
 
     def experts(

@@ -80,27 +80,36 @@ struct TileScratch {
   }
 };
 
-// How 16 elements of a cached vector are read, from element i of the cache on.
+// How 16 elements of a cache are read, from element i on; those of float8 are in units of kUnit times their vector's
+// scale.
 struct CachedFloat32 {
-  static Floats load(const void* data, const float*, int64_t, int64_t i) {
-    return load_floats(static_cast<const float*>(data) + i);
-  }
+  static constexpr int kBytes = 4;
+  static constexpr float kUnit = 0.0f;  // no scales
+  static Floats load(const void* data, int64_t i) { return load_floats(static_cast<const float*>(data) + i); }
 };
 struct CachedBfloat16 {
-  static Floats load(const void* data, const float*, int64_t, int64_t i) {
-    return load_bfloat16(static_cast<const uint16_t*>(data) + i);
-  }
+  static constexpr int kBytes = 2;
+  static constexpr float kUnit = 0.0f;
+  static Floats load(const void* data, int64_t i) { return load_bfloat16(static_cast<const uint16_t*>(data) + i); }
 };
 struct CachedFloat16 {
-  static Floats load(const void* data, const float*, int64_t, int64_t i) {
-    return load_half(static_cast<const uint8_t*>(data) + 2 * i);
-  }
+  static constexpr int kBytes = 2;
+  static constexpr float kUnit = 0.0f;
+  static Floats load(const void* data, int64_t i) { return load_half(static_cast<const uint8_t*>(data) + 2 * i); }
 };
 struct CachedFloat8 {
-  static Floats load(const void* data, const float* scales, int64_t vector, int64_t i) {
-    return mul(load_float8(static_cast<const uint8_t*>(data) + i), broadcast(256.0f * scales[vector]));
-  }
+  static constexpr int kBytes = 1;
+  static constexpr float kUnit = 256.0f;
+  static Floats load(const void* data, int64_t i) { return load_float8(static_cast<const uint8_t*>(data) + i); }
 };
+
+// 16 elements of a cache's vector, from its element c on.
+template <class Cached>
+inline Floats load_cached(const void* data, const float* scales, int64_t vector, int size, int c) {
+  const Floats v = Cached::load(data, vector * size + c);
+  if constexpr (Cached::kUnit == 0.0f) return v;
+  return mul(v, broadcast(Cached::kUnit * scales[vector]));
+}
 
 // take(Cached{}) for the cache of this number.
 template <class Take>
@@ -141,7 +150,7 @@ struct Pages {
   }
   Floats load(const void* data, const float* scales, int64_t vector, int c) const {
     return with_element(heads.cache_dtype, [&](auto of) {
-      return decltype(of)::load(data, scales, vector, vector * heads.head_dim + c);
+      return load_cached<decltype(of)>(data, scales, vector, heads.head_dim, c);
     });
   }
   // Keys begin ... end - 1 of the tile at `first`, transposed, and their values as they are, both in float32. What is
@@ -233,29 +242,36 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
   }
 }
 
+// Adds a row's product with the key offset of a tile to its scores.
+inline void add_offset_score(const float* offset, const float* query, int size, float* scores) {
+  const Floats common = offset_score(offset, size, [&](int c) { return load_floats(query + c); });
+  for (int i = 0; i < kKeyTile; i += 16) store_floats(scores + i, add(load_floats(scores + i), common));
+}
+
+// Adds the keys begin ... end - 1 of the tile at first_key to a span.
+inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key, int begin, int end,
+                        const TileScratch& scratch, const Partial& out) {
+  const paged_heads& heads = pages.heads;
+  const int rows = tile.rows(), size = heads.head_dim;
+  const float* offset = pages.key_offset(first_key);
+  pages.load_tile(first_key, begin, end, scratch);
+  multiply_dense<FloatDot>(rows, scratch.query, size, scratch.keys, kKeyTile, size, scratch.scores, kKeyTile, kKeyTile,
+                           false);
+  for (int r = 0; offset != nullptr && r < rows; ++r)
+    add_offset_score(offset, scratch.query + r * size, size, scratch.scores + r * kKeyTile);
+  update_softmax(tile, first_key, heads, scratch.scores, out);
+  multiply_dense<FloatDot>(rows, scratch.scores, kKeyTile, scratch.key_values, size, end - first_key, out.values, size,
+                           size, true);
+}
+
 // Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them; fills `out`.
 inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key, const TileScratch& scratch,
                         const Partial& out) {
-  const paged_heads& heads = pages.heads;
-  const int end_seen = tile.end(), oldest = tile.oldest_of(tile.first_position, heads.window);
-  out.clear(tile.rows(), heads.head_dim);
-  const float* offset = pages.key_offset(first_key);
+  const int end_seen = tile.end(), oldest = tile.oldest_of(tile.first_position, pages.heads.window);
+  out.clear(tile.rows(), pages.heads.head_dim);
   for (int key = first_key; key < first_key + kSpan && key < end_seen; key += kKeyTile) {
     if (key + kKeyTile <= oldest) continue;
-    const int begin = key > oldest ? key : oldest;
-    const int end = std::min(key + kKeyTile, end_seen);
-    pages.load_tile(key, begin, end, scratch);
-    multiply_dense<FloatDot>(tile.rows(), scratch.query, heads.head_dim, scratch.keys, kKeyTile, heads.head_dim,
-                             scratch.scores, kKeyTile, kKeyTile, false);
-    for (int r = 0; offset != nullptr && r < tile.rows(); ++r) {
-      const float* query = scratch.query + r * heads.head_dim;
-      const Floats common = offset_score(offset, heads.head_dim, [&](int c) { return load_floats(query + c); });
-      for (float* s = scratch.scores + r * kKeyTile; s < scratch.scores + (r + 1) * kKeyTile; s += 16)
-        store_floats(s, add(load_floats(s), common));
-    }
-    update_softmax(tile, key, heads, scratch.scores, out);
-    multiply_dense<FloatDot>(tile.rows(), scratch.scores, kKeyTile, scratch.key_values, heads.head_dim, end - key,
-                             out.values, heads.head_dim, heads.head_dim, true);
+    attend_tile(tile, pages, key, std::max(key, oldest), std::min(key + kKeyTile, end_seen), scratch, out);
   }
 }
 

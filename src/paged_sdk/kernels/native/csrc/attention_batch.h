@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "attention_bf16.h"
 #include "attention_few.h"
+#include "attention_in_place.h"
 #include "attention_int8.h"
 #include "linear.h"
 #include "pool.h"
@@ -21,7 +22,8 @@ constexpr int kCodeTileRows = 384;
 // Spans of a run of a tile. A run more takes 2 % of the time of a run: its state is merged.
 constexpr int kTileRun = 8;
 
-inline bool is_rounded(const paged_heads& heads) { return has_pairs(heads) || has_codes(heads); }
+// Whether decodes and drafts may be computed otherwise than prompts are; their own ways are theirs at any length.
+inline bool is_rounded(const paged_heads& heads) { return heads.products != PAGED_FLOAT32_PRODUCTS; }
 inline int tile_rows(const paged_heads& heads) {
   return has_codes(heads) ? kCodeTileRows : has_pairs(heads) ? kPairTileRows : kTileRows;
 }
@@ -33,7 +35,7 @@ struct AttentionPlan {
   const paged_heads& heads;
   const paged_batch& batch;
   int group;
-  bool has_runs;  // of several spans, in split sequences; otherwise each span is a run
+  bool has_runs;  // of several spans, in split sequences; otherwise each span is a run, as it is in tiles
   int tile_tokens;
   bool cuts_tiles;  // each run of a tile is an item
   int split_heads;  // KV heads of an item of a split sequence
@@ -43,7 +45,7 @@ struct AttentionPlan {
       : heads(heads),
         batch(batch),
         group(heads.num_heads / heads.num_kv_heads),
-        has_runs(reads_in_place(heads)),
+        has_runs(is_rounded(heads)),
         tile_tokens(std::max(tile_rows(heads) / group, kSplitTokens)),
         cuts_tiles(false),
         split_heads(1) {
@@ -173,7 +175,7 @@ struct ItemScratch {
 
   static size_t floats(const AttentionPlan& plan) {
     const int rows = plan.max_rows(), size = plan.heads.head_dim;
-    size_t rest = TileScratch::floats(rows, size);
+    size_t rest = std::max(TileScratch::floats(rows, size), InPlaceScratch::floats(plan.heads));
 #if defined(__AVX512VNNI__)
     rest = std::max(rest, CodeScratch::floats(rows, size));
 #endif
@@ -269,19 +271,28 @@ inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, 
   const paged_heads& heads = plan.heads;
   const size_t size = Partial::floats(item.tile.rows(), heads.head_dim);
   float* memory = partials + (static_cast<int64_t>(item.run) * heads.num_kv_heads + item.pages.kv_head) * size;
-#if defined(__AVX512BF16__)
-  if (plan.has_runs) {
-    const FewScratch few = FewScratch::at(own.rest, heads);
+  const RunItem run{item.tile, item.pages, plan.split_heads, item.first_span, item.end_span};
+  const auto load = [&](float* queries) {
     for (int h = 0; h < plan.split_heads; ++h)
       load_query(item.tile, query, first_token, item.pages.kv_head + h, heads,
-                 few.query_floats + static_cast<int64_t>(h) * item.tile.rows() * heads.head_dim);
-    attend_few({item.tile, item.pages, plan.split_heads, item.first_span, item.end_span}, few, memory, size, upcoming);
+                 queries + static_cast<int64_t>(h) * item.tile.rows() * heads.head_dim);
+  };
+#if defined(__AVX512BF16__)
+  if (attends_by_pairs(heads)) {
+    const FewScratch scratch = FewScratch::at(own.rest, heads);
+    load(scratch.query_floats);
+    attend_few(run, scratch, memory, size, upcoming);
     return;
   }
 #endif
-  (void)upcoming;
+  if (plan.has_runs) {
+    const InPlaceScratch scratch = InPlaceScratch::at(own.rest, heads);
+    load(scratch.query);
+    attend_in_place(run, scratch, memory, size, upcoming);
+    return;
+  }
   const TileScratch scratch = TileScratch::at(own.rest, item.tile.rows(), heads.head_dim);
-  load_query(item.tile, query, first_token, item.pages.kv_head, heads, scratch.query);
+  load(scratch.query);
   attend_span(item.tile, item.pages, item.first_span * kSpan, scratch,
               Partial::at(memory, item.tile.rows(), heads.head_dim));
 }
@@ -396,13 +407,9 @@ inline void merge_runs(const AttentionPlan& plan, const Output& out, const Query
 
 // Has the first keys of an item fetched while another is computed.
 inline void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq, int item, Upcoming& upcoming) {
-#if defined(__AVX512BF16__)
   if (!plan.is_split(seq) || !plan.has_runs) return;
   const SplitItem next(plan, cache, seq, item);
   upcoming.look_at({next.tile, next.pages, plan.split_heads, next.first_span, next.end_span});
-#else
-  (void)plan, (void)cache, (void)seq, (void)item, (void)upcoming;
-#endif
 }
 
 // Attention's items [first, last) of a batch, on the thread whose scratch is `own`.

@@ -1,65 +1,28 @@
 // Attention of a few query rows - decodes, drafts - by dot products of bfloat16 pairs over pages where they lie, in
 // bfloat16 or f8e4m3.
 //
-// With three to six rows for each key, copying keys into another order costs more than the products: the float path of
-// attention.h reads pages at 6 GB/s with two threads. Here eight keys are loaded once, transposed in registers as far
+// With three to six rows for each key, copying keys into another order costs more than the products: a float path
+// that did so read pages at 6 GB/s with two threads. Here eight keys are loaded once, transposed in registers as far
 // as it takes to have few lanes to add, and multiplied with every row; values are taken two keys at a time, interleaved
 // in registers.
 //
-// Memory is read in the order in which it lies: a token's vectors of several KV heads side by side. Reading one head
-// after the other leaves gaps, which take the bandwidth from 47 to 19 GB/s. So keys are taken eight tokens at a time,
-// values 32, all heads of an item within each; and what comes 16 KiB later is fetched meanwhile, line by line in order:
-// the keys of a span, its values, the keys of the next one.
-//
-// Spans of 128 keys make runs, short ones for the first keys: a run's spans add to one result, and only runs are
-// merged. The merge of single spans had been a fifth of the arithmetic at 16,000 keys.
+// Keys are taken eight tokens at a time, values 32, all heads of an item within each; what comes 16 KiB later is fetched
+// meanwhile: the keys of a span, its values, the keys of the next one (attention_runs.h).
 #pragma once
 
 #include <optional>
 #include <type_traits>
 
 #include "attention_bf16.h"
+#include "attention_runs.h"
 
 namespace paged {
 namespace {
 
-// Sequences with at most this many query tokens (decodes, drafts) give each run to whichever thread is free.
-constexpr int kSplitTokens = 8;
-
 // Whether split sequences of these heads are taken by this header.
-inline bool reads_in_place(const paged_heads& heads) {
+inline bool attends_by_pairs(const paged_heads& heads) {
   return has_pairs(heads) && (heads.cache_dtype == PAGED_BFLOAT16 || heads.cache_dtype == PAGED_FLOAT8_E4M3) &&
          (heads.head_dim == 64 || heads.head_dim == 96 || heads.head_dim == 128 || heads.head_dim == 256);
-}
-
-// Bytes of a token that are read together: few enough that 32 tokens' values and what is fetched stay in a cache.
-constexpr int kTokenBytes = 1024;
-
-// KV heads of an item that are read together.
-inline int heads_together(const paged_heads& heads) {
-  const int vector_bytes = heads.head_dim * (heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
-  int count = heads.num_kv_heads;
-  while (count > 1 && (heads.num_kv_heads % count != 0 || count * vector_bytes > kTokenBytes)) --count;
-  return count;
-}
-
-// Runs of spans begin at fixed positions: one span each up to 1,024 keys, two up to 4,096, four up to 16,384, then
-// eight. So threads have enough of them at any length, and a long text has few to merge.
-struct RunLevel {
-  int run, span;  // the first ones of the level
-  int spans;      // of a run
-};
-constexpr RunLevel kRunLevels[] = {{44, 128, 8}, {20, 32, 4}, {8, 8, 2}, {0, 0, 1}};
-
-inline int run_of_span(int span) {
-  for (const RunLevel& level : kRunLevels)
-    if (span >= level.span) return level.run + (span - level.span) / level.spans;
-  return 0;
-}
-inline int first_span_of_run(int run) {
-  for (const RunLevel& level : kRunLevels)
-    if (run >= level.run) return level.span + (run - level.run) * level.spans;
-  return 0;
 }
 
 #if defined(__AVX512BF16__)
@@ -67,20 +30,6 @@ inline int first_span_of_run(int run) {
 constexpr int kChunk = 32;       // bfloat16 elements in a register
 constexpr int kValueTokens = 32;  // whose values are taken before the next head's
 constexpr int kKeysAtOnce = 8;
-// Rows that are taken at once, as many as registers hold: two sums each for scores, four for two chunks of values.
-constexpr int kRowsAtOnce = 6;
-
-// How far ahead of their use keys and values are fetched, into the second cache. On a Zen 4 with large pages, two
-// threads read 16,000 keys of Qwen's shape at 17 GB/s with 2 KiB, 21 with 4, 27 with 8, 33 with 16 and 32 with 32; at
-// 18 with any of them if the first cache is asked for.
-constexpr int kBytesAhead = 16384;
-constexpr int kMostTokensAhead = kSpan;
-
-inline int tokens_ahead(const paged_heads& heads, int num_heads) {
-  const int bytes = num_heads * heads.head_dim * (heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
-  return std::min((kBytesAhead + bytes - 1) / bytes, kMostTokensAhead);
-}
-
 // How a cache's elements become pairs of bfloat16: as they are ...
 struct StoredBfloat16 {
   static constexpr int kBytes = 2;
@@ -107,21 +56,6 @@ struct StoredFloat8 {
 constexpr float kFactorUnit = 0x1p100f;
 constexpr float kProductUnit = 0x1p20f;
 
-// Calls take(first, integral_constant<count>) for runs of up to kRowsAtOnce rows of nearly one length.
-template <class Take>
-inline void in_row_blocks(int rows, const Take& take) {
-  const int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
-  for (int block = 0; block < blocks; ++block) {
-    const int first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
-    if (count == 1) take(first, std::integral_constant<int, 1>{});
-    if (count == 2) take(first, std::integral_constant<int, 2>{});
-    if (count == 3) take(first, std::integral_constant<int, 3>{});
-    if (count == 4) take(first, std::integral_constant<int, 4>{});
-    if (count == 5) take(first, std::integral_constant<int, 5>{});
-    if (count == 6) take(first, std::integral_constant<int, 6>{});
-  }
-}
-
 // One thread's memory for the rows of all heads of an item.
 struct FewScratch {
   float* query_floats;  // [heads * rows, head_dim], scaled
@@ -142,24 +76,6 @@ struct FewScratch {
  private:
   static size_t max_rows(const paged_heads& heads) {
     return static_cast<size_t>(kSplitTokens) * (heads.num_heads / heads.num_kv_heads) * heads_together(heads);
-  }
-};
-
-// What will be read: some tokens' vectors of an item's heads, first the keys of a span, then its values, then keys of
-// the next span.
-struct LinesAhead {
-  const uint8_t* const* token;  // the next one's first vector
-  const uint8_t* const* end;
-  int head, num_heads;
-
-  // Asks for one vector.
-  template <int kBytes>
-  void fetch() {
-    if (token == end) return;
-    const uint8_t* vector = *token + head * kBytes;
-#pragma GCC unroll 8
-    for (int i = 0; i < kBytes; i += 64) __builtin_prefetch(vector + i, 0, 2);
-    if (++head == num_heads) head = 0, ++token;
   }
 };
 
@@ -218,7 +134,7 @@ __attribute__((noinline)) void score_keys(const void* data, const int64_t* vecto
       }
     }
     for (int i = kKeysAtOnce * c / kChunks; i < kKeysAtOnce * (c + 1) / kChunks; ++i)
-      ahead.fetch<kSize * Stored::kBytes>();
+      ahead.fetch(kSize * Stored::kBytes);
   }
   shared = ahead;
 #pragma GCC unroll 3
@@ -264,8 +180,8 @@ __attribute__((noinline)) void weigh_values(const void* data, const int64_t* vec
       }
     }
     // As many bytes as are used.
-    if (2 * kWide >= kChunks || i % 4 == 0) ahead.fetch<kSize * Stored::kBytes>();
-    if (2 * kWide > kChunks) ahead.fetch<kSize * Stored::kBytes>();
+    if (2 * kWide >= kChunks || i % 4 == 0) ahead.fetch(kSize * Stored::kBytes);
+    if (2 * kWide > kChunks) ahead.fetch(kSize * Stored::kBytes);
   }
   shared = ahead;
   for (int r = 0; r < kRows; ++r) {
@@ -288,15 +204,6 @@ inline void restore_order(float* values, int count, float unit) {
   }
 }
 
-// The part of a span that an item's rows see, [begin, end) of it.
-struct SpanKeys {
-  int begin, end;
-
-  SpanKeys(const QueryTile& tile, const paged_heads& heads, int first_key)
-      : begin(heads.window > 0 ? std::max(tile.first_position - heads.window + 1 - first_key, 0) : 0),
-        end(std::min(tile.first_position + tile.num_tokens - first_key, kSpan)) {}
-};
-
 // The scales of a head's keys and values in a span of f8e4m3, and its key offset.
 struct SpanScales {
   alignas(64) float key[kSpan] = {};  // zero where there is no key, so that what lies there counts for nothing
@@ -316,30 +223,6 @@ struct SpanScales {
         offset == nullptr ? zero_floats() : offset_score(offset, size, [&](int c) { return load_floats(query + c); });
     for (int i = 0; i < width; i += 16)
       store_floats(scores + i, fma(load_floats(scores + i), load_floats(key + i), common));
-  }
-};
-
-// The spans [first, last) of one sequence, for some of its KV heads, from pages.kv_head on.
-struct RunItem {
-  const QueryTile& tile;
-  const Pages& pages;
-  int num_heads;
-  int first, last;
-};
-
-// The first tokens of an item, which are fetched while the one before is computed.
-struct Upcoming {
-  const uint8_t* tokens[kMostTokensAhead];
-  int count = 0;
-
-  void look_at(const RunItem& item) {
-    const SpanKeys span(item.tile, item.pages.heads, item.first * kSpan);
-    count = std::max(std::min(span.end - span.begin, tokens_ahead(item.pages.heads, item.num_heads)), 0);
-    const int first_key = item.first * kSpan + span.begin;
-    int64_t vectors[kMostTokensAhead];
-    item.pages.vectors_of(first_key, first_key + count, vectors);
-    const int64_t bytes = item.pages.heads.head_dim * (item.pages.heads.cache_dtype == PAGED_FLOAT8_E4M3 ? 1 : 2);
-    for (int i = 0; i < count; ++i) tokens[i] = static_cast<const uint8_t*>(item.pages.cache.key) + vectors[i] * bytes;
   }
 };
 
@@ -460,10 +343,6 @@ inline void attend_few(const RunItem& item, const FewScratch& scratch, float* pa
       return attend(std::integral_constant<int, 8>{});
   }
 }
-
-#else
-
-struct Upcoming {};
 
 #endif
 

@@ -157,10 +157,10 @@ inline void code_span_of(const Pages& pages, int first, int begin, int end, int 
   int64_t vectors[kSpan];
   pages.vectors_of(begin, end, vectors + begin - first);
   const auto key = [&](int i, int c) {
-    return Cached::load(cache.key, cache.key_scale, vectors[i], vectors[i] * size + c);
+    return load_cached<Cached>(cache.key, cache.key_scale, vectors[i], size, c);
   };
   const auto value = [&](int i, int c) {
-    return Cached::load(cache.value, cache.value_scale, vectors[i], vectors[i] * size + c);
+    return load_cached<Cached>(cache.value, cache.value_scale, vectors[i], size, c);
   };
   for (int c = 0; c < size; c += 16)
     store_floats(out.common_key + c, less_first && begin < end ? key(begin - first, c) : zero_floats());

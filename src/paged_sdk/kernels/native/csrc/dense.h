@@ -56,9 +56,10 @@ inline void multiply_dense_rows(int& row, int num_rows, const typename Dot::Scal
       const typename Dot::Scalar* left = a + row * a_stride;
       float* target = out + row * out_stride;
       int c = 0;
-      for (; c + 32 <= width; c += 32)
-        multiply_dense_tile<Dot, kRows, 2>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
-      if (c < width)
+      for (; c + 16 * kDenseWide <= width; c += 16 * kDenseWide)
+        multiply_dense_tile<Dot, kRows, kDenseWide>(left, a_stride, b + c, b_stride, depth, target + c, out_stride,
+                                                    accumulate);
+      for (; c < width; c += 16)
         multiply_dense_tile<Dot, kRows, 1>(left, a_stride, b + c, b_stride, depth, target + c, out_stride, accumulate);
     }
   }

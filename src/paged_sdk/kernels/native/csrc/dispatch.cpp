@@ -120,6 +120,11 @@ PAGED_EXPORT void paged_workspace_delete(paged_workspace* workspace) {
   delete workspace;
 }
 
+// Whether matrices of this packed format are multiplied faster with many rows when they are in_hadamard.
+PAGED_EXPORT int32_t paged_gains_in_hadamard(int32_t level, int32_t format) {
+  return paged::kLevels[level].kernels->gains_in_hadamard(format) ? 1 : 0;
+}
+
 // Each kernel returns 0, or 1 when there is no memory for its scratch.
 PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) {
   return paged::kLevels[level].kernels->linear(*args);

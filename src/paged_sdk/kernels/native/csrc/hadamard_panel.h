@@ -33,19 +33,11 @@ struct Coefficients {
 // Weights of kBits bits, less 2^(kBits - 1), are transformed to numbers of up to 2^14: times this. Those of 2 and 3
 // bits to 2^12 and 2^13, because bytes are multiplied by 127 at most.
 template <class Format>
-constexpr int kCoefficientUnit = Format::kLayout.numbers() == Planes::kBytes  ? 4
-                                 : Format::kLayout.numbers() == Planes::kSix  ? 16
-                                 : Format::kLayout.numbers() == Planes::kFive ? 32
-                                                                           : 64;
+constexpr int kCoefficientUnit = Format::kLayout.bits() > 4 ? 1 << (10 - Format::kLayout.bits()) : 64;
 
 // The offset that makes weights signed.
 template <class Format>
-constexpr int kCentre = Format::kLayout.numbers() == Planes::kPairs     ? 2
-                        : Format::kLayout.numbers() == Planes::kThree   ? 4
-                        : Format::kLayout.numbers() == Planes::kNibbles ? 8
-                        : Format::kLayout.numbers() == Planes::kFive  ? 16
-                        : Format::kLayout.numbers() == Planes::kSix   ? 32
-                                                                   : 128;
+constexpr int kCentre = 1 << (Format::kLayout.bits() - 1);
 
 // w[i], w[i + kStride] become their sum and difference.
 template <int kStride>

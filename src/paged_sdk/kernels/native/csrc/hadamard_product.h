@@ -94,6 +94,10 @@ inline Ints first_sum(const int32_t* offset) {
   return broadcast_shifted<0>(offset);
 }
 
+// sum[r] += a panel . row r of a tile: of instruction sets that multiply panel by panel (dots_avx2.h, hadamard_neon.h).
+template <int kRows>
+void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]);
+
 // kPanels panels times kRows rows of one tile; products are complete but for biases. They lie in the caller's memory,
 // and this is a function of its own: with local sums, inlined where it is used, the compiler moved registers about for
 // up to a tenth of the time.
@@ -109,23 +113,23 @@ template <int kPanels, int kRows>
     for (int p = 0; p < kPanels; ++p)
       for (int r = 0; r < kRows; ++r) sum[p][r] = first_sum(x.offsets + block + r);
     const int groups = std::min(x.cols - b * kScaleCols, kScaleCols) / kGroup;
-#if defined(__ARM_FEATURE_DOTPROD)
-    const int64_t quads = groups * (kGroup / 4);
-    for (int p = 0; p < kPanels; ++p, weights[p - 1] += quads * kVector)
-      dot_panel<kRows>(weights[p], codes, quads, sum[p]);
-    codes += quads * 4 * kTokenTile;
-#else
-    for (int group = 0; group < groups; ++group) {
+    if constexpr (kPanelByPanel) {
+      const int64_t quads = groups * (kGroup / 4);
+      for (int p = 0; p < kPanels; ++p, weights[p - 1] += quads * kVector)
+        dot_panel<kRows>(weights[p], codes, quads, sum[p]);
+      codes += quads * 4 * kTokenTile;
+    } else {
+      for (int group = 0; group < groups; ++group) {
 #pragma GCC unroll 8
-      for (int quad = 0; quad < kGroup / 4; ++quad, codes += 4 * kTokenTile) {
-        Bytes w[kPanels];
-        for (int p = 0; p < kPanels; ++p, weights[p - 1] += kVector) w[p] = load_bytes(weights[p]);
+        for (int quad = 0; quad < kGroup / 4; ++quad, codes += 4 * kTokenTile) {
+          Bytes w[kPanels];
+          for (int p = 0; p < kPanels; ++p, weights[p - 1] += kVector) w[p] = load_bytes(weights[p]);
 #pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r)
-          for (int p = 0; p < kPanels; ++p) sum[p][r] = dot4<true>(sum[p][r], w[p], codes + 4 * r);
+          for (int r = 0; r < kRows; ++r)
+            for (int p = 0; p < kPanels; ++p) sum[p][r] = dot4<true>(sum[p][r], w[p], codes + 4 * r);
+        }
       }
     }
-#endif
     for (int p = 0; p < kPanels; ++p) {
       const Floats scale = load_floats(panels[p].scales + b * kPanelRows);
       for (int r = 0; r < kRows; ++r) {

@@ -116,7 +116,7 @@ int rows(const paged_rows_args& args) {
 
 }  // namespace
 
-extern const KernelTable PAGED_TABLE{linear, experts, attention, decoder, quantize, quantize_groups, rows,
-                                pack_dense};
+extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
+                                     rows, pack_dense};
 
 }  // namespace paged

@@ -77,6 +77,23 @@ struct Layout {
   }
   // What weights are when they are multiplied.
   constexpr Planes numbers() const { return has_levels ? Planes::kBytes : planes; }
+  // They are below two to the power of this.
+  constexpr int bits() const {
+    switch (numbers()) {
+      case Planes::kPairs:
+        return 2;
+      case Planes::kThree:
+        return 3;
+      case Planes::kNibbles:
+        return 4;
+      case Planes::kFive:
+        return 5;
+      case Planes::kSix:
+        return 6;
+      default:
+        return 8;
+    }
+  }
 };
 
 constexpr Layout kQ4_0{Planes::kNibbles, 1, kHalves, 4 * kVector, 3};

@@ -1,8 +1,7 @@
 // The inner kernel: one panel of 16 weight rows times a few rows of activations.
 #pragma once
 
-#include "activations.h"
-#include "formats.h"
+#include "dots.h"
 
 namespace paged {
 namespace {
@@ -15,7 +14,7 @@ template <class Format, int kRows>
 inline void multiply_panel(const uint8_t* panel, const paged_weight& weight, const Activations& x, int64_t row,
                            float (*sums)[kPanelRows]) {
   constexpr const Layout& kLayout = Format::kLayout;
-  constexpr bool kEightBit = kLayout.numbers() == Planes::kBytes;
+  constexpr int kBits = kLayout.bits();
   Floats sum[kRows];
   for (int r = 0; r < kRows; ++r) sum[r] = zero_floats();
   typename Format::BlockScales scales;
@@ -32,21 +31,14 @@ inline void multiply_panel(const uint8_t* panel, const paged_weight& weight, con
       load_weights<Format>(panel, block, g, w);
       const int at = scale_of<Format>(g);
       const ActivationGroup* a = x.at(first + g, row);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        Ints lo = zero_ints(), hi = zero_ints();
-        if constexpr (kLayout.offset_shift >= 0 && !(kEightBit && kTakesOff128)) {
-          lo = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[0]);
-          hi = broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[1]);
+      const auto first_sum = [&](int r, int half) {
+        if constexpr (kLayout.offset_shift < 0 || (kBits == 8 && kTakesOff128)) {
+          return zero_ints();
+        } else {
+          return broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[half]);
         }
-#if defined(__ARM_FEATURE_DOTPROD)
-        dot_halves<kEightBit>(w, a[r].q, lo, hi);
-#else
-        for (int q = 0; q < 4; ++q) {
-          lo = dot4<kEightBit>(lo, w[q], a[r].q + 4 * q);
-          hi = dot4<kEightBit>(hi, w[q + 4], a[r].q + 4 * q + 16);
-        }
-#endif
+      };
+      const auto add_scaled = [&](int r, Ints lo, Ints hi) {
         const Floats scale_lo = broadcast(a[r].scale[0]), scale_hi = broadcast(a[r].scale[1]);
         if constexpr (Format::kHalfGroups) {
           sum[r] = fma(to_floats(lo), mul(load_floats(scales.scale[at]), scale_lo), sum[r]);
@@ -63,7 +55,8 @@ inline void multiply_panel(const uint8_t* panel, const paged_weight& weight, con
           if constexpr (Format::kMinima)
             sum[r] = fma(load_floats(scales.minimum[at]), broadcast(a[r].scaled_sum), sum[r]);
         }
-      }
+      };
+      dot_group<kBits, kRows>(w, a, first_sum, add_scaled);
     }
   }
   for (int r = 0; r < kRows; ++r) store_floats(sums[r], sum[r]);

@@ -11,6 +11,11 @@ namespace {
 
 inline bool is_hadamard(const paged_weight& weight) { return weight.in_hadamard != 0; }
 
+// Whether many rows are multiplied faster in the Hadamard form, with weights of a packed format.
+inline bool gains_in_hadamard(int32_t format) {
+  return with_format(format, [](auto of) { return kGainsInHadamard<decltype(of)>; });
+}
+
 // Activations in the form that a weight, and every other weight of the same input, multiplies.
 struct Operand {
   Activations groups;    // for packed weights

@@ -22,19 +22,28 @@ struct Shorts {
 };
 
 constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
-constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 12 of the 16 registers
+constexpr int kDenseTile = 6;  // rows of a float product, times vectors of columns: 12 of the 16 registers
+constexpr int kDenseWide = 1;
 constexpr int kDenseRows = 3;  // rows and panels of a product with dense weights: 12 of the 16 registers
 constexpr int kDensePanels = 2;
-constexpr int kTokenTile = 2;
+#ifdef __AVXVNNI__
+constexpr int kTokenTile = 2;  // rows of a Hadamard product, of two panels: 8 of the 16 registers
+constexpr bool kPanelByPanel = false;
+#else
+constexpr int kTokenTile = 4;  // of one panel: 8 of the 16 registers
+constexpr bool kPanelByPanel = true;
+#endif
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline void store256(void* p, __m256i a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+inline void store128(void* p, __m128i a) { _mm_storeu_si128(static_cast<__m128i*>(p), a); }
 inline __m128i load64(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
 
 inline Bytes load_bytes(const uint8_t* p) { return {load256(p), load256(p + 32)}; }
 inline void store_bytes(uint8_t* p, Bytes a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+  store256(p, a.lo);
+  store256(p + 32, a.hi);
 }
 inline Bytes keep(Bytes a, int mask) {
   const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
@@ -86,8 +95,8 @@ inline void widen(Bytes a, Shorts& sum, Shorts& difference) {
 }
 inline Shorts load_shorts(const int16_t* p) { return {load256(p), load256(p + 16)}; }
 inline void store_shorts(int16_t* p, Shorts a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 16), a.hi);
+  store256(p, a.lo);
+  store256(p + 16, a.hi);
 }
 inline Shorts add_shorts(Shorts a, Shorts b) { return {_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)}; }
 inline Shorts sub_shorts(Shorts a, Shorts b) { return {_mm256_sub_epi16(a.lo, b.lo), _mm256_sub_epi16(a.hi, b.hi)}; }
@@ -172,19 +181,27 @@ inline int32_t sum_of(Ints a) {
 inline void store_int8(int8_t* p, Ints a) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
   const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  store128(p, bytes);
 }
 // 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
 inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
+#ifdef __AVXVNNI__
   const __m256i low = _mm256_packs_epi32(rows[0].lo, rows[1].lo), high = _mm256_packs_epi32(rows[0].hi, rows[1].hi);
   const __m256i even_odd = _mm256_packs_epi16(low, high);  // quads 0, 2 | 1, 3
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(even_odd, 0xd8));
+  store256(p, _mm256_permute4x64_epi64(even_odd, 0xd8));
+#else
+  const auto two_quads = [](__m256i a, __m256i b, __m256i c, __m256i d) {
+    return _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+  };
+  store256(p, two_quads(rows[0].lo, rows[1].lo, rows[2].lo, rows[3].lo));
+  store256(p + 32, two_quads(rows[0].hi, rows[1].hi, rows[2].hi, rows[3].hi));
+#endif
 }
 
 inline void store_uint8(uint8_t* p, Ints a) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a.lo, a.hi), 0xd8);
   const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  store128(p, bytes);
 }
 
 inline Floats zero_floats() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -208,11 +225,11 @@ inline void store_bfloat16(uint16_t* p, Floats a) {
     return _mm256_blendv_epi8(_mm256_srli_epi32(nearest, 16), _mm256_or_si256(top, _mm256_set1_epi32(0x40)), is_nan);
   };
   const __m256i packed = _mm256_packus_epi32(rounded(a.lo), rounded(a.hi));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+  store256(p, _mm256_permute4x64_epi64(packed, 0xd8));
 }
 inline void store_half(uint16_t* p, Floats a) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
+  store128(p, _mm256_cvtps_ph(a.lo, _MM_FROUND_TO_NEAREST_INT));
+  store128(p + 8, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 inline Floats load_even_bfloat16(const uint8_t* p) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(load256(p), 16)),
@@ -347,6 +364,24 @@ inline void transpose(Floats rows[16]) {
     rows[i] = {quarters[0][i], quarters[2][i]};
     rows[i + 8] = {quarters[1][i], quarters[3][i]};
   }
+}
+
+// The sum of each of 16 vectors.
+inline Floats sums_of(const float (*vectors)[16]) {
+  const auto two = [](const float* p, const float* q) {  // sums of four lanes of one, and of the other
+    const Floats first = load_floats(p), second = load_floats(q);
+    const __m256 a = _mm256_add_ps(first.lo, first.hi), b = _mm256_add_ps(second.lo, second.hi);
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  };
+  const auto eight = [two](const float (*v)[16]) {
+    const auto four = [two, v](int i) {
+      const __m256 a = two(v[i], v[i + 4]), b = two(v[i + 1], v[i + 5]);
+      return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));
+    };
+    const __m256 a = four(0), b = four(2);
+    return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
+  };
+  return {eight(vectors), eight(vectors + 8)};
 }
 
 }  // namespace

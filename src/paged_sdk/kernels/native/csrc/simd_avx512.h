@@ -14,10 +14,12 @@ using Floats = __m512;  // 16 float32
 using Shorts = __m512i;  // 32 int16: 16 rows x 2
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
-constexpr int kDenseTile = 12;  // rows of a float product, two vectors wide: 24 sums
+constexpr int kDenseTile = 12;  // rows of a float product, times vectors of columns: 24 sums
+constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 24 sums
 constexpr int kDensePanels = 4;
 constexpr int kTokenTile = 8;  // activation rows of a Hadamard product, times two panels: 16 sums
+constexpr bool kPanelByPanel = false;
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
@@ -244,6 +246,23 @@ inline void transpose(Floats rows[16]) {
     rows[8 + j] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
     rows[12 + j] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
   }
+}
+
+// The sum of each of 16 vectors.
+inline Floats sums_of(const float (*vectors)[16]) {
+  Floats halves[8], quarters[4];  // of two vectors, eight sums of lanes each; of four vectors, four each
+  for (int i = 0; i < 8; ++i) {
+    const Floats a = load_floats(vectors[i]), b = load_floats(vectors[i + 8]);
+    halves[i] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const Floats a = halves[i], b = halves[i + 4];
+    quarters[i] = add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  }
+  const auto pairs = [](Floats a, Floats b) { return add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+  const Floats first = pairs(quarters[0], quarters[1]), second = pairs(quarters[2], quarters[3]);
+  const Floats sums = add(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+  return _mm512_shuffle_f32x4(sums, sums, 0xd8);
 }
 
 }  // namespace

@@ -19,10 +19,12 @@ using Floats = Quarters<float32x4_t>;
 using Shorts = Quarters<int16x8_t>;
 
 constexpr int kMaxTile = 4;    // 16 sums leave half of the 32 registers to products, scales and weights
-constexpr int kDenseTile = 3;  // rows of a float product, two vectors wide: 24 sums
+constexpr int kDenseTile = 3;  // rows of a float product, times vectors of columns: 24 sums
+constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 3;  // rows and panels of a product with dense weights: 24 sums
 constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 4;  // a register holds four columns of as many rows
+constexpr bool kPanelByPanel = true;
 
 // f of each quarter of some vectors.
 template <class F, class... Vectors>
@@ -415,6 +417,22 @@ inline void transpose(Floats rows[16]) {
       for (int k = 0; k < 4; ++k) rows[4 * j + k].v[i] = below[k], rows[4 * i + k].v[j] = above[k];
     }
   }
+}
+
+// The sum of each of 16 vectors.
+inline Floats sums_of(const float (*vectors)[16]) {
+  const auto quarter = [](const float* p) {
+    const Floats a = load_floats(p);
+    return vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+  };
+  const auto two = [quarter](const float* p, const float* q) {
+    const float32x4_t a = quarter(p), b = quarter(q);
+    return vaddq_f32(vcombine_f32(vget_low_f32(a), vget_low_f32(b)), vcombine_f32(vget_high_f32(a), vget_high_f32(b)));
+  };
+  Floats sums;
+  for (int i = 0; i < 4; ++i, vectors += 4)
+    sums.v[i] = vpaddq_f32(two(vectors[0], vectors[1]), two(vectors[2], vectors[3]));
+  return sums;
 }
 
 }  // namespace

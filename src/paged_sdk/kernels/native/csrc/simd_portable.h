@@ -23,9 +23,11 @@ struct Shorts {
 
 constexpr int kMaxTile = 4;
 constexpr int kDenseTile = 3;
+constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 3;
 constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 2;
+constexpr bool kPanelByPanel = false;
 
 template <class F>
 inline Bytes each_byte(F f) {
@@ -302,6 +304,13 @@ inline void transpose(Floats rows[16]) {
       rows[j].v[i] = a;
     }
   }
+}
+
+// The sum of each of 16 vectors.
+inline Floats sums_of(const float (*vectors)[16]) {
+  Floats sums;
+  for (int i = 0; i < 16; ++i) sums.v[i] = sum_of(load_floats(vectors[i]));
+  return sums;
 }
 
 }  // namespace

@@ -1,0 +1,139 @@
+// Runs of spans of keys, of sequences with a few query tokens: decodes and drafts.
+//
+// Memory is read in the order in which it lies: a token's vectors of several KV heads side by side. Reading one head
+// after the other leaves gaps, which take the bandwidth from 47 to 19 GB/s. So an item has several heads where there
+// are items enough, takes some tokens of all of them at a time, and fetches meanwhile what it reads next, line by line
+// in order.
+//
+// Spans of 128 keys make runs, short ones for the first keys: a run's spans add to one result, and only runs are
+// merged. The merge of single spans had been a fifth of the arithmetic at 16,000 keys.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "attention.h"
+
+namespace paged {
+namespace {
+
+// Sequences with at most this many query tokens (decodes, drafts) give each run to whichever thread is free.
+constexpr int kSplitTokens = 8;
+
+// Bytes of a token that are read together: few enough that 32 tokens' values and what is fetched stay in a cache.
+constexpr int kTokenBytes = 1024;
+
+inline int element_bytes(const paged_heads& heads) {
+  return with_element(heads.cache_dtype, [](auto of) { return decltype(of)::kBytes; });
+}
+
+// KV heads of an item that are read together.
+inline int heads_together(const paged_heads& heads) {
+  const int vector_bytes = heads.head_dim * element_bytes(heads);
+  int count = heads.num_kv_heads;
+  while (count > 1 && (heads.num_kv_heads % count != 0 || count * vector_bytes > kTokenBytes)) --count;
+  return count;
+}
+
+// Runs of spans begin at fixed positions: one span each up to 1,024 keys, two up to 4,096, four up to 16,384, then
+// eight. So threads have enough of them at any length, and a long text has few to merge.
+struct RunLevel {
+  int run, span;  // the first ones of the level
+  int spans;      // of a run
+};
+constexpr RunLevel kRunLevels[] = {{44, 128, 8}, {20, 32, 4}, {8, 8, 2}, {0, 0, 1}};
+
+inline int run_of_span(int span) {
+  for (const RunLevel& level : kRunLevels)
+    if (span >= level.span) return level.run + (span - level.span) / level.spans;
+  return 0;
+}
+inline int first_span_of_run(int run) {
+  for (const RunLevel& level : kRunLevels)
+    if (run >= level.run) return level.span + (run - level.run) * level.spans;
+  return 0;
+}
+
+// Rows that are taken at once, as many as registers hold. In float32 six sums are 12 of 16 on AVX2; by pairs each row
+// has two sums of scores, or four of two chunks of values, of 32 registers.
+constexpr int kRowsAtOnce = 6;
+
+// Calls take(first, integral_constant<count>) for runs of up to kRowsAtOnce rows of nearly one length.
+template <class Take>
+inline void in_row_blocks(int rows, const Take& take) {
+  const int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
+  for (int block = 0; block < blocks; ++block) {
+    const int first = rows * block / blocks, count = rows * (block + 1) / blocks - first;
+    if (count == 1) take(first, std::integral_constant<int, 1>{});
+    if (count == 2) take(first, std::integral_constant<int, 2>{});
+    if (count == 3) take(first, std::integral_constant<int, 3>{});
+    if (count == 4) take(first, std::integral_constant<int, 4>{});
+    if (count == 5) take(first, std::integral_constant<int, 5>{});
+    if (count == 6) take(first, std::integral_constant<int, 6>{});
+  }
+}
+
+// How far ahead of their use keys and values are fetched, into the second cache. On a Zen 4 with large pages, two
+// threads read 16,000 keys of Qwen's shape at 17 GB/s with 2 KiB, 21 with 4, 27 with 8, 33 with 16 and 32 with 32; at
+// 18 with any of them if the first cache is asked for.
+constexpr int kBytesAhead = 16384;
+constexpr int kMostTokensAhead = kSpan;
+
+inline int tokens_ahead(const paged_heads& heads, int num_heads) {
+  const int bytes = num_heads * heads.head_dim * element_bytes(heads);
+  return std::min((kBytesAhead + bytes - 1) / bytes, kMostTokensAhead);
+}
+
+// The part of a span, or of `width` keys, that an item's rows see, [begin, end) of it.
+struct SpanKeys {
+  int begin, end;
+
+  SpanKeys(const QueryTile& tile, const paged_heads& heads, int first_key, int width = kSpan)
+      : begin(heads.window > 0 ? std::max(tile.first_position - heads.window + 1 - first_key, 0) : 0),
+        end(std::min(tile.first_position + tile.num_tokens - first_key, width)) {}
+};
+
+// The spans [first, last) of one sequence, for some of its KV heads, from pages.kv_head on.
+struct RunItem {
+  const QueryTile& tile;
+  const Pages& pages;
+  int num_heads;
+  int first, last;
+};
+
+// The first tokens of an item, which are fetched while the one before is computed.
+struct Upcoming {
+  const uint8_t* tokens[kMostTokensAhead];
+  int count = 0;
+
+  void look_at(const RunItem& item) { look_at(item, item.first * kSpan, kSpan); }
+  // Those of `width` keys from first_key on.
+  void look_at(const RunItem& item, int first_key, int width) {
+    const SpanKeys seen(item.tile, item.pages.heads, first_key, width);
+    count = std::max(std::min(seen.end - seen.begin, tokens_ahead(item.pages.heads, item.num_heads)), 0);
+    int64_t vectors[kMostTokensAhead];
+    item.pages.vectors_of(first_key + seen.begin, first_key + seen.begin + count, vectors);
+    const int64_t bytes = item.pages.heads.head_dim * element_bytes(item.pages.heads);
+    for (int i = 0; i < count; ++i) tokens[i] = static_cast<const uint8_t*>(item.pages.cache.key) + vectors[i] * bytes;
+  }
+};
+
+// What will be read: some tokens' vectors of an item's heads, first the keys of a span, then its values, then keys of
+// the next span.
+struct LinesAhead {
+  const uint8_t* const* token;  // the next one's first vector
+  const uint8_t* const* end;
+  int head, num_heads;
+
+  // Asks for one vector.
+  [[gnu::always_inline]] void fetch(int bytes) {
+    if (token == end) return;
+    const uint8_t* vector = *token + head * bytes;
+#pragma GCC unroll 8
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(vector + i, 0, 2);
+    if (++head == num_heads) head = 0, ++token;
+  }
+};
+
+}  // namespace
+}  // namespace paged

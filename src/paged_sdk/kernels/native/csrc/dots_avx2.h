@@ -1,0 +1,161 @@
+// Dot products on AVX2, whose 16 registers do not hold a group's weights: they go quad by quad (layout.h), each of
+// which is multiplied with every row before the next.
+#pragma once
+
+#include "activations.h"
+#include "formats.h"
+
+namespace paged {
+namespace {
+
+// A row's four codes of a quad, in each of the 16 rows' places.
+inline __m256i broadcast_quad(const int8_t* x) {
+  int32_t four;
+  __builtin_memcpy(&four, x, 4);
+  return _mm256_set1_epi32(four);
+}
+
+// Has the sum in registers now. Left alone, GCC makes all of a sum's products first and adds them up as a tree: they
+// do not fit and go by way of the stack, which took 1.35 times as long in Q4_1 (four rows, AMD Zen 4).
+template <class Vectors>
+inline void settle(Vectors& sum) {
+  asm("" : "+x"(sum.lo), "+x"(sum.hi));
+}
+
+#ifdef __AVXVNNI__
+
+template <class Format>
+constexpr bool kGainsInHadamard = true;
+
+// sum[r] += w . x[r], of half a group, four quads.
+template <int kBits, int kRows>
+[[gnu::always_inline]] inline void dot_half(const Bytes* w, const ActivationGroup* a, int half, Ints (&sum)[kRows]) {
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) sum[r] = dot4<kBits == 8>(sum[r], w[q], a[r].q + 16 * half + 4 * q);
+  }
+}
+
+#else
+
+// Not weights of five bits and fewer with a scale for 32 columns: in eight bits, which the transform takes, their
+// products could not be added in 16. 512 rows of 1536 x 8960 take 13.4 ps a weight and row in the Hadamard form; in Q4_1
+// 10.6 as they are, in Q5_K 13.7, in Q6_K 15.7, in Q2_K 16.6 and in Q8_0 20; 64 rows 14.7 to 17.9, and 11.9, 13.2, 14.6,
+// 15.3 and 17.8 (AMD Zen 4, best of seven).
+template <class Format>
+constexpr bool kGainsInHadamard = Format::kHalfGroups || Format::kLayout.bits() > 5;
+
+// Bytes as numbers of 16 bits: columns 0 and 2 of a quad, and columns 1 and 3.
+struct WidePairs {
+  Bytes even, odd;
+};
+inline WidePairs widen_unsigned(Bytes a) {
+  const __m256i low = _mm256_set1_epi16(0xff);
+  return {{_mm256_and_si256(a.lo, low), _mm256_and_si256(a.hi, low)},
+          {_mm256_srli_epi16(a.lo, 8), _mm256_srli_epi16(a.hi, 8)}};
+}
+
+// Adds a quad's products, with weights of eight bits, of which bytes' sums of two exceed 16 bits: even and odd are two
+// numbers of 16 bits.
+inline void add_wide(Ints& sum, const WidePairs& w, int32_t even, int32_t odd) {
+  const __m256i x_even = _mm256_set1_epi32(even), x_odd = _mm256_set1_epi32(odd);
+  sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(w.even.lo, x_even));
+  sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(w.even.hi, x_even));
+  settle(sum);
+  sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(w.odd.lo, x_odd));
+  sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(w.odd.hi, x_odd));
+  settle(sum);
+}
+
+template <int kRows>
+[[gnu::always_inline]] inline void dot_half_wide(const Bytes* w, const ActivationGroup* a, int half,
+                                                 Ints (&sum)[kRows]) {
+  alignas(16) int32_t pairs[kRows][2][4];  // [row][columns 0, 2 or 1, 3][quad]
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+    const __m128i x = load128(a[r].q + 16 * half);
+    store128(pairs[r][0], _mm_srai_epi16(_mm_slli_epi16(x, 8), 8));
+    store128(pairs[r][1], _mm_srai_epi16(x, 8));
+  }
+  asm("" : "+m"(pairs));  // broadcast from memory, which costs no arithmetic: GCC would take them out of registers
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    const WidePairs wide = widen_unsigned(w[q]);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) add_wide(sum[r], wide, pairs[r][0][q], pairs[r][1][q]);
+  }
+}
+
+// sum[r] += w . x[r], of half a group, four quads. Products are added in 16 bits as long as they fit: four quads of
+// five bits are 4 * 2 * 31 * 127 at most.
+template <int kBits, int kRows>
+[[gnu::always_inline]] inline void dot_half(const Bytes* w, const ActivationGroup* a, int half, Ints (&sum)[kRows]) {
+  if constexpr (kBits == 8) {
+    dot_half_wide(w, a, half, sum);
+  } else {
+    constexpr int kTogether = kBits <= 5 ? 4 : 2;
+    static_assert(kTogether * 2 * ((1 << kBits) - 1) * 127 <= 32767);
+    const __m256i ones = _mm256_set1_epi16(1);
+#pragma GCC unroll 2
+    for (int begin = 0; begin < 4; begin += kTogether) {
+      Shorts part[kRows];
+#pragma GCC unroll 4
+      for (int q = begin; q < begin + kTogether; ++q) {
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+          const __m256i x = broadcast_quad(a[r].q + 16 * half + 4 * q);
+          const Shorts product = {_mm256_maddubs_epi16(w[q].lo, x), _mm256_maddubs_epi16(w[q].hi, x)};
+          part[r] = q == begin ? product : add_shorts(part[r], product);
+          settle(part[r]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r)
+        sum[r] = add(sum[r], {_mm256_madd_epi16(part[r].lo, ones), _mm256_madd_epi16(part[r].hi, ones)});
+    }
+  }
+}
+
+// sum[r] += a panel in the Hadamard form (hadamard_panel.h) . row r of a tile, whose codes are given, in blocks of
+// kScaleCols columns at most. Four rows' sums of one panel take half of the registers.
+template <int kRows>
+inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]) {
+  static_assert(kTokenTile == 4);
+  alignas(32) int32_t pairs[kScaleCols / 8][2][2][kTokenTile];  // [two quads][columns 0, 2 or 1, 3][quad][row]
+  for (int64_t two = 0; two < quads / 2; ++two) {
+    const __m256i x = load256(codes + two * 8 * kTokenTile);
+    store256(pairs[two][0], _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    store256(pairs[two][1], _mm256_srai_epi16(x, 8));
+  }
+  Ints own[kRows];  // in registers, which a caller's array of several panels is not
+  for (int r = 0; r < kRows; ++r) own[r] = sum[r];
+  for (int64_t two = 0; two < quads / 2; ++two, weights += 2 * kVector) {
+    const auto& [even, odd] = pairs[two];
+#pragma GCC unroll 2
+    for (int q = 0; q < 2; ++q) {
+      const WidePairs wide = widen_unsigned(load_bytes(weights + q * kVector));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) add_wide(own[r], wide, even[q][r], odd[q][r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) sum[r] = own[r];
+}
+
+#endif
+
+template <int kBits, int kRows, class First, class Take>
+inline void dot_group(const Bytes (&w)[8], const ActivationGroup* a, const First& first, const Take& take) {
+  Ints lo[kRows], hi[kRows];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) lo[r] = first(r, 0);
+  dot_half<kBits>(w, a, 0, lo);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) hi[r] = first(r, 1);
+  dot_half<kBits>(w + 4, a, 1, hi);
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) take(r, lo[r], hi[r]);
+}
+
+}  // namespace
+}  // namespace paged
