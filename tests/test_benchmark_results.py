@@ -60,7 +60,7 @@ def test_the_report_holds_rounds_medians_and_reasons(results: Results) -> None:
 
 def test_every_engine_file_says_what_it_needs_without_its_packages() -> None:
     assert ENGINES[0] == OWN
-    assert [name for name in ENGINES if not engine_class(name).REQUIREMENTS] == [OWN, f"{OWN}_torch"]
+    assert [name for name in ENGINES if not engine_class(name).REQUIREMENTS] == [OWN, f"{OWN}_avx2", f"{OWN}_torch"]
 
 
 def test_divergence_is_the_sum_written_out() -> None:
