@@ -21,37 +21,42 @@ namespace {
 // 16 bits are whole blocks. 64 took 2 % longer on SmolLM2-135M's prefill, on Zen 5: tiles begin and end more often.
 constexpr int kDenseBlock = 96;
 
-// Each format: the columns of one vector of a panel, the elements that activations become, and their products.
+// Each format: the columns of one vector of a panel, the elements that activations become, and their products. Where an
+// instruction multiplies one column, a vector of two is taken in two parts.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 struct DenseBfloat16 {
-  static constexpr int kCols = 2;
+  static constexpr int kCols = 2, kParts = 1;
   using Element = uint16_t;
   using Vector = Pairs;
-  using Same = Pairs;
 
-  static Vector load(const uint8_t* p) { return load_pairs(reinterpret_cast<const uint32_t*>(p)); }
-  static Same same(const Element* x) {
+  template <int kPart>
+  static Vector load(const uint8_t* p) {
+    return load_pairs(reinterpret_cast<const uint32_t*>(p));
+  }
+  template <int kPart>
+  static Vector same(const Element* x) {
     uint32_t pair;
     __builtin_memcpy(&pair, x, 4);
     return broadcast_pair(pair);
   }
-  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) { return dot_pairs(w, x, sum); }
+  static Floats multiply_add(const Vector& w, const Vector& x, Floats sum) { return dot_pairs(w, x, sum); }
   static void store(Element* to, Floats x) { store_pairs(to, x); }
 };
 #else
 struct DenseBfloat16 {
-  static constexpr int kCols = 2;
+  static constexpr int kCols = 2, kParts = 2;
   using Element = float;
-  struct Vector {
-    Floats even, odd;
-  };
-  using Same = Vector;
+  using Vector = Floats;
 
-  static Vector load(const uint8_t* p) { return {load_even_bfloat16(p), load_odd_bfloat16(p)}; }
-  static Same same(const Element* x) { return {broadcast(x[0]), broadcast(x[1])}; }
-  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) {
-    return fma(w.odd, x.odd, fma(w.even, x.even, sum));
+  template <int kPart>
+  static Vector load(const uint8_t* p) {
+    return kPart == 0 ? load_even_bfloat16(p) : load_odd_bfloat16(p);
   }
+  template <int kPart>
+  static Vector same(const Element* x) {
+    return broadcast(x[kPart]);
+  }
+  static Floats multiply_add(const Vector& w, const Vector& x, Floats sum) { return fma(w, x, sum); }
   static void store(Element* to, Floats x) {
     alignas(64) uint16_t rounded[16];
     store_bfloat16(rounded, x);
@@ -61,30 +66,36 @@ struct DenseBfloat16 {
 #endif
 
 struct DenseFloat16 {
-  static constexpr int kCols = 2;
+  static constexpr int kCols = 2, kParts = 2;
   using Element = float;
-  struct Vector {
-    Floats even, odd;
-  };
-  using Same = Vector;
+  using Vector = Floats;
 
-  static Vector load(const uint8_t* p) { return {load_half(p), load_half(p + kHalves)}; }
-  static Same same(const Element* x) { return {broadcast(x[0]), broadcast(x[1])}; }
-  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) {
-    return fma(w.odd, x.odd, fma(w.even, x.even, sum));
+  template <int kPart>
+  static Vector load(const uint8_t* p) {
+    return load_half(p + kPart * kHalves);
   }
+  template <int kPart>
+  static Vector same(const Element* x) {
+    return broadcast(x[kPart]);
+  }
+  static Floats multiply_add(const Vector& w, const Vector& x, Floats sum) { return fma(w, x, sum); }
   static void store(Element* to, Floats x) { store_floats(to, x); }
 };
 
 struct DenseFloat32 {
-  static constexpr int kCols = 1;
+  static constexpr int kCols = 1, kParts = 1;
   using Element = float;
   using Vector = Floats;
-  using Same = Floats;
 
-  static Vector load(const uint8_t* p) { return load_floats(reinterpret_cast<const float*>(p)); }
-  static Same same(const Element* x) { return broadcast(*x); }
-  static Floats multiply_add(const Vector& w, const Same& x, Floats sum) { return fma(w, x, sum); }
+  template <int kPart>
+  static Vector load(const uint8_t* p) {
+    return load_floats(reinterpret_cast<const float*>(p));
+  }
+  template <int kPart>
+  static Vector same(const Element* x) {
+    return broadcast(*x);
+  }
+  static Floats multiply_add(const Vector& w, const Vector& x, Floats sum) { return fma(w, x, sum); }
   static void store(Element* to, Floats x) { store_floats(to, x); }
 };
 
@@ -188,6 +199,13 @@ inline void fetch_line(const uint8_t* line) {
   if constexpr (kFetch == Fetch::kToSecondLevel) __builtin_prefetch(line, 0, 2);
 }
 
+// take(integral_constant<part>) for each part of a vector.
+template <int kParts, class Take>
+inline void each_part(const Take& take) {
+  take(std::integral_constant<int, 0>{});
+  if constexpr (kParts == 2) take(std::integral_constant<int, 1>{});
+}
+
 // sums[v][r] (+)= panel v . row r of x, for `vectors` vectors of kWide panels and kRows rows; `pitch` is the distance
 // of two panels' sums.
 template <class Dense, int kRows, int kWide, Fetch kFetch>
@@ -202,25 +220,39 @@ inline void multiply_dense_tile(const uint8_t* const (&panels)[kWide], const Den
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kWide; ++v) sum[r][v] = accumulate ? load_floats(sums[v * pitch + r]) : zero_floats();
   for (int64_t i = 0; i < vectors; ++i) {
-    typename Dense::Vector w[kWide];
-    for (int v = 0; v < kWide; ++v) {
-      fetch_line<kFetch>(ahead.next[v] + i * ahead.step);
-      w[v] = Dense::load(panels[v] + i * kVector);
-    }
+    for (int v = 0; v < kWide; ++v) fetch_line<kFetch>(ahead.next[v] + i * ahead.step);
+    // One part for all rows, then the other: both parts of the weights would take sums their registers.
+    each_part<Dense::kParts>([&](auto part) {
+      constexpr int kPart = decltype(part)::value;
+      typename Dense::Vector w[kWide];
+      for (int v = 0; v < kWide; ++v) w[v] = Dense::template load<kPart>(panels[v] + i * kVector);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; ++r) {
-      const typename Dense::Same same = Dense::same(x + r * stride + i * Dense::kCols);
-      for (int v = 0; v < kWide; ++v) sum[r][v] = Dense::multiply_add(w[v], same, sum[r][v]);
-    }
+      for (int r = 0; r < kRows; ++r) {
+        const typename Dense::Vector same = Dense::template same<kPart>(x + r * stride + i * Dense::kCols);
+        for (int v = 0; v < kWide; ++v) sum[r][v] = Dense::multiply_add(w[v], same, sum[r][v]);
+      }
+    });
   }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kWide; ++v) store_floats(sums[v * pitch + r], sum[r][v]);
 }
 
+// The same as a function of its own. GCC 12 spilled sums of AVX2's tile where it was inlined into a loop over panels:
+// 76 GFLOP/s a core instead of 110. Larger tiles of AVX-512 lose up to 8 % by a call.
+template <class Dense, int kRows, int kWide, Fetch kFetch>
+[[gnu::noinline]] void call_dense_tile(const uint8_t* const (&panels)[kWide], const DenseAhead<kWide>& ahead,
+                                       const typename Dense::Element* x, int vectors, float (*sums)[kPanelRows],
+                                       int64_t pitch, bool accumulate) {
+  multiply_dense_tile<Dense, kRows, kWide, kFetch>(panels, ahead, x, vectors, sums, pitch, accumulate);
+}
+
 // Rows of a tile of kWide panels: what the registers hold, or twice as many as with the most panels.
 template <int kWide>
-constexpr int kTallest = kWide < kDensePanels ? 2 * kDenseRows : kDenseRows;
+constexpr int kTallest = kWide < kDensePanels ? 2 * kDenseRows : kDenseRows * kDensePanels / kWide;
+
+// Panels that are multiplied side by side: those of a tile, or two. A gate's and an up matrix's are a pair.
+constexpr int kDenseGroup = kDensePanels > 2 ? kDensePanels : 2;
 
 // take(integral_constant<count>) for a count of rows up to kRows.
 template <int kRows, class Take>
@@ -232,44 +264,61 @@ inline void with_dense_rows(int count, const Take& take) {
   }
 }
 
-// sums[v][r] = panel v . row r of x, of kWide panels and all rows. `next` is what will be multiplied then.
-template <class Dense, int kWide>
-inline void multiply_dense_panels(const uint8_t* const (&panels)[kWide], const uint8_t* const (&next)[kWide],
-                                  const DenseRows& x, float (*sums)[kPanelRows]) {
-  if (x.num_rows == 0) return;
+// sums[v][r] = panel v . row r of x, of kGroup panels and all rows, in tiles of kWide panels. `next` is what will be
+// multiplied then.
+template <class Dense, int kWide, int kGroup>
+inline void multiply_dense_tiles(const uint8_t* const (&panels)[kGroup], const uint8_t* const (&next)[kGroup],
+                                 const DenseRows& x, float (*sums)[kPanelRows]) {
   const int tiles = (x.num_rows + kTallest<kWide> - 1) / kTallest<kWide>;
   // All of few tiles fetch, each its share: memory has no pause then. With 16 rows, three tiles, two of which fetched,
   // read 21 to 22 GB/s where these read 24, on a Zen 4 that multiplies for as long.
   const int shares = tiles < 4 ? tiles : 4, step = (kVector + shares - 1) / shares;
   for (int first = 0; first < x.vectors; first += kDenseBlock) {
     const int width = x.width(first);
-    const uint8_t* here[kWide];
-    DenseAhead<kWide> ahead;
-    for (int v = 0; v < kWide; ++v) {
-      here[v] = panels[v] + static_cast<int64_t>(first) * kVector;
-      ahead.next[v] = first + kDenseBlock < x.vectors ? here[v] + kDenseBlock * kVector : next[v];
-    }
-    for (int t = 0; t < tiles; ++t) {
-      // Tiles of nearly one height: a low one's few sums would wait for each other.
-      const int row = static_cast<int>(static_cast<int64_t>(x.num_rows) * t / tiles);
-      const int end = static_cast<int>(static_cast<int64_t>(x.num_rows) * (t + 1) / tiles);
-      ahead.step = t < shares ? step : 0;
-      with_dense_rows<kTallest<kWide>>(end - row, [&](auto rows) {
-        const auto multiply = [&](auto fetch) {
-          multiply_dense_tile<Dense, decltype(rows)::value, kWide, decltype(fetch)::value>(
-              here, ahead, x.at<Dense>(first, row), width, sums + row, x.num_rows, first > 0);
-        };
-        if (ahead.step == 0) {  // the tile needs no registers for it
-          multiply(std::integral_constant<Fetch, Fetch::kNothing>{});
-        } else if (tiles == 1) {
-          multiply(std::integral_constant<Fetch, Fetch::kToFirstLevel>{});
-        } else {
-          multiply(std::integral_constant<Fetch, Fetch::kToSecondLevel>{});
-        }
-      });
-      for (int v = 0; v < kWide; ++v) ahead.next[v] += ahead.step * width;
+    for (int begin = 0; begin < kGroup; begin += kWide) {
+      const uint8_t* here[kWide];
+      DenseAhead<kWide> ahead;
+      for (int v = 0; v < kWide; ++v) {
+        here[v] = panels[begin + v] + static_cast<int64_t>(first) * kVector;
+        ahead.next[v] = first + kDenseBlock < x.vectors ? here[v] + kDenseBlock * kVector : next[begin + v];
+      }
+      float(*to)[kPanelRows] = sums + static_cast<int64_t>(begin) * x.num_rows;
+      for (int t = 0; t < tiles; ++t) {
+        // Tiles of nearly one height: a low one's few sums would wait for each other.
+        const int row = static_cast<int>(static_cast<int64_t>(x.num_rows) * t / tiles);
+        const int end = static_cast<int>(static_cast<int64_t>(x.num_rows) * (t + 1) / tiles);
+        ahead.step = t < shares ? step : 0;
+        with_dense_rows<kTallest<kWide>>(end - row, [&](auto rows) {
+          const auto multiply = [&](auto fetch) {
+            constexpr int kRows = decltype(rows)::value;
+            constexpr Fetch kFetch = decltype(fetch)::value;
+            constexpr auto tile = kWide < kGroup ? call_dense_tile<Dense, kRows, kWide, kFetch>
+                                                 : multiply_dense_tile<Dense, kRows, kWide, kFetch>;
+            tile(here, ahead, x.at<Dense>(first, row), width, to + row, x.num_rows, first > 0);
+          };
+          if (ahead.step == 0) {  // the tile needs no registers for it
+            multiply(std::integral_constant<Fetch, Fetch::kNothing>{});
+          } else if (tiles == 1) {
+            multiply(std::integral_constant<Fetch, Fetch::kToFirstLevel>{});
+          } else {
+            multiply(std::integral_constant<Fetch, Fetch::kToSecondLevel>{});
+          }
+        });
+        for (int v = 0; v < kWide; ++v) ahead.next[v] += ahead.step * width;
+      }
     }
   }
+}
+
+// The same, in tiles of as many panels as suit the rows: all of them while one tile holds all rows.
+template <class Dense, int kGroup>
+inline void multiply_dense_panels(const uint8_t* const (&panels)[kGroup], const uint8_t* const (&next)[kGroup],
+                                  const DenseRows& x, float (*sums)[kPanelRows]) {
+  if (x.num_rows == 0) return;
+  if constexpr (kGroup > kDensePanels) {
+    if (x.num_rows > kTallest<kGroup>) return multiply_dense_tiles<Dense, kDensePanels>(panels, next, x, sums);
+  }
+  multiply_dense_tiles<Dense, kGroup>(panels, next, x, sums);
 }
 
 // Multiplies panels [p, end), kWide at a time, as long as there are so many; panel_at(i) is where panel i lies, and
@@ -291,7 +340,7 @@ inline void multiply_dense_range(int32_t format, int64_t p, int64_t end, const D
                                  float (*sums)[kPanelRows], const PanelAt& panel_at, const Emit& emit) {
   with_dense(format, [&](auto of) {
     using Dense = decltype(of);
-    if (x.num_rows > kDenseRows) multiply_dense_run<Dense, kDensePanels>(p, end, x, sums, panel_at, emit);
+    if (x.num_rows > kDenseRows) multiply_dense_run<Dense, kDenseGroup>(p, end, x, sums, panel_at, emit);
     multiply_dense_run<Dense, 2>(p, end, x, sums, panel_at, emit);
     multiply_dense_run<Dense, 1>(p, end, x, sums, panel_at, emit);
   });
