@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bandwidth import bytes_per_token, read_bandwidth
-from benchmarks.environments import ENGINES, OWN, installed_engines
+from benchmarks.environments import OWN, engines_for, installed_engines
 from benchmarks.machine import describe_machine
 from benchmarks.models import MODELS, BenchmarkModel, benchmark_model
 from benchmarks.paths import cache_directory
@@ -245,12 +245,15 @@ def main(
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of each engine; default: all CPUs")] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that an engine has for one task's requests")] = 60,
     depth: Annotated[int, typer.Option(min=1, help="Tokens of the long prompt")] = Sizes().depth,
+    isa: Annotated[str | None, typer.Option(help="Hold every engine to this instruction set: avx2")] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file; default: in the cache directory")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny lengths: shows that it runs, measures nothing")] = False,
 ) -> None:
     """Measure this project beside every peer that is installed (make bench-peers)."""
     sizes = QUICK if quick else Sizes(depth=depth)
-    names = names_of(engines, ENGINES, "--engines") or installed_engines()
+    if not (allowed := engines_for(isa)):
+        raise typer.BadParameter(f"{isa}: no engine can be held to it", param_hint="--isa")
+    names = names_of(engines, allowed, "--engines") or installed_engines(isa)
     tasks = names_of(only, [task.name for task in make_tasks(sizes)], "--only")
     chosen, num_threads, machine = benchmark_model(model), threads or usable_processors(), describe_machine()
     if machine["load_average"] > _BUSY:
@@ -259,7 +262,7 @@ def main(
         engines=names,
         tasks=[task for task in make_tasks(sizes) if not tasks or task.name in tasks],
         sizes=sizes,
-        settings=EngineSettings("", num_threads, sizes.max_model_len, max(sizes.streams)),
+        settings=EngineSettings("", num_threads, sizes.max_model_len, max(sizes.streams), isa=isa),
         prompts=PromptMaker(tokenizer_of(chosen.source)),
         timeout=timeout,
         model=chosen,
@@ -271,13 +274,15 @@ def main(
         "machine": machine,
         "model": chosen.name,
         "threads": num_threads,
+        "isa": isa,
         "rounds": rounds,
         "quick": quick,
         "sizes": asdict(sizes),
     }
-    suffix = "-quick" if quick else ""
+    suffix = "".join(f"-{part}" for part in (isa, "quick" if quick else None) if part)
     target = output or cache_directory("results") / f"{chosen.file_name}{suffix}.json"
-    title = f"{chosen.name}, {num_threads} threads, medians of {rounds}{' (quick: no measurement)' if quick else ''}"
+    held, worth = f"{isa} alone, " if isa else "", " (quick: no measurement)" if quick else ""
+    title = f"{chosen.name}, {held}{num_threads} threads, medians of {rounds}{worth}"
     report(comparison, title=title, about=about, target=target)
     if OWN not in comparison.results.values:
         raise typer.Exit(1)

@@ -1,10 +1,12 @@
 """Make each peer's own virtual environment, on request.
 
-python -m benchmarks.environments [ENGINE ...]          all peers by default
+python -m benchmarks.environments [--isa SET] [ENGINE ...]          all peers by default
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Final
 from benchmarks.paths import cache_directory
 from benchmarks.worker import engine_class
 
-__all__ = ["ENGINES", "OWN", "installed_engines", "python_of"]
+__all__ = ["ENGINES", "OWN", "engines_for", "installed_engines", "python_of"]
 
 _FILES: Final = (Path(__file__).parent / "engines").glob("[!_]*.py")
 
@@ -26,51 +28,66 @@ ENGINES: Final = tuple(sorted((path.stem for path in _FILES), key=lambda name: (
 _MARKER: Final = "installed.txt"
 
 
-def installed_engines() -> list[str]:
-    """Return this project, and the peers whose environments exist as their files now demand them."""
-    return [name for name in ENGINES if _is_installed(name)]
+def installed_engines(isa: str | None = None) -> list[str]:
+    """Return this project, and the peers whose environments exist as their files now demand them.
+
+    :param isa: an instruction set that they can be held to; None: any engine
+    """
+    return [name for name in engines_for(isa) if _is_installed(name, isa)]
 
 
-def python_of(engine: str) -> Path:
+def engines_for(isa: str | None) -> tuple[str, ...]:
+    """Return the engines that can be held to an instruction set; None: all."""
+    return ENGINES if isa is None else tuple(name for name in ENGINES if isa in engine_class(name).ISAS)
+
+
+def python_of(engine: str, isa: str | None = None) -> Path:
     """Return the interpreter that runs an engine."""
     if not engine_class(engine).REQUIREMENTS:
         return Path(sys.executable)
-    return _directory(engine) / "bin" / "python"
+    return _directory(engine, isa) / "bin" / "python"
 
 
-def _directory(engine: str) -> Path:
-    return cache_directory("peers") / engine
+def _directory(engine: str, isa: str | None) -> Path:
+    built_for = isa if engine_class(engine).BUILT_FOR_ISA else None
+    return cache_directory("peers") / (engine if built_for is None else f"{engine}-{built_for}")
 
 
-def _is_installed(engine: str) -> bool:
+def _is_installed(engine: str, isa: str | None) -> bool:
     requirements = engine_class(engine).REQUIREMENTS
-    marker = _directory(engine) / _MARKER
+    marker = _directory(engine, isa) / _MARKER
     return not requirements or (marker.exists() and marker.read_text().split() == list(requirements))
 
 
-def _install(engine: str) -> None:
-    requirements, unwanted = engine_class(engine).REQUIREMENTS, engine_class(engine).UNWANTED
-    subprocess.run([sys.executable, "-m", "venv", _directory(engine)], check=True)
-    pip = [str(python_of(engine)), "-m", "pip"]
-    subprocess.run([*pip, "install", "--quiet", *requirements], check=True)
-    if unwanted:
-        subprocess.run([*pip, "uninstall", "--quiet", "--yes", *unwanted], check=True)
-    (_directory(engine) / _MARKER).write_text("\n".join(requirements))
+def _install(engine: str, isa: str | None) -> None:
+    kind, directory = engine_class(engine), _directory(engine, isa)
+    subprocess.run([sys.executable, "-m", "venv", directory], check=True)
+    pip = [str(python_of(engine, isa)), "-m", "pip"]
+    # A wheel that pip has built for another instruction set has the same name.
+    fresh = ["--no-cache-dir"] if kind.BUILT_FOR_ISA else []
+    variables = {} if isa is None else kind.ISAS[isa]
+    subprocess.run([*pip, "install", "--quiet", *fresh, *kind.REQUIREMENTS], check=True, env=os.environ | variables)
+    if kind.UNWANTED:
+        subprocess.run([*pip, "uninstall", "--quiet", "--yes", *kind.UNWANTED], check=True)
+    (directory / _MARKER).write_text("\n".join(kind.REQUIREMENTS))
 
 
-def main(names: list[str]) -> int:
+def main(engines: list[str], isa: str | None = None) -> int:
     """Install peers; one that fails does not stop the others."""
-    unknown = set(names) - set(ENGINES)
+    allowed = engines_for(isa)
+    unknown = set(engines) - set(allowed)
     if unknown:
-        raise SystemExit(f"no such engine: {', '.join(sorted(unknown))}; there are {', '.join(ENGINES)}")
+        among = "" if isa is None else f" that can be held to {isa}"
+        names = ", ".join(sorted(unknown))
+        raise SystemExit(f"no such engine{among}: {names}; there are {', '.join(allowed) or 'none'}")
     failed = []
-    for name in names or ENGINES:
-        if _is_installed(name):
+    for name in engines or allowed:
+        if _is_installed(name, isa):
             print(f"{name}: is installed")
             continue
         print(f"{name}: installing {' '.join(engine_class(name).REQUIREMENTS)}", flush=True)
         try:
-            _install(name)
+            _install(name, isa)
         except subprocess.CalledProcessError as error:
             print(f"{name}: {error}", file=sys.stderr)
             failed.append(name)
@@ -79,5 +96,13 @@ def main(names: list[str]) -> int:
     return 1 if failed else 0
 
 
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("engines", nargs="*", metavar="ENGINE")
+    parser.add_argument("--isa", help="build the peers for this instruction set, avx2; default: the processor's best")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    options = _options()
+    sys.exit(main(options.engines, options.isa))

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from benchmarks.environments import python_of
 from benchmarks.protocol import EngineSettings, Prompt, RequestTimes, UnsupportedError
+from benchmarks.worker import engine_class
 
 __all__ = ["EngineFailedError", "EngineProcess"]
 
@@ -65,11 +66,13 @@ class EngineProcess:
         self._apart = apart
         threads = str(settings.num_threads)
         variables = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
+        if settings.isa is not None:
+            variables |= engine_class(name).ISAS[settings.isa]
         if source is not None:
             variables["PYTHONPATH"] = str(source)
         with log.open("w") as stderr:
             self._process = subprocess.Popen(
-                [python_of(name), "-m", "benchmarks.worker", name, json.dumps(asdict(settings))],
+                [python_of(name, settings.isa), "-m", "benchmarks.worker", name, json.dumps(asdict(settings))],
                 cwd=_REPOSITORY,
                 env=os.environ | variables,
                 stdin=subprocess.PIPE,

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 __all__ = ["BenchmarkEngine", "EngineSettings", "Format", "LogitsPath", "Prompt", "RequestTimes", "UnsupportedError"]
@@ -37,6 +38,7 @@ class EngineSettings:
     :ivar max_num_seqs: sequences at once
     :ivar dtype: the dtype of a directory's weights, which is also computed in; None: the engine's choice
     :ivar lookup: the most drafts of a step that the engine looks up in the prompt, if it can; 0: none
+    :ivar isa: the instruction set that the engine is held to, one of its ``ISAS``; None: the best of the processor
     """
 
     model: str
@@ -45,6 +47,7 @@ class EngineSettings:
     max_num_seqs: int
     dtype: str | None = None
     lookup: int = 0
+    isa: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,16 @@ class BenchmarkEngine(ABC):
     :cvar REQUIREMENTS: the packages that pip installs into the engine's environment; empty: it runs in this project's
     :cvar UNWANTED: the packages that come with them and are removed again
     :cvar FORMATS: the formats that it loads, the preferred one first
+    :cvar ISAS: the instruction sets that it can be held to, and the environment variables that do it
+    :cvar BUILT_FOR_ISA: the variables are for pip, which builds its packages for one instruction set: an environment
+        for each
     """
 
     REQUIREMENTS: ClassVar[tuple[str, ...]]
     UNWANTED: ClassVar[tuple[str, ...]] = ()
     FORMATS: ClassVar[tuple[Format, ...]] = ("gguf",)
+    ISAS: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
+    BUILT_FOR_ISA: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, settings: EngineSettings) -> None:

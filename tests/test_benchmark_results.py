@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
-from benchmarks import versions
+from benchmarks import environments, versions
 from benchmarks.divergence import divergence
-from benchmarks.environments import ENGINES, OWN
+from benchmarks.environments import ENGINES, OWN, engines_for, python_of
 from benchmarks.machine import describe_machine
 from benchmarks.quick import interval, verdict
 from benchmarks.results import Results
@@ -60,7 +60,20 @@ def test_the_report_holds_rounds_medians_and_reasons(results: Results) -> None:
 
 def test_every_engine_file_says_what_it_needs_without_its_packages() -> None:
     assert ENGINES[0] == OWN
-    assert [name for name in ENGINES if not engine_class(name).REQUIREMENTS] == [OWN, f"{OWN}_avx2", f"{OWN}_torch"]
+    assert [name for name in ENGINES if not engine_class(name).REQUIREMENTS] == [OWN, f"{OWN}_torch"]
+
+
+def test_a_package_built_for_one_instruction_set_has_an_environment_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert engines_for(None) == ENGINES
+    assert engines_for("avx2") == (OWN, "llama_cpp")
+    assert engines_for("sse9") == ()
+    assert python_of(OWN, "avx2") == python_of(OWN)
+    assert [python_of("llama_cpp", isa).parents[1].name for isa in (None, "avx2")] == ["llama_cpp", "llama_cpp-avx2"]
+    with pytest.raises(SystemExit, match="no such engine that can be held to avx2: vllm_cpu; there are paged_sdk, lla"):
+        environments.main(["vllm_cpu"], "avx2")
 
 
 def test_divergence_is_the_sum_written_out() -> None:

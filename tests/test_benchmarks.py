@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -38,6 +39,7 @@ from benchmarks.worker import cpu_seconds
 
 from native_weights import needs_library, workspace
 from paged_sdk import TextModelBuilder
+from paged_sdk.kernels.native.library import available_levels
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -79,6 +81,18 @@ def test_a_comparison_has_a_figure_for_every_metric(
         value = results.median(OWN, metric)
         assert value is not None
         assert value > 0, metric
+
+
+@pytest.mark.skipif("avx2" not in available_levels(), reason="this processor has no AVX2")
+def test_an_engine_is_held_to_an_instruction_set(
+    settings: EngineSettings, prompts: PromptMaker, tmp_path: Path
+) -> None:
+    held = EngineProcess(OWN, replace(settings, isa="avx2"), tmp_path / "log", timeout=60)
+    try:
+        assert held.version.endswith(" (avx2)")
+        assert len(held.generate([prompts.make(8, "Prompt")], 2)) == 1
+    finally:
+        held.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another process's CPU time is read by Linux's clocks")

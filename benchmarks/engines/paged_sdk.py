@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from benchmarks.protocol import BenchmarkEngine, EngineSettings, Prompt, RequestTimes
 
@@ -21,8 +24,12 @@ class Engine(BenchmarkEngine):
 
     REQUIREMENTS = ()
     FORMATS = ("gguf", "directory")
+    # torch and oneDNN read these; the native library reads no variable, and is told by _hold_to.
+    ISAS = MappingProxyType({"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}})
 
     def __init__(self, settings: EngineSettings) -> None:
+        if settings.isa is not None:
+            _hold_to(settings.isa)
         from paged_sdk import TextModelBuilder
 
         builder = (
@@ -43,8 +50,10 @@ class Engine(BenchmarkEngine):
     @property
     def version(self) -> str:
         import paged_sdk
+        from paged_sdk.kernels.native import library
 
-        return str(paged_sdk.__version__)
+        native = library.load()
+        return f"{paged_sdk.__version__} ({'no native library' if native is None else native.isa})"
 
     def generate(self, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:
         return self._runner.run(read_streams(self._model, prompts, max_tokens))
@@ -61,6 +70,20 @@ class Engine(BenchmarkEngine):
             lags.append(time.perf_counter() - before - interval)
         await work
         return lags
+
+
+def _hold_to(isa: str) -> None:
+    """Have the native library, which is loaded once, take no instruction set beyond this one."""
+    assert "torch" not in sys.modules
+    from paged_sdk.kernels.native import library
+
+    levels = library.available_levels()
+    if isa not in levels:
+        raise RuntimeError(f"the native library has {', '.join(levels) or 'no level'} here, not {isa}")
+    with mock.patch.object(library, "available_levels", return_value=levels[levels.index(isa) :]):
+        loaded = library.load()
+    assert loaded is not None
+    assert loaded.isa == isa
 
 
 async def read_streams(model: Model, prompts: Sequence[Prompt], max_tokens: int) -> list[RequestTimes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from benchmarks.engines import paged_sdk
 from benchmarks.protocol import EngineSettings
 
@@ -12,6 +14,7 @@ class Engine(paged_sdk.Engine):
     """Hides the native library before anything loads it."""
 
     REQUIREMENTS = ()
+    ISAS = MappingProxyType({})
 
     def __init__(self, settings: EngineSettings) -> None:
         from paged_sdk.kernels.native import library

@@ -7,6 +7,7 @@ import sys
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -33,6 +34,10 @@ __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
 _PATH = Path(__file__).with_name(library_name(on_windows=sys.platform == "win32"))
 _REBUILD = "install the package again, or build it with python setup.py build_ext --inplace"
 
+# With AVX2, two threads, SmolLM2-135M in Q4_1: 1.2 to 1.3 times the tokens per second of float32, twice as many after
+# 4,000 tokens. The levels of NEON were not timed; the portable one widens number by number.
+_AS_FAST_IN_BFLOAT16: Final = ("avx512_bf16", "avx512_vnni", "avx_vnni", "avx2")
+
 _log = get_logger(__name__)
 
 
@@ -48,6 +53,11 @@ class NativeLibrary:
         self.functions = functions
         self.isa = isa
         self.level = level
+
+    @property
+    def suits_bfloat16(self) -> bool:
+        """Say whether layers are as fast in bfloat16 as in float32: half as much is read, and widening it is free."""
+        return self.isa in _AS_FAST_IN_BFLOAT16
 
 
 class Workspace:
