@@ -9,8 +9,7 @@ import pytest
 
 import tiny
 from llamacpp import LlamaCpp
-from paged_sdk import GgufModelBuilder, SamplingParams, write_gguf
-from paged_sdk.types.response import CompletionChoice
+from paged_sdk import GgufModelBuilder, Model, SamplingParams, TokenLogprob, write_gguf
 
 pytest.importorskip("xllamacpp", reason="it has wheels for Linux on x86-64 alone")
 pytestmark = pytest.mark.anyio
@@ -31,35 +30,57 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def ours(path: Path, dtype: str | None, prompts: list[list[int]]) -> list[CompletionChoice]:
-    builder = GgufModelBuilder(path).with_force_cpu().with_num_threads(1)
-    banned = dict.fromkeys(ENDS, float("-inf"))
-    sampling = SamplingParams(temperature=0, max_len=NUM_TOKENS, ignore_eos=True, logits_bias=banned, top_n_logprobs=8)
-    async with (builder if dtype is None else builder.with_dtype(dtype)).build() as model:
-        return [(await model.send_completion_request(prompt, sampling)).choices[0] for prompt in prompts]
+async def ours(model: Model, prompt: list[int], num_tokens: int) -> list[TokenLogprob]:
+    """Go on greedily after a prompt; the tokens come with the eight likeliest in their places."""
+    sampling = SamplingParams(
+        temperature=0,
+        max_len=num_tokens,
+        ignore_eos=True,
+        logits_bias=dict.fromkeys(ENDS, float("-inf")),
+        top_n_logprobs=8,
+    )
+    logprobs = (await model.send_completion_request(prompt, sampling)).choices[0].logprobs
+    assert logprobs is not None
+    assert len(logprobs.content) == num_tokens
+    return list(logprobs.content)
 
 
-async def must_agree(path: Path, close: float, dtype: str | None = None, prompts: list[list[int]] = PROMPTS) -> int:
-    """Compare greedy tokens, up to where they part, and logprobs.
+async def num_agreed(model: Model, prompt: list[int], theirs: list[int], close: float) -> int:
+    """Compare greedy tokens; where they part, this package goes on with llama.cpp's.
 
     They may part where this package finds llama.cpp's token about as likely as its own.
 
     :returns: how many tokens are the same
     """
-    judge, same, compared = LlamaCpp(path), 0, 0
-    for prompt, choice in zip(prompts, await ours(path, dtype, prompts), strict=True):
-        theirs = judge.complete(prompt, NUM_TOKENS, banned=ENDS)
-        assert choice.logprobs is not None
-        assert len(theirs.tokens) == len(choice.logprobs.content) == NUM_TOKENS
-        for place, (own, other) in enumerate(zip(choice.logprobs.content, theirs.tokens, strict=True)):
-            likely = {each.token_id: each.logprob for each in own.top_logprobs}
-            if place == 0 and max(theirs.logprobs, key=theirs.logprobs.__getitem__) == other:
-                compared += 1
-                assert all(abs(likely[id] - theirs.logprobs[id]) < close for id in likely.keys() & theirs.logprobs)
+    agreed = place = 0
+    while place < len(theirs):
+        for own in await ours(model, [*prompt, *theirs[:place]], len(theirs) - place):
+            other = theirs[place]
+            place += 1
             if own.token_id != other:
-                assert own.logprob - likely[other] < close
+                assert own.logprob - {each.token_id: each.logprob for each in own.top_logprobs}[other] < close
                 break
-            same += 1
+            agreed += 1
+    return agreed
+
+
+async def must_agree(path: Path, close: float, dtype: str | None = None, prompts: list[list[int]] = PROMPTS) -> int:
+    """Compare greedy tokens, and logprobs right after the prompts.
+
+    :returns: how many tokens are the same
+    """
+    judge, same, compared = LlamaCpp(path), 0, 0
+    builder = GgufModelBuilder(path).with_force_cpu().with_num_threads(1)
+    async with (builder if dtype is None else builder.with_dtype(dtype)).build() as model:
+        for prompt in prompts:
+            theirs = judge.complete(prompt, NUM_TOKENS, banned=ENDS)
+            assert len(theirs.tokens) == NUM_TOKENS
+            if max(theirs.logprobs, key=theirs.logprobs.__getitem__) == theirs.tokens[0]:
+                compared += 1
+                (first,) = await ours(model, prompt, 1)
+                likely = {each.token_id: each.logprob for each in first.top_logprobs}
+                assert all(abs(likely[id] - theirs.logprobs[id]) < close for id in likely.keys() & theirs.logprobs)
+            same += await num_agreed(model, prompt, theirs.tokens, close)
     assert compared >= len(prompts) // 2  # tokens that end within a character come without logprobs
     return same
 
@@ -69,9 +90,9 @@ async def test_float_files_say_the_same(family: str, tmp_path: Path) -> None:
     directory = tiny.make_checkpoint(family, tmp_path / "model", **tiny.GGUF_OVERRIDES.get(family, {}))
     close = CLOSE_GELU if family.startswith("gemma") else CLOSE
     whole = write_gguf(directory, tmp_path / "f32.gguf", type="F32")
-    assert await must_agree(whole, close, "float32") > 0.8 * NUM_TOKENS * len(PROMPTS)
+    assert await must_agree(whole, close, "float32") > 0.9 * NUM_TOKENS * len(PROMPTS)
     half = write_gguf(directory, tmp_path / "f16.gguf", type="F16")
-    assert await must_agree(half, CLOSE_F16, "float32") > 0.7 * NUM_TOKENS * len(PROMPTS)
+    assert await must_agree(half, CLOSE_F16, "float32") > 0.9 * NUM_TOKENS * len(PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +105,7 @@ def wide_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mixture", ["Q2_K", "Q3_K_M", "Q4_0", "Q4_K_M", "Q5_1", "Q6_K", "Q8_0", "IQ4_XS", "TQ1_0"])
 async def test_quantized_files_say_nearly_the_same(mixture: str, wide_checkpoint: Path, tmp_path: Path) -> None:
     path = write_gguf(wide_checkpoint, tmp_path / "m.gguf", type=mixture)
-    assert await must_agree(path, CLOSE_BLOCKS) > 0.1 * NUM_TOKENS * len(PROMPTS)
+    assert await must_agree(path, CLOSE_BLOCKS) > 0.8 * NUM_TOKENS * len(PROMPTS)
 
 
 @pytest.mark.smollm2
@@ -92,4 +113,4 @@ async def test_the_embedded_model_says_nearly_the_same(smollm2: Path) -> None:
     judge = LlamaCpp(smollm2)
     prompts = [judge.encode(text) for text in ("The capital of France is", "def add(first, second):\n    return")]
     # All 48 of them are the same where this was written.
-    assert await must_agree(smollm2, CLOSE_REAL, prompts=prompts) > 0.5 * NUM_TOKENS * len(prompts)
+    assert await must_agree(smollm2, CLOSE_REAL, prompts=prompts) > 0.9 * NUM_TOKENS * len(prompts)

@@ -56,4 +56,4 @@ async def test_float_files_say_the_same(architecture: str, tmp_path: Path) -> No
     tiny.tokenizer().save(str(tmp_path / "model" / "tokenizer.json"))
     path = write_gguf(tmp_path / "model", tmp_path / "written.gguf", type="F32")
     close = CLOSE_GELU if architecture.partition(" ")[0] in _GELU else CLOSE
-    assert await must_agree(path, close, "float32") > 0.8 * NUM_TOKENS * len(PROMPTS)
+    assert await must_agree(path, close, "float32") > 0.9 * NUM_TOKENS * len(PROMPTS)
