@@ -25,11 +25,13 @@ class Products(IntEnum):
     """Float32 numbers for every token."""
 
     BFLOAT16 = 1
-    """Queries, keys, weights and values that are rounded to bfloat16: twice as fast on AVX-512 with BF16."""
+    """Queries, keys, weights and values that are rounded to bfloat16: twice as fast on AVX-512 with BF16. On AVX2, codes
+    of 16 bits for many tokens of a sequence, which are closer and up to 1.8 times as fast.
+    """
 
     INT8 = 2
     """Codes of 8 bits, with a scale for each vector, for many tokens of a sequence: four times as fast on AVX-512 with
-    VNNI. For few tokens, bfloat16.
+    VNNI. For few tokens, bfloat16. On AVX2 as :attr:`BFLOAT16`.
     """
 
 

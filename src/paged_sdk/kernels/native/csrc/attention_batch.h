@@ -7,6 +7,7 @@
 #include "attention_bf16.h"
 #include "attention_few.h"
 #include "attention_in_place.h"
+#include "attention_int16.h"
 #include "attention_int8.h"
 #include "linear.h"
 #include "pool.h"
@@ -25,7 +26,8 @@ constexpr int kTileRun = 8;
 // Whether decodes and drafts may be computed otherwise than prompts are; their own ways are theirs at any length.
 inline bool is_rounded(const paged_heads& heads) { return heads.products != PAGED_FLOAT32_PRODUCTS; }
 inline int tile_rows(const paged_heads& heads) {
-  return has_codes(heads) ? kCodeTileRows : has_pairs(heads) ? kPairTileRows : kTileRows;
+  if (has_codes(heads) || has_shorts(heads)) return kCodeTileRows;
+  return has_pairs(heads) ? kPairTileRows : kTileRows;
 }
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
@@ -178,6 +180,9 @@ struct ItemScratch {
     size_t rest = std::max(TileScratch::floats(rows, size), InPlaceScratch::floats(plan.heads));
 #if defined(__AVX512VNNI__)
     rest = std::max(rest, CodeScratch::floats(rows, size));
+#endif
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+    rest = std::max(rest, ShortScratch::floats(rows, size));
 #endif
 #if defined(__AVX512BF16__)
     rest = std::max(rest, PairScratch::floats(rows, size));
@@ -356,6 +361,15 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
     const PairScratch scratch = PairScratch::at(own.rest, size);
     load(later.values);
     round_queries(rows, size, later.values, scratch);
+    attend_with(scratch);
+    return;
+  }
+#endif
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+  if (has_shorts(heads)) {
+    const ShortScratch scratch = ShortScratch::at(own.rest, rows, size);
+    load(scratch.queries);
+    code_queries(rows, size, scratch);
     attend_with(scratch);
     return;
   }

@@ -15,13 +15,6 @@ inline __m256i broadcast_quad(const int8_t* x) {
   return _mm256_set1_epi32(four);
 }
 
-// Has the sum in registers now. Left alone, GCC makes all of a sum's products first and adds them up as a tree: they
-// do not fit and go by way of the stack, which took 1.35 times as long in Q4_1 (four rows, AMD Zen 4).
-template <class Vectors>
-inline void settle(Vectors& sum) {
-  asm("" : "+x"(sum.lo), "+x"(sum.hi));
-}
-
 #ifdef __AVXVNNI__
 
 template <class Format>
