@@ -1,8 +1,9 @@
-"""Vectors of images in steps, and what becomes of them when their thread cannot begin."""
+"""Vectors of images in steps, and what becomes of them when their thread cannot begin, and when an engine closes."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_a_thread_that_cannot_begin_answers_every_image() -> None:
         assert failed == [(0, "the image cannot be encoded: no cuBLAS on this thread")]
     rig.images.close()
     assert rig.encoder.num_encoded == 0
+
+
+def test_no_vectors_are_left_after_an_engine(rig: Rig) -> None:
+    """Though the engine, the worker and the model still know of the queue."""
+    sequence, other = with_images(0, [b"a"]), with_images(1, [b"b"])
+    rig.ask(sequence)
+    rig.ask(other)
+    vectors = weakref.ref(rig.queue.take(b"a").vectors)
+    rig.queue.let_go(0)  # kept for whoever comes next
+    assert vectors() is not None
+    rig.images.close()
+    assert vectors() is None
+    rig.queue.let_go(1)  # as an engine does for whoever is left
 
 
 def test_a_thread_that_was_never_started() -> None:
