@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
+
+from paged_sdk.runner.device import return_cached_memory
 
 __all__ = ["CudaGraphRecorder"]
 
 
 class CudaGraphRecorder:
-    """Records functions as CUDA graphs, which share one pool of memory: only one of them runs at a time.
+    """Records functions as CUDA graphs, which share one pool of memory: only one of them runs at a time. After a
+    recording that has failed, those that follow share another.
 
     :param device: the device of all tensors that the functions use, with its index
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # of that pool
+        self._has_failed = False
         stream: Any = torch.cuda.Stream  # it has no annotations
         self._stream = stream(device)
 
@@ -28,6 +34,9 @@ class CudaGraphRecorder:
         :raises RuntimeError: the function waits for the device, or does something else that cannot be recorded
         """
         with torch.cuda.device(self._device):
+            if self._has_failed:  # amid a recording torch takes no memory back from what that has left
+                return_cached_memory()
+                self._has_failed = False
             # This run compiles kernels. It is not on the stream of the recording: a workspace that cuBLAS allocated
             # there would not belong to the graph, and others might free it.
             function()
@@ -40,16 +49,26 @@ class CudaGraphRecorder:
         return graph.replay
 
     def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
-        # Other threads may use the device meanwhile, since another model may be at work.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        if not self._graphs:  # torch refuses a pool whose last graph has gone
+            self._pool = torch.cuda.graph_pool_handle()
         try:
-            function()
-        finally:
             try:
-                graph.capture_end()
-            except RuntimeError:
-                self._end_pool()
-                raise
+                # Other threads may use the device meanwhile, since another model may be at work. This may fail when the
+                # allocator has begun already.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                function()
+            finally:
+                try:
+                    graph.capture_end()
+                except RuntimeError:
+                    self._end_pool()
+                    raise
+        except BaseException:
+            # Of a pool that the driver has refused to end, torch's allocator of pinned memory goes on recording.
+            self._graphs.clear()
+            self._has_failed = True
+            raise
+        self._graphs.add(graph)
 
     def _end_pool(self) -> None:
         """Let the allocator leave the pool of a recording that has failed: torch has not if the driver refused to end
