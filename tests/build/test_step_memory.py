@@ -75,6 +75,28 @@ def test_memory_that_others_free_meanwhile_is_not_counted_on(storage: KvStorage)
     assert found == (50 + 2 * 3 - 2 * 10) * MIB
 
 
+@pytest.mark.parametrize(
+    ("failing", "kept"),
+    [
+        ({0}, 50 + 3 * 5),  # the largest step with prompts: all decode steps are recorded
+        ({1}, 50 + 3),  # the largest decode step
+        ({0, 1}, 0),
+    ],
+)
+def test_steps_of_a_kind_that_cannot_be_recorded_keep_nothing(storage: KvStorage, failing: set[int], kept: int) -> None:
+    device, num_asked = Device(shared=50 * MIB, each=3 * MIB), 0
+
+    def record(function: Callable[[], None]) -> Callable[[], None]:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked - 1 in failing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return device.record(function)
+
+    with torch.inference_mode():
+        assert recorded_bytes(MODEL, storage, CONFIG, record=record, free=lambda: device.free) == kept * MIB
+
+
 @pytest.fixture
 def far_device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Let the CPU stand in for a CUDA device with 40 MiB for each of cuBLAS's workspaces and 9 for recordings."""
