@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.attention.backend import DecodeBackend
+from paged_sdk.build.device_steps import _recorded
 from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import AttentionStep, StepContext
@@ -358,13 +361,13 @@ def recorded(driver: Driver, recorder: CudaGraphRecorder) -> DecodeGraphs:
 
 @pytest.mark.parametrize("how", ["begin", "run", "end", "finish"])
 @pytest.mark.parametrize(
-    ("failing", "largest", "pools"), [((0,), 2, [0, 5]), ((2,), 4, [2, 3]), ((0, 3), 2, [0, 2, 2])]
+    ("failing", "largest", "pools"), [((0,), 2, [0, 4]), ((2,), 4, [2, 3]), ((0, 3), 2, [0, 1, 2])]
 )
 def test_recordings_after_one_that_has_failed(
     monkeypatch: pytest.MonkeyPatch, how: str, failing: tuple[int, ...], largest: int, pools: list[int]
 ) -> None:
     """They share another pool: torch refuses the old one where it has no graph left. What the device has given to that
-    is given back first.
+    is given back first. Of the largest size, no step is kept where that over the longest context has failed.
     """
     driver = Driver(monkeypatch, failing=failing, how=how)
     made = recorded(driver, CudaGraphRecorder(torch.device("cuda", 1)))
@@ -381,6 +384,33 @@ def test_recordings_after_steps_that_were_thrown_away(monkeypatch: pytest.Monkey
     made = recorded(driver, recorder)
     assert driver.pools == {(0, 5): 0, (0, 6): 6}
     assert made.largest == 4
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("num_failing", [1, 3])
+@pytest.mark.usefixtures("without_collector")
+def test_recordings_that_fail_leave_nothing(num_failing: int) -> None:
+    """Neither the model nor steps that were recorded wait for Python's collector of garbage."""
+    models, num_asked = [Model()], 0
+    left = weakref.ref(models[0])
+
+    def record(function: Callable[[], None]) -> Callable[[], None]:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked <= num_failing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return function
+
+    made = _recorded("decode steps", "rows", lambda on_progress: graphs(record, models.pop()), visible=False)
+    assert (made is None) == (num_failing == 3)
+    del made
+    assert left() is None
 
 
 @pytest.mark.parametrize(("taken", "expected"), [(60, 80), (96, 96)])

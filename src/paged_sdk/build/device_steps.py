@@ -11,6 +11,7 @@ import torch
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.triton.availability import launch_errors, why_not
@@ -162,6 +163,7 @@ def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, v
     except launch_errors() as error:
         what = f"{which.capitalize()} are launched one operation at a time: they cannot be recorded"
         _log.warning("%s (%s).", what, _reason(error))
+        clear_frames(error)  # which hold the model, and the error among what was made
         return None
     if graphs.errors:
         _log.warning("Some %s are padded: theirs could not be recorded (%s).", which, _reason(graphs.errors[0]))
