@@ -142,11 +142,32 @@ def test_recordings_count_though_the_device_shows_none(
     assert reserve(storage) == floor
 
 
-def test_a_step_that_does_not_fit(storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["torch", "cuda", "triton", "cublas"],
+)
+def test_a_step_that_does_not_fit(
+    storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def none_left(run: Callable[[], None]) -> int:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: none_left)
     with pytest.raises(OutOfMemoryError, match=r"a step of 20 tokens does not fit into the 1000\.0 MiB") as caught:
         reserve(storage)
     assert caught.value.available == 1000 * MIB
+
+
+def test_a_step_that_fails_otherwise(storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Callable[[], None]) -> int:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: broken)
+    with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+        reserve(storage)

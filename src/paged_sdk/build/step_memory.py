@@ -19,7 +19,7 @@ from paged_sdk.parallel.group import Group
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
-from paged_sdk.runner.device import device_memory, return_cached_memory
+from paged_sdk.runner.device import device_memory, is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
 from paged_sdk.runner.recordable_layers import RecordableLayers
@@ -108,7 +108,9 @@ def _launched_bytes(device: torch.device, model: CausalModel, storage: KvStorage
             num_rows=config.max_num_seqs,
             peak_bytes=cuda_peak_bytes(device),
         )
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
         raise OutOfMemoryError(
             f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
             f"the weights leave on {device}: a smaller with_max_num_batched_tokens, or quantized weights, need less",
