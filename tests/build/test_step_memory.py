@@ -101,7 +101,7 @@ def test_steps_of_a_kind_that_cannot_be_recorded_keep_nothing(storage: KvStorage
 def far_device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Let the CPU stand in for a CUDA device with 40 MiB for each of cuBLAS's workspaces and 9 for recordings."""
     device = Device(shared=9 * MIB, each=0)
-    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _: device.record)
+    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _, is_trial: device.record)
     monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: lambda run: 70 * MIB)
     monkeypatch.setattr(step_memory, "device_memory", lambda _: DeviceMemory(total=2000 * MIB, free=device.free))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
@@ -138,7 +138,7 @@ def test_recordings_count_though_the_device_shows_none(
     def refused(*_: object) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _: refused)
+    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _, is_trial: refused)
     assert reserve(storage) == floor
 
 

@@ -22,6 +22,7 @@ from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.kernels.triton import availability
+from paged_sdk.runner import cuda_graph
 from paged_sdk.runner.activations import cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs
@@ -219,11 +220,13 @@ class Driver:
     :param how: where they do: "begin" when the allocator has begun, "run" in the function, "end" when the driver
         refuses to end it, "finish" when the allocator has ended
     :ivar pools: how many graphs each pool has
+    :ivar num_streams: how many streams have been made
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, failing: Sequence[int] = (), how: str = "") -> None:
         self.calls: list[object] = []
         self.pools: dict[object, int] = {}
+        self.num_streams = 0
         self._failing = failing
         self._how = how
         self._num_begun = 0
@@ -262,7 +265,7 @@ class Driver:
 
         class Stream:
             def __init__(self, device: torch.device) -> None:
-                pass
+                driver.num_streams += 1
 
             def wait_stream(self, other: object) -> None:
                 driver.calls.append("wait")
@@ -384,6 +387,21 @@ def test_recordings_after_steps_that_were_thrown_away(monkeypatch: pytest.Monkey
     made = recorded(driver, recorder)
     assert driver.pools == {(0, 5): 0, (0, 6): 6}
     assert made.largest == 4
+
+
+def test_trials_have_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all models: cuBLAS keeps memory for each stream. Graphs that are replayed have one that no others have."""
+    driver, device = Driver(monkeypatch), torch.device("cuda", 1)
+    cuda_graph._stream_of_trials.cache_clear()
+    try:
+        for _ in range(3):
+            recorded(driver, CudaGraphRecorder(device, is_trial=True))
+        assert driver.num_streams == 1
+        for _ in range(2):
+            recorded(driver, CudaGraphRecorder(device))
+        assert driver.num_streams == 3
+    finally:
+        cuda_graph._stream_of_trials.cache_clear()
 
 
 @pytest.fixture

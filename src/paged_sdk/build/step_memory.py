@@ -135,7 +135,7 @@ def _recorded_bytes(
     # Results, and the logits of the largest step in the memory of the recordings.
     num_graphs, floor = _num_graphs(config), 2 * config.max_num_seqs * vocab_size * torch.float32.itemsize
     floor += num_graphs * _LEAST_PER_GRAPH
-    record: Record = CudaGraphRecorder(device)
+    record: Record = CudaGraphRecorder(device, is_trial=True)
     if group is not None:
         record = recorded_alike(record, group)
     try:

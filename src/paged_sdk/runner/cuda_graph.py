@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -18,15 +19,16 @@ class CudaGraphRecorder:
     recording that has failed, those that follow share another.
 
     :param device: the device of all tensors that the functions use, with its index
+    :param is_trial: whether nothing that is recorded will be replayed
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, is_trial: bool = False) -> None:
         self._device = device
+        self._is_trial = is_trial
         self._pool: Any = None
+        self._stream: Any = None
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # of that pool
         self._has_failed = False
-        stream: Any = torch.cuda.Stream  # it has no annotations
-        self._stream = stream(device)
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         """Run a function twice, the second time to record it, and return what replays it on the current stream.
@@ -37,6 +39,8 @@ class CudaGraphRecorder:
             if self._has_failed:  # amid a recording torch takes no memory back from what that has left
                 return_cached_memory()
                 self._has_failed = False
+            if not self._graphs:
+                self._begin_pool()
             # This run compiles kernels. It is not on the stream of the recording: a workspace that cuBLAS allocated
             # there would not belong to the graph, and others might free it.
             function()
@@ -48,9 +52,17 @@ class CudaGraphRecorder:
                 self._record(graph, function)
         return graph.replay
 
+    def _begin_pool(self) -> None:
+        """Have graphs share another pool than before: torch refuses one whose last graph has gone.
+
+        For each stream, cuBLAS keeps a workspace that is memory of the pool whose graphs were the first to multiply
+        there. An application that compiles models of its own with torch may have it freed once they have gone, so no
+        graph that is replayed gets a stream of others'.
+        """
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = _stream_of_trials(self._device) if self._is_trial else _make_stream(self._device)
+
     def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
-        if not self._graphs:  # torch refuses a pool whose last graph has gone
-            self._pool = torch.cuda.graph_pool_handle()
         try:
             try:
                 # Other threads may use the device meanwhile, since another model may be at work. This may fail when the
@@ -80,3 +92,13 @@ class CudaGraphRecorder:
         except RuntimeError:  # torch has left it
             return
         torch._C._cuda_releasePool(index, self._pool)
+
+
+@functools.cache
+def _stream_of_trials(device: torch.device) -> Any:
+    return _make_stream(device)
+
+
+def _make_stream(device: torch.device) -> Any:
+    make: Any = torch.cuda.Stream  # it has no annotations
+    return make(device)
