@@ -155,6 +155,7 @@ STATE_OF_THE_PROCESS: Final = {
     "kernels/triton/availability.py: why_not": "a property of the device",
     "kernels/triton/kv_cache.py: _address_table": "a function of addresses alone; a CUDA graph cannot record its copy",
     "kernels/triton/paged_batch.py: _decoder": "a property of the device",
+    "runner/cuda_graph.py: _stream_of_trials": "cuBLAS keeps 32 MiB for each stream that multiplies, for good",
 }
 """What modules may keep all the same, and why. It depends on no model, and is the same whichever engine asks."""
 

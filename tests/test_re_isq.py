@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint, current_token
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 
 import tiny
@@ -27,9 +29,15 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
+from paged_sdk.attention.backend import AttentionBackend, KvStorage
+from paged_sdk.build import requantization
+from paged_sdk.build.fusing import fuse
+from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.kernels.native.library import why_not
 from paged_sdk.mistralrs import Runner, Which
 from paged_sdk.models import decoder_layer
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.runner import model_runner
 from paged_sdk.testing import fake_model
 from talk import until
 
@@ -231,6 +239,60 @@ async def test_a_weight_that_cannot_be_quantized_leaves_all_as_they_were(tmp_pat
         with pytest.raises(CheckpointError, match="cannot be quantized"):
             await model.re_isq_model(IsqType.Q8_0)
         assert await logprobs(model) == before
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_device_gets_its_memory_back_in_between(
+    wide: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """Before new weights come, when keys, values and recorded steps have gone; and before the pool does. A pool that
+    was made in vain has gone by then.
+    """
+    order: list[str] = []
+    pools: list[weakref.ref[AttentionBackend]] = []
+
+    def note(what: str) -> None:
+        if order[-1:] != [what]:
+            order.append(what)
+
+    def noted_load(*args: Any, **named: Any) -> Any:
+        note("load")
+        return load(*args, **named)
+
+    def noted_storage(*args: Any, **named: Any) -> KvStorage:
+        storage = make_storage(*args, **named)
+
+        def make(num_blocks: int) -> AttentionBackend:
+            note("pool")
+            assert all(pool() is None for pool in pools)
+            pool = storage.make(num_blocks)
+            pools.append(weakref.ref(pool))
+            return pool
+
+        return evolve(storage, make=make)
+
+    def noted_fuse(*args: Any, **named: Any) -> CausalModel:
+        if fails and len(pools) == 1:
+            raise RuntimeError("no room to record steps")
+        return fuse(*args, **named)
+
+    load = decoder_layer.load_decoder_layer
+    async with builder(wide).build() as model:
+        monkeypatch.setattr(LOAD_LAYER, noted_load)
+        monkeypatch.setattr(requantization, "make_storage", noted_storage)
+        monkeypatch.setattr(requantization, "fuse", noted_fuse)
+        for module in (model_runner, requantization):
+            monkeypatch.setattr(module, "return_cached_memory", lambda: order.append("return"))
+        before = await logprobs(model)
+        if fails:
+            with pytest.raises(RuntimeError, match="no room"):
+                await model.re_isq_model(IsqType.Q4K)
+            assert await logprobs(model) == before
+        else:
+            await model.re_isq_model(IsqType.Q4K)
+    again = ["load", "return", "pool"]
+    assert order[: 4 + 3 * fails] == ["return", *again, *(again if fails else ())]
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 from paged_sdk.errors import NumericalError, PagedError, RequestError, RequestFailedError
 
-__all__ = ["RequestGuard", "clear_frames", "request_failure"]
+__all__ = ["RequestGuard", "clear_frames", "drop_tracebacks", "request_failure"]
 
 
 class RequestGuard:
@@ -57,10 +57,24 @@ def clear_frames(error: BaseException) -> None:
     """Let go of what an exception's frames hold, and those of the exceptions that it was raised from or beside: their
     tensors would live as long as the error does. Frames that still run are left alone.
     """
+    for each in _chain(error):
+        traceback.clear_frames(each.__traceback__)
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Let go of where an exception was raised, and of where those were that it was raised from or beside.
+
+    Whoever keeps an error needs this where a frame that still runs, its own for one, is not to live as long.
+    """
+    for each in _chain(error):
+        each.__traceback__ = None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
     left, seen = [error], set[int]()
     while left:
         each = left.pop()
         if id(each) not in seen:
             seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
+            yield each
             left += [other for other in (each.__cause__, each.__context__) if other is not None]

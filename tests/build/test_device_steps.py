@@ -1,12 +1,15 @@
-"""What the log says of steps that were recorded, and of those that could not be."""
+"""What the log says of steps that were recorded or tried, and of those that could not be."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
+import torch
 
-from paged_sdk.build.device_steps import OnProgress, _recorded
+from paged_sdk.build import device_steps
+from paged_sdk.build.device_steps import OnProgress, _recorded, compile_steps
+from paged_sdk.config.engine import EngineConfig
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 
 
@@ -50,3 +53,41 @@ def test_steps_that_cannot_be_recorded_are_launched(caplog: pytest.LogCaptureFix
     assert recorded(Graphs(fails=True)) is None
     (said,) = caplog.messages
     assert said == "Decode steps are launched one operation at a time: they cannot be recorded (another result)."
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch, error: Exception, num_threads: int | None = None) -> None:
+    """Compile kernels by steps that end with an error."""
+
+    def fail(*args: object, **named: object) -> None:
+        raise error
+
+    monkeypatch.setattr(device_steps, "run_for_trial", fail)
+    nothing: Any = None
+    config = EngineConfig(
+        num_blocks=8, block_size=8, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, max_queue=8
+    )
+    compile_steps(nothing, nothing, config, visible=False, num_threads=num_threads)
+
+
+LACKS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    torch.AcceleratorError("CUDA error: out of memory"),
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+]
+
+
+@pytest.mark.parametrize("error", LACKS, ids=["torch", "cuda", "triton"])
+def test_steps_for_trial_without_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """Requests may wait for a kernel then. Other ranks would wait for the part of this one."""
+    compiled(monkeypatch, error)
+    (said,) = caplog.messages
+    assert said.startswith("Some kernels are not compiled yet: there is no memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        compiled(monkeypatch, error, num_threads=1)
+
+
+def test_steps_for_trial_that_fail_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(torch.AcceleratorError):
+        compiled(monkeypatch, torch.AcceleratorError("CUDA error: device-side assert triggered"))

@@ -75,11 +75,33 @@ def test_memory_that_others_free_meanwhile_is_not_counted_on(storage: KvStorage)
     assert found == (50 + 2 * 3 - 2 * 10) * MIB
 
 
+@pytest.mark.parametrize(
+    ("failing", "kept"),
+    [
+        ({0}, 50 + 3 * 5),  # the largest step with prompts: all decode steps are recorded
+        ({1}, 50 + 3),  # the largest decode step
+        ({0, 1}, 0),
+    ],
+)
+def test_steps_of_a_kind_that_cannot_be_recorded_keep_nothing(storage: KvStorage, failing: set[int], kept: int) -> None:
+    device, num_asked = Device(shared=50 * MIB, each=3 * MIB), 0
+
+    def record(function: Callable[[], None]) -> Callable[[], None]:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked - 1 in failing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return device.record(function)
+
+    with torch.inference_mode():
+        assert recorded_bytes(MODEL, storage, CONFIG, record=record, free=lambda: device.free) == kept * MIB
+
+
 @pytest.fixture
 def far_device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """Let the CPU stand in for a CUDA device with 40 MiB for each of cuBLAS's workspaces and 9 for recordings."""
     device = Device(shared=9 * MIB, each=0)
-    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _: device.record)
+    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _, is_trial: device.record)
     monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: lambda run: 70 * MIB)
     monkeypatch.setattr(step_memory, "device_memory", lambda _: DeviceMemory(total=2000 * MIB, free=device.free))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
@@ -116,15 +138,36 @@ def test_recordings_count_though_the_device_shows_none(
     def refused(*_: object) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _: refused)
+    monkeypatch.setattr(step_memory, "CudaGraphRecorder", lambda _, is_trial: refused)
     assert reserve(storage) == floor
 
 
-def test_a_step_that_does_not_fit(storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        torch.AcceleratorError("CUDA error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+    ids=["torch", "cuda", "triton", "cublas"],
+)
+def test_a_step_that_does_not_fit(
+    storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def none_left(run: Callable[[], None]) -> int:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: none_left)
     with pytest.raises(OutOfMemoryError, match=r"a step of 20 tokens does not fit into the 1000\.0 MiB") as caught:
         reserve(storage)
     assert caught.value.available == 1000 * MIB
+
+
+def test_a_step_that_fails_otherwise(storage: KvStorage, far_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Callable[[], None]) -> int:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(step_memory, "cuda_peak_bytes", lambda _: broken)
+    with pytest.raises(torch.AcceleratorError, match="device-side assert"):
+        reserve(storage)

@@ -89,9 +89,13 @@ async def said(builder: TextModelBuilder) -> list[Any]:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.AcceleratorError(
+            "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in the documentation"
+        ),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         MemoryError(),
     ],
-    ids=["device", "host", "library", "python"],
+    ids=["device", "host", "library", "pinned", "kernel", "python"],
 )
 def test_texts_are_the_same_after_a_step_without_memory(
     builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
@@ -103,9 +107,18 @@ def test_texts_are_the_same_after_a_step_without_memory(
     assert "begin anew" in caplog.text
 
 
-def test_other_errors_of_a_device_end_the_engine(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    ],
+    ids=["torch", "triton"],
+)
+def test_other_errors_of_a_device_end_the_engine(
+    builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """Every operation fails after them."""
-    error = torch.AcceleratorError("CUDA error: device-side assert triggered")
     raise_in_step(monkeypatch, 4, error)
     for found in asyncio.run(said(builder)):
         assert isinstance(found, EngineDeadError)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
@@ -14,9 +17,12 @@ import torch
 from torch import Tensor
 
 from paged_sdk.attention.backend import DecodeBackend
+from paged_sdk.build.device_steps import _recorded
+from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import AttentionStep, StepContext
 from paged_sdk.kernels.triton import availability
+from paged_sdk.runner import cuda_graph
 from paged_sdk.runner.activations import cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs
@@ -208,28 +214,58 @@ def test_rows_without_a_likeliest_token() -> None:
 class Driver:
     """Stands in for what torch knows of CUDA's graphs, and notes what it is asked for.
 
-    :param refuses: whether the driver refuses to end recordings
+    As in torch, a pool is known from its first recording on, and refused once its last graph has gone.
+
+    :param failing: which recordings fail, counted from the first
+    :param how: where they do: "begin" when the allocator has begun, "run" in the function, "end" when the driver
+        refuses to end it, "finish" when the allocator has ended
+    :ivar pools: how many graphs each pool has
+    :ivar num_streams: how many streams have been made
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, refuses: bool = False, has_left: bool = False) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, failing: Sequence[int] = (), how: str = "") -> None:
         self.calls: list[object] = []
-        driver = self
+        self.pools: dict[object, int] = {}
+        self.num_streams = 0
+        self._failing = failing
+        self._how = how
+        self._num_begun = 0
+        self._recording: object = None  # the pool that the allocator records to
+        driver, handles = self, count(5)
 
         class Graph:
+            def __init__(self) -> None:
+                self.pool: object = None
+
             def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
                 driver.calls.append(("begin", pool, capture_error_mode))
+                driver._num_begun += 1
+                if driver.pools.get(pool) == 0:
+                    raise RuntimeError("it->second->use_count > 0 INTERNAL ASSERT FAILED")
+                driver.pools[pool] = driver.pools.get(pool, 0) + 1
+                if driver._recording is not None:
+                    raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
+                driver._recording = pool
+                driver.fail("begin")
 
             def capture_end(self) -> None:
                 driver.calls.append("end")
-                if refuses:
-                    raise RuntimeError("capture is invalid")
+                if driver._how == "begin":
+                    driver.fail("begin", "no stream is capturing")
+                driver.fail("end")
+                self.pool, driver._recording = driver._recording, None
+                driver.fail("finish")
 
             def replay(self) -> None:
                 driver.calls.append("replay")
 
+            def __del__(self) -> None:
+                if self.pool is not None:
+                    driver.pools[self.pool] -= 1
+
         class Stream:
             def __init__(self, device: torch.device) -> None:
-                pass
+                driver.num_streams += 1
 
             def wait_stream(self, other: object) -> None:
                 driver.calls.append("wait")
@@ -241,24 +277,37 @@ class Driver:
             driver.calls.append("leave")
 
         def leave_pool(index: int, pool: tuple[int, int]) -> None:
-            if has_left:
-                raise RuntimeError("not currently recording to this pool")
+            if driver._recording != pool:
+                raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+            driver._recording = None
             driver.calls.append(("leave pool", index, pool))
 
+        def release_pool(index: int, pool: tuple[int, int]) -> None:
+            driver.pools[pool] -= 1
+            driver.calls.append("release")
+
         for name, value in (
-            ("graph_pool_handle", lambda: (0, 5)),
+            ("graph_pool_handle", lambda: (0, next(handles))),
             ("Stream", Stream),
             ("CUDAGraph", Graph),
             ("current_stream", lambda device: "stream"),
             ("device", current),
             ("stream", current),
+            ("is_initialized", lambda: True),
             ("empty_cache", lambda: driver.calls.append("empty")),
         ):
             monkeypatch.setattr(torch.cuda, name, value)
         monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", leave_pool, raising=False)
-        monkeypatch.setattr(
-            torch._C, "_cuda_releasePool", lambda index, pool: driver.calls.append("release"), raising=False
-        )
+        monkeypatch.setattr(torch._C, "_cuda_releasePool", release_pool, raising=False)
+
+    @property
+    def is_recording(self) -> bool:
+        return self._recording is not None
+
+    def fail(self, where: str, message: str = "capture is invalid") -> None:
+        """Raise if that is where the recording under way fails."""
+        if where == self._how and self._num_begun - 1 in self._failing:
+            raise RuntimeError(message)
 
 
 def test_a_recording_empties_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,25 +321,114 @@ def test_a_recording_empties_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("refuses", "has_left", "left"),
-    [(True, False, [("leave pool", 1, (0, 5)), "release"]), (True, True, []), (False, False, [])],
+    ("how", "left"),
+    [
+        ("begin", [("leave pool", 1, (0, 5)), "release"]),
+        ("run", []),
+        ("end", [("leave pool", 1, (0, 5)), "release"]),
+        ("finish", []),
+    ],
 )
 def test_a_recording_that_fails_leaves_the_allocator(
-    monkeypatch: pytest.MonkeyPatch, *, refuses: bool, has_left: bool, left: list[object]
+    monkeypatch: pytest.MonkeyPatch, how: str, left: list[object]
 ) -> None:
-    driver = Driver(monkeypatch, refuses=refuses, has_left=has_left)
+    driver = Driver(monkeypatch, failing=[0], how=how)
 
     def function() -> None:
         driver.calls.append("run")
-        if driver.calls.count("run") == 2:
+        if driver.calls.count("run") == 2 and how != "finish":
             raise LookupError("waits for the device")
 
     recorder = CudaGraphRecorder(torch.device("cuda", 1))
-    with pytest.raises(RuntimeError if refuses else LookupError) as caught:
+    with pytest.raises(LookupError if how == "run" else RuntimeError) as caught:
         recorder(function)
-    if refuses:
+    if how == "end":
         assert isinstance(caught.value.__context__, LookupError)
     assert driver.calls[driver.calls.index("end") + 1 :] == left
+    assert not driver.is_recording
+    clear_frames(caught.value)
+    assert driver.pools == {(0, 5): 0}
+
+
+def recorded(driver: Driver, recorder: CudaGraphRecorder) -> DecodeGraphs:
+    """Record steps whose runs fail where the driver says so."""
+
+    class Failing(Model):
+        def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
+            if driver.is_recording:
+                driver.fail("run", "operation not permitted when stream is capturing")
+            return super().forward(token_ids, positions, ctx)
+
+    return graphs(recorder, Failing())
+
+
+@pytest.mark.parametrize("how", ["begin", "run", "end", "finish"])
+@pytest.mark.parametrize(
+    ("failing", "largest", "pools"), [((0,), 2, [0, 4]), ((2,), 4, [2, 3]), ((0, 3), 2, [0, 1, 2])]
+)
+def test_recordings_after_one_that_has_failed(
+    monkeypatch: pytest.MonkeyPatch, how: str, failing: tuple[int, ...], largest: int, pools: list[int]
+) -> None:
+    """They share another pool: torch refuses the old one where it has no graph left. What the device has given to that
+    is given back first. Of the largest size, no step is kept where that over the longest context has failed.
+    """
+    driver = Driver(monkeypatch, failing=failing, how=how)
+    made = recorded(driver, CudaGraphRecorder(torch.device("cuda", 1)))
+    assert (made.largest, len(made.errors)) == (largest, len(failing))
+    assert list(driver.pools.values()) == pools
+    assert driver.calls.count("empty") == len(failing)
+
+
+def test_recordings_after_steps_that_were_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch)
+    recorder = CudaGraphRecorder(torch.device("cuda", 1))
+    recorded(driver, recorder)
+    assert driver.pools == {(0, 5): 0}
+    made = recorded(driver, recorder)
+    assert driver.pools == {(0, 5): 0, (0, 6): 6}
+    assert made.largest == 4
+
+
+def test_trials_have_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all models: cuBLAS keeps memory for each stream. Graphs that are replayed have one that no others have."""
+    driver, device = Driver(monkeypatch), torch.device("cuda", 1)
+    cuda_graph._stream_of_trials.cache_clear()
+    try:
+        for _ in range(3):
+            recorded(driver, CudaGraphRecorder(device, is_trial=True))
+        assert driver.num_streams == 1
+        for _ in range(2):
+            recorded(driver, CudaGraphRecorder(device))
+        assert driver.num_streams == 3
+    finally:
+        cuda_graph._stream_of_trials.cache_clear()
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("num_failing", [1, 3])
+@pytest.mark.usefixtures("without_collector")
+def test_recordings_that_fail_leave_nothing(num_failing: int) -> None:
+    """Neither the model nor steps that were recorded wait for Python's collector of garbage."""
+    models, num_asked = [Model()], 0
+    left = weakref.ref(models[0])
+
+    def record(function: Callable[[], None]) -> Callable[[], None]:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked <= num_failing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return function
+
+    made = _recorded("decode steps", "rows", lambda on_progress: graphs(record, models.pop()), visible=False)
+    assert (made is None) == (num_failing == 3)
+    del made
+    assert left() is None
 
 
 @pytest.mark.parametrize(("taken", "expected"), [(60, 80), (96, 96)])

@@ -11,6 +11,7 @@ import torch
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.config.engine import EngineConfig
+from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.lora_slots import AdapterSlots
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.triton.availability import launch_errors, why_not
@@ -20,6 +21,7 @@ from paged_sdk.parallel.group import Group
 from paged_sdk.processors import usable_processors
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
+from paged_sdk.runner.device import is_lack_of_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
@@ -140,8 +142,8 @@ def compile_steps(
     try:
         with LoadingBar("Compiling kernels", visible=visible) as bar, torch.inference_mode():
             run_for_trial(model, backend, steps, bar.update, num_threads=num_threads or most)
-    except torch.OutOfMemoryError as error:
-        if num_threads is not None:  # other ranks wait for this one's part
+    except (RuntimeError, MemoryError) as error:
+        if num_threads is not None or not is_lack_of_memory(error):  # other ranks wait for this one's part
             raise
         _log.warning("Some kernels are not compiled yet: there is no memory for a step for trial (%s).", error)
         return
@@ -162,6 +164,7 @@ def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, v
     except launch_errors() as error:
         what = f"{which.capitalize()} are launched one operation at a time: they cannot be recorded"
         _log.warning("%s (%s).", what, _reason(error))
+        clear_frames(error)  # which hold the model, and the error among what was made
         return None
     if graphs.errors:
         _log.warning("Some %s are padded: theirs could not be recorded (%s).", which, _reason(graphs.errors[0]))

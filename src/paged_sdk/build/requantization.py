@@ -20,12 +20,14 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, ConfigError, ModelClosedError
+from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import reload_model
 from paged_sdk.parallel.messages import REQUANTIZE
+from paged_sdk.runner.device import return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding
 from paged_sdk.runner.model_runner import Requantized
 from paged_sdk.weights.checkpoint import file_stamps, open_checkpoint
@@ -75,6 +77,7 @@ class WeightRequantizer:
             except ModelClosedError:  # nobody will use the weights
                 raise
             except Exception as error:
+                clear_frames(error)  # which may hold keys and values by now
                 if replaced:
                     _log.warning("The weights are brought back to what they were: %s", error)
                 self._together(lambda: replaced and self._reload(old, sorted(replaced), lambda part: None, go_on))
@@ -114,6 +117,7 @@ class WeightRequantizer:
     def _parts(self, loaded: LoadedModel) -> Requantized:
         """Make what runs the weights; keys and values are stored as suits them."""
         storage = make_storage(loaded, self._config, self._workspace)
+        return_cached_memory()  # of weights that went one by one, in pieces: the pool wants one
         backend = self._together(lambda: storage.make(self._config.num_blocks))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ from paged_sdk.parallel.group import Group
 from paged_sdk.runner.activations import activation_bytes, cuda_peak_bytes
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
-from paged_sdk.runner.device import device_memory
+from paged_sdk.runner.device import device_memory, is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
 from paged_sdk.runner.recordable_layers import RecordableLayers
@@ -32,6 +32,8 @@ from paged_sdk.sampling.processor import Processor
 __all__ = ["activations_of", "recorded_bytes"]
 
 _log = get_logger(__name__)
+
+_T = TypeVar("_T")
 
 # For what no trial shows: kernels that are loaded later, and memory that is free in pieces.
 _RESERVE: Final = 128 * 2**20
@@ -106,7 +108,9 @@ def _launched_bytes(device: torch.device, model: CausalModel, storage: KvStorage
             num_rows=config.max_num_seqs,
             peak_bytes=cuda_peak_bytes(device),
         )
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
         raise OutOfMemoryError(
             f"a step of {config.max_num_batched_tokens} tokens does not fit into the {available / 2**20:.1f} MiB that "
             f"the weights leave on {device}: a smaller with_max_num_batched_tokens, or quantized weights, need less",
@@ -131,14 +135,13 @@ def _recorded_bytes(
     # Results, and the logits of the largest step in the memory of the recordings.
     num_graphs, floor = _num_graphs(config), 2 * config.max_num_seqs * vocab_size * torch.float32.itemsize
     floor += num_graphs * _LEAST_PER_GRAPH
-    record: Record = CudaGraphRecorder(device)
+    record: Record = CudaGraphRecorder(device, is_trial=True)
     if group is not None:
         record = recorded_alike(record, group)
     try:
         with torch.inference_mode():
             measured = recorded_bytes(model, storage, config, record=record, free=free)
-    except launch_errors() as error:
-        # What keeps steps from being recorded is said when they are to be, on the memory that is theirs.
+    except launch_errors() as error:  # not even what they would write to has room
         clear_frames(error)
         measured = 0
     torch.cuda.empty_cache()
@@ -151,10 +154,10 @@ def recorded_bytes(
     """Measure the bytes that recorded steps keep, by what a device says is free before and after.
 
     The largest step of each kind is recorded, in whose memory the others' fits, and some small ones, from which follows
-    what each takes besides.
+    what each takes besides. Steps of a kind that cannot be recorded keep nothing.
 
     :param free: returns how many bytes are free on the device
-    :raises Exception: the steps cannot be recorded
+    :raises Exception: there is no memory for what the steps write to, or for the small ones
     """
     backend = storage.make(1)
     recordable = backend.decode_backend
@@ -165,14 +168,28 @@ def recorded_bytes(
     overlap = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=model.device)
     layers = RecordableLayers(model, recordable, StepResults(overlap, max(counts[-1], sizes[-1])))
     before = free()
-    largest = (
-        MixedGraphs(layers, counts=counts[-1:], bounds=longest, record=record),
-        DecodeGraphs(layers, sizes=sizes[-1:], bounds=longest, record=record),
-    )
+    mixed = _if_possible(lambda: MixedGraphs(layers, counts=counts[-1:], bounds=longest, record=record))
+    decodes = _if_possible(lambda: DecodeGraphs(layers, sizes=sizes[-1:], bounds=longest, record=record))
     for_largest = before - free()
+    if decodes is None:
+        return for_largest
     small = [DecodeGraphs(layers, sizes=sizes[:1], bounds=longest, record=record) for _ in range(_NUM_WEIGHED)]
     for_small = max(0, before - for_largest - free())
-    return for_largest + for_small * (_num_graphs(config) - len(largest)) // len(small)
+    num_sizes, num_largest = (len(sizes), 1) if mixed is None else (len(sizes) + len(counts), 2)
+    num_others = num_sizes * len(context_bounds(config.max_model_len)) - num_largest
+    return for_largest + for_small * num_others // len(small)
+
+
+def _if_possible(record: Callable[[], _T]) -> _T | None:
+    """Record steps; None: they cannot be. What keeps them from it is said when they are to be, on the memory that is
+    theirs.
+    """
+    try:
+        return record()
+    except launch_errors() as error:
+        clear_frames(error)
+    return_cached_memory()  # it is not kept
+    return None
 
 
 def _num_graphs(config: EngineConfig) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -120,15 +122,22 @@ class DecodeGraphs:
         """
         num_rows = len(tables)
         recorded = self._table.find(num_rows, max(positions) + 1)
-        host = self._empty_input(recorded.size)
-        columns = host.numpy()
-        columns[0, :num_rows] = self._layers.backend.seats(seq_ids, versions, tables)
-        for column, values in zip(columns[1:], (positions, token_ids, sources, places), strict=True):
-            if values is not None:
-                column[:num_rows] = values
-        recorded.step.input.copy_(host, non_blocking=True)
+        seats = self._layers.backend.seats(seq_ids, versions, tables)
+        # No name holds the pinned memory while the step is replayed, which may find that the device has failed: see
+        # HostCopies.
+        recorded.step.input.copy_(
+            self._input(recorded.size, num_rows, seats, positions, token_ids, sources, places), non_blocking=True
+        )
         recorded.replay()
         return self._layers.results.of(num_rows, list(range(num_rows)))
+
+    def _input(self, size: int, num_rows: int, *columns: Sequence[int] | npt.NDArray[np.int64] | None) -> Tensor:
+        """Make a step's input on the host; None: a column is that of padding."""
+        host = self._empty_input(size)
+        for column, values in zip(host.numpy(), columns, strict=True):
+            if values is not None:
+                column[:num_rows] = values
+        return host
 
     def _empty_input(self, size: int) -> Tensor:
         """Make input of padding rows only: seats, positions, tokens, sources, places of adapters."""

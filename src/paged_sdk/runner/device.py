@@ -18,7 +18,15 @@ from paged_sdk.kv.pool_size import DeviceMemory
 
 __all__ = ["choose_device", "choose_dtype", "device_memory", "is_lack_of_memory", "return_cached_memory"]
 
-_LACKS: Final = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+# How errors of other classes than those for it say that there was no memory: torch of the host's, cuBLAS and cuDNN of
+# theirs, and CUDA of what torch's allocator has no part in: pinned memory, events, graphs, and kernels that are loaded.
+_LACKS: Final = (
+    "can't allocate memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDA error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+)
 
 
 def choose_device(name: str) -> torch.device:
@@ -83,7 +91,6 @@ def is_lack_of_memory(error: BaseException) -> bool:
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # Of the host's memory torch says it in words, and so do cuBLAS and cuDNN of theirs.
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LACKS)
 
 

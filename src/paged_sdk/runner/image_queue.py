@@ -163,9 +163,13 @@ class ImageQueue(Generic[_T]):
             return image.made
 
     def close(self) -> None:
-        """Have the encoder's thread end."""
+        """Have the encoder's thread end, and let go of all vectors: who has closed an engine may hold it for long."""
         with self._changed:
             self._is_closed = True
+            self._images.clear()
+            self._wants.clear()
+            self._ready.clear()
+            self._num_bytes = 0
             self._changed.notify_all()
 
     # On the encoder's thread

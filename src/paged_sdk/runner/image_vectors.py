@@ -13,6 +13,7 @@ from torch import Tensor
 from paged_sdk.errors import RequestFailedError
 from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.step import InsertedRows
+from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.image_queue import AbandonedError, ImageQueue
 from paged_sdk.threads import thread_must_start
 from paged_sdk.types.media import ImageSpan
@@ -24,7 +25,7 @@ __all__ = ["ImageVectors"]
 
 class ImageVectors:
     """Has a thread of its own encode the images that sequences wait for, so that no step does. What goes wrong with one
-    ends the requests that have it when they compute with it.
+    ends the requests that have it when they compute with it; what goes wrong as the thread begins, all that have any.
 
     :param encoder: makes the vectors
     :param queue: says which image is next
@@ -71,9 +72,6 @@ class ImageVectors:
                 except RequestFailedError as error:
                     on_error(index, error)
                     continue
-                if own.vectors.is_cuda:  # they were made on another stream, which must not have their memory back yet
-                    for tensor in (own.vectors, *own.later):
-                        tensor.record_stream(torch.cuda.current_stream(tensor.device))
                 places.append(span.places[first:last] + (first_tokens[index] - row.start))
                 images.append(tuple(each[first:last] for each in (own.vectors, *own.later)))
             if row.end >= row.media.spans[-1].end:
@@ -81,7 +79,8 @@ class ImageVectors:
         if not places:
             return None
         vectors, *later = map(torch.cat, zip(*images, strict=True))
-        return InsertedRows(torch.from_numpy(np.concatenate(places)).to(vectors.device), vectors, tuple(later))
+        (on_device,) = to_device(vectors.device, np.concatenate(places))
+        return InsertedRows(on_device, vectors, tuple(later))
 
     def close(self) -> None:
         """End the thread, within the time of one part of the encoder."""
@@ -91,8 +90,16 @@ class ImageVectors:
 
 
 def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Callable[[], None]) -> None:
-    on_start()
+    failure: BaseException | None = None
+    try:
+        on_start()
+    except BaseException as error:  # nobody would hear of it, and requests would wait for ever
+        clear_frames(error)
+        failure = error
     while (span := queue.next()) is not None:
+        if failure is not None:
+            queue.done(error=failure)
+            continue
         try:
             queue.done(_encoded(encoder, span, queue.go_on))
         except AbandonedError:

@@ -137,6 +137,9 @@ class ModelRunner:
         sampler, adapters = self._parts.sampler, self._parts.adapters
         images, others = self._parts.images, self._parts.others
         self._parts = None  # so that old weights go while new ones come
+        # Else new weights lie in pieces of what keys and values had, which leave no room for these, and what recorded
+        # steps had is of no use to anybody.
+        return_cached_memory()
         try:
             made = self._requantizer(isq, go_on)
         except Exception as error:

@@ -213,7 +213,7 @@ class _Pool:
 
         def result() -> ReadResult:
             (copy,) = copies.wait()
-            vector = np.array(copy.numpy(), dtype=np.float32)  # a copy: what it comes in is memory of the device's
+            vector = copy.numpy().astype(np.float32, copy=False)
             if not np.isfinite(vector).all():
                 raise NumericalError(f"request {request_id}: the hidden states hold NaN or Inf", request_id=request_id)
             return vector

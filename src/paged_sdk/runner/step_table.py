@@ -9,7 +9,7 @@ from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 import numpy as np
 from attrs import frozen
 
-from paged_sdk.guard import clear_frames
+from paged_sdk.guard import drop_tracebacks
 from paged_sdk.kernels.triton.availability import launch_errors
 
 __all__ = ["Record", "RecordableStep", "RecordedStep", "StepTable"]
@@ -75,7 +75,7 @@ class StepTable(Generic[StepT]):
             try:
                 made[size, bound] = RecordedStep(step, record(step.run), size)
             except launch_errors() as error:
-                clear_frames(error)
+                drop_tracebacks(error)  # they lead here, to all that is made
                 self.errors.append(error)
                 if len(self.errors) == _MOST_ERRORS:
                     break

@@ -119,14 +119,21 @@ class DeviceDraw:
 
 def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
     """Send settings to the device by one asynchronous copy; the pinned memory is kept until it is done."""
-    records = np.frombuffer(b"".join([row.record for row in rows]), _RECORD)
     num_slots = -(-len(rows) // _ROWS_PER_UNIT) * _ROWS_PER_UNIT
     sizes = [num_slots * dtype.itemsize for dtype in _DTYPES.values()]
-    host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for part, name in zip(torch.split(host, sizes), _DTYPES, strict=True):
-        column = np.array(positions) if name == "positions" else records[name]
-        part.numpy().view(column.dtype)[: len(rows)] = column
-    parts = torch.split(host.to(device, non_blocking=True), sizes)
+    # No name holds the pinned memory, so that it goes at once: see HostCopies.
+    sent = _on_host(rows, positions, sizes, is_pinned=device.type == "cuda").to(device, non_blocking=True)
+    parts = torch.split(sent, sizes)
     return DrawSettings(
         **{name: part.view(dtype)[: len(rows)] for part, (name, dtype) in zip(parts, _DTYPES.items(), strict=True)}
     )
+
+
+def _on_host(rows: Sequence[DeviceRow], positions: Sequence[int], sizes: list[int], *, is_pinned: bool) -> Tensor:
+    """Put settings into one piece of the host's memory, each into so many bytes of it."""
+    records = np.frombuffer(b"".join([row.record for row in rows]), _RECORD)
+    host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=is_pinned)
+    for part, name in zip(torch.split(host, sizes), _DTYPES, strict=True):
+        column = np.array(positions) if name == "positions" else records[name]
+        part.numpy().view(column.dtype)[: len(rows)] = column
+    return host

@@ -76,7 +76,7 @@ class ImageEncoder:
         return self._model
 
     def encode(self, inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:
-        """Return the vectors of one image, computed; one call at a time.
+        """Return the vectors of one image, computed, in memory of the stream that is current; one call at a time.
 
         :param inputs: what :class:`~paged_sdk.types.media.ImageSpan` holds of it
         :param go_on: called before each of the encoder's layers; what it raises ends the work
@@ -87,7 +87,12 @@ class ImageEncoder:
         with torch.cuda.stream(self._stream):  # not behind or before the kernels of a step
             made = self._encode(inputs)
         self._stream.synchronize()
-        return made
+        # Steps are to read memory of the stream that they run on, which is this thread's, too: it may be let go of at
+        # any time. Of another stream's memory, torch would have to hear that they use it, and would end the process
+        # where it is freed after the device has failed.
+        own = EncodedImage(made.vectors.clone(), tuple(each.clone() for each in made.later))
+        torch.cuda.current_stream(self._device).record_event().synchronize()  # then the others may go
+        return own
 
     def _encode(self, inputs: Inputs) -> EncodedImage:
         given = {name: self._to_device(torch.from_numpy(array)) for name, array in inputs.items()}
