@@ -38,7 +38,7 @@ from attrs import field, frozen
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.device_tests import ROOT
+from benchmarks.gpu.device_tests import ROOT, what_is_missing
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.timing import Row
 from benchmarks.machine import describe_machine
@@ -136,6 +136,8 @@ def main(
     if not dry_run and not torch.cuda.is_available():
         raise typer.BadParameter("there is no CUDA device: --dry-run shows that everything runs")
     console = Console()
+    for row in what_is_missing() if dry_run else ():
+        console.print(f"{row['kernel']}: {row['case']}", markup=False)
     names = [name for name in PARTS if name in (only or PARTS) and not (dry_run and PARTS[name].needs_gpu)]
     directory = (output or cache_directory("results") / f"gpu-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
     directory.mkdir(parents=True, exist_ok=True)
