@@ -93,11 +93,11 @@ def test_rows_are_quantized_by_themselves(tensor_type: int, monkeypatch: pytest.
     assert torch.equal(quantize_blocks_reference(weight, tensor_type), whole)
 
 
-class Calls(TorchDispatchMode):
+class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts torch's operations, and how often one is waited for to learn whether all weights are in range."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = self.waits = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -43,9 +43,8 @@ def test_kernels_are_warmed_up_for_rows_that_begin_anywhere(monkeypatch: pytest.
 
         return note
 
-    for name in ("argmax", "draw"):
-        monkeypatch.setattr(device_draw, name, noting(name, getattr(device_draw, name)))
-    monkeypatch.setattr(penalties, "penalize", noting("penalize", penalties.penalize))
+    for module, name in ((device_draw, "argmax"), (device_draw, "draw"), (penalties, "penalize")):
+        monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
     logits = torch.randn(3, vocab_size)
     DeviceSampler(PROCESSORS, 4, vocab_size, CPU).warm_up(torch.randn(1, vocab_size))
     places = {logits[first:].data_ptr() % 16 == logits.data_ptr() % 16 for first in range(3)}

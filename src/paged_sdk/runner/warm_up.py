@@ -62,16 +62,19 @@ def trial_steps(
     def of_count(count: int) -> Iterator[list[StepRow]]:
         for end in dict.fromkeys((count, *(window for window in held if window > count), max_model_len)):
             yield [row(0, count, end)]
-            # Decodes come first, as the scheduler has them. With many rows no context is split: the device is full.
-            if max_num_rows > 2 and count > 1 and max_num_rows - 1 + count <= max_num_tokens:
-                yield [*(row(index, 1, 1) for index in range(max_num_rows - 1)), row(max_num_rows, count, end)]
             if count < end < max_model_len:
                 continue
+            # Decodes come first, as the scheduler has them.
             if max_num_rows > 1 and count < max_num_tokens:
                 yield [row(0, 1, 1), row(1, count, end)]
                 yield [row(0, 1, max_model_len), row(1, count, end)]
             if max_num_rows > 1 and 2 * count <= max_num_tokens:
                 yield [row(index, count, end) for index in range(2)]
+        if max_num_rows > 2 and count > 1 and max_num_rows - 1 + count <= max_num_tokens:
+            # So many rows keep a device busy without splits of their contexts. Short ones do here: where longer ones
+            # are split all the same, two rows have shown it, and 256 would take a gigabyte for splits of 131,072 keys.
+            for end in dict.fromkeys((count, *(window + 1 for window in held if window >= count))):
+                yield [*(row(index, 1, 1) for index in range(max_num_rows - 1)), row(max_num_rows, count, end)]
 
     # Steps that follow one another have different numbers of tokens, so that those at once need different kernels.
     for steps in itertools.zip_longest(*map(of_count, counts)):
