@@ -57,6 +57,7 @@ def test_how_tests_end(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "left out: there is no package no_such_package" in cases(rows)
     assert "1 passed, 1 failed, 1 skipped" in cases(rows)
     assert "1 skipped: no such thing here" in cases(rows)
+    assert not [case for case in cases(rows) if case.startswith("ended")]
     (failed,) = [row for row in rows if row["case"] == "test_failing failed"]
     assert failed["kernel"] == "tests, test_ends.py"
     assert "what is wrong" in failed["error"]

@@ -29,6 +29,7 @@ _NEEDED: Final = ("pytest", "gguf", "tokenizers", "safetensors", "transformers")
 _MOST_AT_ONCE: Final = 8
 """So many processes of pytest run at once where each has a file; with pytest-xdist, one for each processor."""
 _POLL_SECONDS: Final = 0.2
+_NOTHING_TO_RUN: Final = 5  # pytest's code, where all tests of a file are long
 _ABSENT: Final = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -124,6 +125,7 @@ class _Running:
         self._counts: dict[str, Counter[str]] = {}
         self._seconds: Counter[str] = Counter()
         self._skipped: Counter[str] = Counter()
+        self._is_told = False  # why it has not ended well
         command = [*session.before, sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(ROOT)]
         command += ["-p", "no:cacheprovider", "-p", "benchmarks.gpu.report_plugin", "--ends-to", str(ends)]
         command += ["-m", "not long and not timing", "--continue-on-collection-errors", *session.options]
@@ -155,6 +157,7 @@ class _Running:
         counts = self._counts.setdefault(file, Counter())
         self._seconds[file] += end["seconds"]
         absent = None if end["test"] else _ABSENT.search(message)
+        self._is_told |= end["outcome"] == "failed"
         if absent is not None:
             return {"kernel": f"tests, {file}", "case": f"left out: there is no package {absent[1]}"}
         counts[end["outcome"]] += 1
@@ -176,6 +179,6 @@ class _Running:
             yield {"kernel": _label(self._session), "case": f"{count} skipped: {reason}"}
         if ended:
             yield {"kernel": _label(self._session), "case": ended}
-        elif self.process.returncode and not any(counts["failed"] for counts in self._counts.values()):
+        elif self.process.returncode not in (0, _NOTHING_TO_RUN) and not self._is_told:
             last = self._log.read_text(errors="replace")[-1000:]
             yield {"kernel": _label(self._session), "case": f"ended with {self.process.returncode}", "error": last}
