@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import sys
+import threading
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 import torch
@@ -12,11 +14,13 @@ import typer
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu import parts
+from benchmarks.gpu import ahead, parts, quantized_linear
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.quantized_linear import best_choices, candidates
 
 from paged_sdk.kernels.triton.tile_choices import EXPERT_TILE_CHOICES, TILE_CHOICES, MatrixUnits, tile_choice
+
+CPU: Final = torch.device("cpu")
 
 
 @pytest.mark.parametrize("units", MatrixUnits)
@@ -47,33 +51,38 @@ def test_the_best_choice_is_so_over_all_matrices() -> None:
     assert best_choices([*rows, {"rows": 64, "choice": "d", "us": 3.0}]) == {16: "b", 64: "d"}
 
 
-def test_tests_run_without_plugins_and_below_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "ROOT", tmp_path)
-    path = tmp_path / "tests" / "test_two.py"
-    path.parent.mkdir()
-    path.write_text(
-        "import os, pytest\n"
-        "def test_one(): assert os.environ['CHECKED'] == 'yes'\n"
-        "def test_two(): raise ValueError('two')\n"
-        "@pytest.mark.long\n"
-        "def test_three(): raise AssertionError\n"
-    )
-    environment = {"CHECKED": "yes", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    summary, failure = parts._test(path, sys.executable, "-c", RUNNER, **environment)
-    assert summary["case"] == "1 passed, 1 failed, 0 skipped"
-    assert failure["case"] == "test_two failed"
-    assert "two" in failure["error"]
-    path.write_text("def test_one(): pass\n")
-    _, ended = parts._test(path, sys.executable, "-c", RUNNER + "; sys.exit(86)", **environment)
-    assert ended["case"] == "ended with 86"
+def test_a_sweep_says_after_each_matrix_what_was_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[int] = []
+    monkeypatch.setattr(quantized_linear, "SHAPES", ((64, 256), (128, 256)))
+    monkeypatch.setattr(quantized_linear, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(quantized_linear, "copies_of", lambda matrix: [matrix])
+    monkeypatch.setattr(quantized_linear, "compile_side_by_side", lambda calls: compiled.append(len(list(calls))))
+    monkeypatch.setattr(quantized_linear, "time_each", lambda call, matrices: float(matrices[0].rows))
+    rows = list(quantized_linear.sweep(CPU))
+    so_far = [place for place, row in enumerate(rows) if row["kernel"] == "sweep so far"]
+    numbers = len({row["rows"] for row in rows if "rows" in row})
+    assert len(so_far) == 4 * numbers
+    assert so_far[0] == compiled[0]
+    assert len(compiled) == 4
 
 
-RUNNER = "import subprocess, sys; subprocess.run(sys.argv[1:], check=False)"
+def test_kernels_are_compiled_side_by_side() -> None:
+    both, done = threading.Barrier(2), list[str]()
+
+    def wait(name: str) -> None:
+        both.wait(60)
+        done.append(name)
+
+    def fail() -> None:
+        raise RuntimeError("out of resource")
+
+    ahead.compile_side_by_side([fail, partial(wait, "a"), partial(wait, "b"), fail])
+    assert sorted(done) == ["a", "b"]
 
 
-def test_memcheck_says_that_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memcheck_says_that_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    (row,) = parts._memcheck(torch.device("cpu"), dry=True)
+    (row,) = parts._memcheck(parts.Run(device=CPU, directory=tmp_path))
     assert "not installed" in row["case"]
 
 

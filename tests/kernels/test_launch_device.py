@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensorMode, fake_tensor
 
 pytest.importorskip("triton")
 
@@ -79,6 +79,8 @@ def test_an_op_launches_on_its_tensors_device(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(availability, "why_not", lambda device: None)
     kernels = importlib.import_module(f"paged_sdk.kernels.triton.{file}")
     monkeypatch.setattr(kernels, name, lambda *_, **__: launched.append(current[-1]))
+    # Where there is a GPU, torch makes a tensor on the device of the first fake one, and there may be but one device.
+    monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *_: None)
     with FakeTensorMode():
         call()
     assert launched == [DEVICE]

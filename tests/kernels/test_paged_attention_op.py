@@ -196,6 +196,7 @@ def test_memory_is_linear_in_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("quantized", [False, True])
 def test_a_cuda_device_is_served_without_waiting_for_it(*, quantized: bool, caplog: pytest.LogCaptureFixture) -> None:
     case = PagedCase(MIXED, dtype=torch.float16, block_size=16, quantized=quantized)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import gguf
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from native_weights import every_level, every_type, library, needs_library
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
@@ -16,8 +17,9 @@ from paged_sdk.kernels.gguf_blocks import dequantize
 from paged_sdk.kernels.native.library import available_levels
 from paged_sdk.kernels.native.packed import PACKED_TYPES
 from paged_sdk.kernels.native.quantize import quantize_blocks
-from paged_sdk.kernels.quantize import QUANTIZED_TYPES, quantize_blocks_reference
+from paged_sdk.kernels.quantize import QUANTIZED_TYPES, quantize_blocks_reference, weights_at_once
 
+Q6_K: Final = 14
 #: The gguf package has no quantizers for these: see ``test_native_quantize.py``.
 LLAMA_CPP_ERROR: Final = {10: 0.29784, 11: 0.15066, 12: 0.07147, 13: 0.03611, 14: 0.01774}
 
@@ -89,6 +91,37 @@ def test_rows_are_quantized_by_themselves(tensor_type: int, monkeypatch: pytest.
     whole = quantize_blocks_reference(weight, tensor_type)
     monkeypatch.setattr("paged_sdk.kernels.quantize._WEIGHTS_AT_ONCE", 1024)
     assert torch.equal(quantize_blocks_reference(weight, tensor_type), whole)
+
+
+class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts torch's operations, and how often one is waited for to learn whether all weights are in range."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = self.waits = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        self.waits += func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool
+        return func(*args, **kwargs or {})
+
+
+def test_a_device_gets_many_weights_with_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the bits of pieces that suit the CPU."""
+    few, many = normal(4), normal(1024)
+    with Calls() as for_few:
+        quantize_blocks_reference(few, Q6_K)
+    with Calls() as on_cpu:
+        expected = quantize_blocks_reference(many, Q6_K)
+    at_once = weights_at_once(torch.device("cuda"), on_cpu=1 << 17)
+    assert at_once >= 1 << 24
+    monkeypatch.setattr("paged_sdk.kernels.quantize._WEIGHTS_AT_ONCE", at_once)
+    with Calls() as on_device:
+        found = quantize_blocks_reference(many, Q6_K)
+    assert torch.equal(found, expected)
+    assert (on_device.count, on_device.waits) == (for_few.count, 1)
+    assert on_cpu.waits == 4
+    assert on_cpu.count > 3 * on_device.count
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 4e4])

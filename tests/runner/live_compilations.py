@@ -1,4 +1,4 @@
-"""Count what is compiled for steps of requests after the steps for trial: `python live_compilations.py GGUF CACHE`.
+"""Count what is compiled for steps of requests after those for trial: `python live_compilations.py GGUF CACHE WINDOWS`.
 
 Nothing is compiled and no kernel runs: a stand-in for Triton's compiler notes what it is asked for, for a GPU
 of compute capability 9.0. Around the kernels a model's steps run as they are, on the CPU, over what memory holds.
@@ -14,6 +14,7 @@ import json
 import random
 import threading
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -30,7 +31,10 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.live_compilations import LiveCompilations
+from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
 from paged_sdk.runner.warm_up import run_for_trial, trial_steps
+from paged_sdk.sampling.device_sampler import DeviceSampler
+from paged_sdk.sampling.penalties import Penalties
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.gguf_source import GgufSource
 
@@ -40,6 +44,10 @@ MAX_TOKENS: Final = 600
 MAX_ROWS: Final = 32
 MAX_MODEL_LEN: Final = 32_768
 MULTIPROCESSORS: Final = 132
+# Rows of so many logits are no multiple of 16 bytes.
+VOCAB_SIZE: Final = 67
+# So many rows, because settings lie side by side on the CPU: four of each are 16 bytes.
+SAMPLED_ROWS: Final = 4
 _MOST_SECONDS: Final = 120.0
 
 
@@ -97,7 +105,7 @@ class Compiler:
 
 
 def steps_of_requests() -> list[list[StepRow]]:
-    """Make steps as requests bring them: decodes, chunks of prompts of any length at any place, and both."""
+    """Make steps as requests bring them: decodes, chunks of prompts of any length at any place, both, and drafts."""
     random.seed(0)
 
     def row(index: int, count: int, start: int) -> StepRow:
@@ -121,13 +129,21 @@ def steps_of_requests() -> list[list[StepRow]]:
                 break
         if rows:
             steps.append(rows)
+    for num_rows, num_drafts in product((2, 7, MAX_ROWS), (1, 2, 5, 9, 17)):
+        steps.append([row(index, 1 + num_drafts, start(1 + num_drafts)) for index in range(num_rows)])
     return steps
+
+
+def sample(sampler: DeviceSampler) -> None:
+    """Choose tokens of rows that come after one which the host samples: their logits are a view of the step's."""
+    sampler._launch_all(torch.zeros(1 + SAMPLED_ROWS, VOCAB_SIZE)[1:])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("cache_type", type=PagedCacheType)
+    parser.add_argument("windows", type=json.loads)
     arguments = parser.parse_args()
     compiler = Compiler()
     with ExitStack() as stack:
@@ -145,15 +161,22 @@ def main() -> None:
         policy = WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])
         model = load_model(source.config, source, dtype=torch.bfloat16, device=CPU, policy=policy)
         pool = PoolSettings(block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU, cache_type=arguments.cache_type)
-        config = evolve(model.config, sliding_windows=(None, 1024))
+        config = evolve(model.config, sliding_windows=tuple(arguments.windows))
         backend = TritonPagedBackend(config, pool, 4, max_num_seqs=MAX_ROWS, max_model_len=MAX_MODEL_LEN)
         limits = {"max_num_tokens": MAX_TOKENS, "max_num_rows": MAX_ROWS, "max_model_len": MAX_MODEL_LEN}
-        run_for_trial(model, backend, list(trial_steps(block_size=BLOCK_SIZE, **limits)), num_threads=4)
+        steps = list(trial_steps(block_size=BLOCK_SIZE, windows=backend.windows, **limits))
+        run_for_trial(model, backend, steps, num_threads=4)
+        sampler = DeviceSampler([Penalties()], MAX_ROWS, VOCAB_SIZE, CPU)
+        sampler.warm_up(torch.zeros(SAMPLED_ROWS, VOCAB_SIZE))
         before, compiler.asked = compiler.asked, []
         kernels = importlib.import_module("paged_sdk.kernels.triton.compiled").CompiledKernels(0)
         live = LiveCompilations(kernels)
         with live.watching():
             run_for_trial(model, backend, steps_of_requests())
+            for count in (1, 2, 9, 20, 40, LOGITS_TILE):  # as prompt logprobs and scores ask for them
+                model.logits(torch.zeros(count, model.config.hidden_size, dtype=torch.bfloat16))
+            backend.copy([(0, 1, BLOCK_SIZE), (2, 3, BLOCK_SIZE)])
+            sample(sampler)
         found = {
             "for trial": before,
             "at once": compiler.most_at_once,

@@ -81,10 +81,10 @@ def test_the_peak_on_a_gpu() -> None:
 
     def run() -> None:
         for _ in range(3):
-            torch.empty(1 << 20, device=device)
+            torch.empty(1 << 22, device=device)  # for less than 10 MiB torch takes 20 of the device
         kept.append(torch.empty(1 << 10, device=device))
 
-    assert 1 << 22 <= cuda_peak_bytes(device)(run) < 3 << 22
+    assert 1 << 24 <= cuda_peak_bytes(device)(run) < 3 << 24
 
 
 def test_weights_that_do_not_fit(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

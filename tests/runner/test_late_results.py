@@ -278,7 +278,7 @@ def test_one_tile_of_logits_goes_before_the_next_comes(
         return result
 
     for name in ("prompt_logprobs", "prompt_reader"):
-        monkeypatch.setattr(f"paged_sdk.runner.{name}._LOGITS_TILE", tile)
+        monkeypatch.setattr(f"paged_sdk.runner.{name}.LOGITS_TILE", tile)
     monkeypatch.setattr(DecoderModel, "logits", watched)
     rig = Rig(smollm2_text.tokenizer, model())
     rig.ask("logprobs", PROMPTS[3], prompt_logprobs=2)

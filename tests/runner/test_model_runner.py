@@ -194,7 +194,7 @@ def test_choices_share_a_prompt_and_part(*, paged: bool) -> None:
 
 @pytest.mark.parametrize("budget", [7, 512])
 def test_prompt_logprobs(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paged_sdk.runner.prompt_logprobs._LOGITS_TILE", 16)
+    monkeypatch.setattr("paged_sdk.runner.prompt_logprobs.LOGITS_TILE", 16)
     harness = Harness(build(reference()), max_num_batched_tokens=budget)
     harness.add(PROMPTS[4])
     harness.add(PROMPTS[3], SamplingParams(temperature=0.0, seed=0, prompt_logprobs=2, top_n_logprobs=0))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pytest
 import torch
-from device_rig import Rig
+from attrs import evolve
+from device_rig import VOCAB, Rig
 from test_model_runner import PROMPTS, build, reference
 from torch import Tensor
 
 from arrivals import gather
-from paged_sdk import SamplingParams, TextModelBuilder
+from paged_sdk import MemoryGpuConfig, PagedAttentionMeta, SamplingParams, TextModelBuilder
+from paged_sdk.attention import paged
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.config.embedding import POOLINGS
+from paged_sdk.kernels import placement, transfer
+from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
 from paged_sdk.kernels.transfer import HostCopies
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep
@@ -25,9 +30,13 @@ from paged_sdk.runner.prompt_logprobs import add_prompt_logprobs
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.types.reading import PooledVector, PromptScores, Reading
+from paged_sdk.types.step import StepRow
 
 # What takes values of a tensor to the host. ``Tensor.numpy`` does too, but only the CPU's have it.
 READS: Final = ("cpu", "item", "tolist", "nonzero", "__bool__", "__float__", "__int__")
+
+#: What pins memory where there is a device, what is never on one, and what carries tensors from device to device.
+NOT_WATCHED: Final = (transfer.__name__, paged.__name__, placement.__name__)
 
 READINGS: Final[dict[str, Reading]] = {
     "scores": PromptScores(1),
@@ -64,6 +73,16 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return watched_read
 
+    move = Tensor.to
+
+    def watched_move(self: Tensor, *args: Any, **named: Any) -> Tensor:
+        # From memory that is not pinned, it waits for the device.
+        caller = sys._getframe(1).f_globals["__name__"]
+        if is_submitting and caller not in NOT_WATCHED and any(isinstance(each, torch.device) for each in args):
+            order.append(f"to by {caller} within submit")
+        return move(self, *args, **named)
+
+    monkeypatch.setattr(Tensor, "to", watched_move)
     monkeypatch.setattr(ModelRunner, "submit", watched_submit)
     monkeypatch.setattr(HostCopies, "wait", watched_wait)
     for name in READS:
@@ -94,6 +113,30 @@ def test_what_is_read_of_prompts_holds_nobody_up(smollm2_text: TextProcessor, or
         rig.ask(f"{name} {place}", prompt, READINGS[name])
     rig.ask("text", PROMPTS[0])
     assert not waited_within(order, rig)
+
+
+def test_the_rows_of_adapters_hold_nobody_up(smollm2_text: TextProcessor, order: list[str]) -> None:
+    model = build(reference())
+    down, up = (torch.zeros(1, size, dtype=torch.float64) for size in (model.config.hidden_size, VOCAB))
+    lora = Lora({}, head=LoraWeights(down, (LoraPart(slice(0, VOCAB), slice(0, 1), up),)))
+    used: list[AdaptedRows | None] = []
+
+    class Adapters:
+        def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
+            lengths = [row.num_new_tokens for row in rows]
+            used.append(AdaptedRows.of([lora] * len(rows), lengths, [0] * len(rows), model.device))
+            return used[-1]
+
+    rig = Rig(smollm2_text.tokenizer, model)
+    adapters: Any = Adapters()
+    assert rig.runner._parts is not None
+    rig.runner._parts = evolve(rig.runner._parts, adapters=adapters)
+    for place, prompt in enumerate(PROMPTS[:2]):
+        rig.ask(f"text {place}", prompt)
+    # What it takes for a list is in the host's memory.
+    assert set(waited_within(order, rig)) == {"tolist within submit"}
+    assert None not in used
+    assert len(used) > 2
 
 
 def test_what_is_waited_for_is_seen(smollm2_text: TextProcessor, order: list[str]) -> None:
@@ -127,6 +170,7 @@ def test_a_gpu_is_not_waited_for(tiny_checkpoint: Path, monkeypatch: pytest.Monk
 
     async def found(device: str) -> list[Any]:
         builder = TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_device(device)
+        builder = builder.with_paged_attn(PagedAttentionMeta(gpu_memory=MemoryGpuConfig.ContextSize(512)))
         async with builder.with_max_num_batched_tokens(24).with_max_model_len(128).build() as model:
             sampling = SamplingParams(temperature=0.0, max_len=3, prompt_logprobs=3)
             asked = gather(model, *(model.send_completion_request(prompt, sampling) for prompt in PROMPTS))

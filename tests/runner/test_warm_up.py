@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import MagicMock
 
 import gguf
 import numpy as np
@@ -20,31 +21,38 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from paged_sdk.config.paged import PagedCacheType
+from paged_sdk.kv.manager import KvCopy
+from paged_sdk.runner.device_decoding import Way
 from paged_sdk.runner.live_compilations import LiveCompilations
+from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.warm_up import run_for_trial, trial_steps
+from paged_sdk.scheduler.output import SchedulerOutput
 from paged_sdk.types.step import StepRow
 
-HIDDEN, MLP, VOCAB, EXPERTS = 512, 512, 64, 8
+HIDDEN, HEAD, MLP, VOCAB, EXPERTS = 512, 64, 512, 64, 8
 LLAMA: Final[dict[str, Any]] = {
     "llama.context_length": 32_768,
     "llama.embedding_length": HIDDEN,
     "llama.block_count": 2,
     "llama.feed_forward_length": MLP,
-    "llama.attention.head_count": 8,
     "llama.attention.head_count_kv": 2,
+    "llama.attention.key_length": HEAD,
+    "llama.attention.value_length": HEAD,
+    "llama.rope.dimension_count": HEAD,
     "llama.attention.layer_norm_rms_epsilon": 1e-5,
 }
 
 
-def tensors(num_experts: int) -> dict[str, npt.NDArray[np.float32]]:
+def tensors(num_experts: int, num_heads: int) -> dict[str, npt.NDArray[np.float32]]:
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
+    shapes["output.weight"] = (VOCAB, HIDDEN)
     for layer in range(2):
         block: dict[str, tuple[int, ...]] = {
             "attn_norm": (HIDDEN,),
-            "attn_q": (HIDDEN, HIDDEN),
-            "attn_k": (HIDDEN // 4, HIDDEN),
-            "attn_v": (HIDDEN // 4, HIDDEN),
-            "attn_output": (HIDDEN, HIDDEN),
+            "attn_q": (num_heads * HEAD, HIDDEN),
+            "attn_k": (2 * HEAD, HIDDEN),
+            "attn_v": (2 * HEAD, HIDDEN),
+            "attn_output": (HIDDEN, num_heads * HEAD),
             "ffn_norm": (HIDDEN,),
         }
         matrices: dict[str, tuple[int, ...]] = {
@@ -59,15 +67,23 @@ def tensors(num_experts: int) -> dict[str, npt.NDArray[np.float32]]:
     return {name: np.ones(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
-def write(path: Path, num_experts: int) -> Path:
+def stored_as(name: str, array: npt.NDArray[np.float32]) -> gguf.GGMLQuantizationType:
+    """Return the type to store a tensor as: no other matrix has that of the output projection, as in Q4_K_M."""
+    if array.ndim == 1 or "inp" in name:
+        return gguf.GGMLQuantizationType.F32
+    return gguf.GGMLQuantizationType.Q4_0 if name == "output.weight" else gguf.GGMLQuantizationType.Q8_0
+
+
+def write(path: Path, num_experts: int, num_heads: int) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in LLAMA.items():
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
+    writer.add_head_count(num_heads)
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(2)
-    for name, array in tensors(num_experts).items():
-        kind = gguf.GGMLQuantizationType.Q8_0 if array.ndim > 1 and "inp" not in name else gguf.GGMLQuantizationType.F32
+    for name, array in tensors(num_experts, num_heads).items():
+        kind = stored_as(name, array)
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -76,13 +92,14 @@ def write(path: Path, num_experts: int) -> Path:
     return path
 
 
-def asked_for(path: Path, cache_type: PagedCacheType) -> dict[str, Any]:
+def asked_for(path: Path, cache_type: PagedCacheType, windows: list[int | None]) -> dict[str, Any]:
     """Return the kernels that are compiled for trial and for requests, and what is counted of them."""
     root = Path(__file__).parents[2]
     paths = (root / "src", root, os.environ.get("PYTHONPATH", ""))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("live_compilations.py")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("live_compilations.py")), str(path), cache_type.value],
+        [sys.executable, str(script), str(path), cache_type.value, json.dumps(windows)],
         capture_output=True,
         text=True,
         env=environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -94,16 +111,20 @@ def asked_for(path: Path, cache_type: PagedCacheType) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("num_experts", "cache_type"),
+    ("num_experts", "num_heads", "cache_type", "windows"),
     [
-        (0, PagedCacheType.AUTO),
-        pytest.param(0, PagedCacheType.F8E4M3, marks=pytest.mark.long),
-        pytest.param(EXPERTS, PagedCacheType.AUTO, marks=pytest.mark.long),
+        (0, 8, PagedCacheType.AUTO, [None, 1024]),
+        (0, 6, PagedCacheType.AUTO, [1024, 1024]),
+        pytest.param(0, 8, PagedCacheType.F8E4M3, [None, 1024], marks=pytest.mark.long),
+        pytest.param(EXPERTS, 8, PagedCacheType.AUTO, [None, 1024], marks=pytest.mark.long),
     ],
 )
-def test_no_kernel_is_compiled_for_requests(tmp_path: Path, num_experts: int, cache_type: PagedCacheType) -> None:
-    found = asked_for(write(tmp_path / "model.gguf", num_experts), cache_type)
+def test_no_kernel_is_compiled_for_requests(
+    tmp_path: Path, num_experts: int, num_heads: int, cache_type: PagedCacheType, windows: list[int | None]
+) -> None:
+    found = asked_for(write(tmp_path / "model.gguf", num_experts, num_heads), cache_type, windows)
     expected = {"_rms_norm_kernel", "_attend_split", "_attend_tile", "_tile_kernel", "_few_rows_kernel"}
+    expected |= {"_copy_blocks_kernel", "_tile_argmax_kernel", "_draw_kernel", "_penalize_kernel"}
     assert expected | ({"_route_kernel"} if num_experts else set()) <= set(found["for trial"])
     assert found["at once"] == 2
     assert expected <= set(found["for trial"])
@@ -112,17 +133,21 @@ def test_no_kernel_is_compiled_for_requests(tmp_path: Path, num_experts: int, ca
     assert found["noticed"] == 0
 
 
+class Kernels:
+    """Counts what a test says there is."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {"_old": 3}
+
+    @property
+    def total(self) -> int:
+        return sum(self.found.values())
+
+    def by_name(self) -> dict[str, int]:
+        return dict(self.found)
+
+
 def test_kernels_that_requests_wait_for_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    class Kernels:
-        found: Final[dict[str, int]] = {"_old": 3}
-
-        @property
-        def total(self) -> int:
-            return sum(self.found.values())
-
-        def by_name(self) -> dict[str, int]:
-            return dict(self.found)
-
     kernels = Kernels()
     live = LiveCompilations(kernels)
     kernels.found["_of_another_model"] = 4
@@ -136,6 +161,18 @@ def test_kernels_that_requests_wait_for_are_noticed(caplog: pytest.LogCaptureFix
     assert live.count == 3
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "2 kernels were compiled or loaded (_new): 3 since" in caplog.records[-1].message
+
+
+def test_kernels_that_copy_blocks_are_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    kernels = Kernels()
+    backend, sampler, path = MagicMock(), MagicMock(), MagicMock()
+    backend.copy = lambda copies: kernels.found.update(_copy=len(copies))
+    path.way = lambda scheduled: Way.LAUNCHED
+    path.compilations = LiveCompilations(kernels)
+    runner = ModelRunner(MagicMock(), backend, sampler, path)
+    runner.submit(SchedulerOutput([], [KvCopy(0, 1, 4)], [], [], []))
+    assert path.compilations.count == 1
+    assert "(_copy)" in caplog.text
 
 
 class Slow:
@@ -170,6 +207,9 @@ class Slow:
 class NoBackend:
     def prepare(self, rows: object) -> None:
         """Keep nothing."""
+
+    def copy(self, copies: object) -> None:
+        """Have nothing to copy."""
 
 
 def test_steps_at_once_have_no_more_tokens_than_the_largest() -> None:

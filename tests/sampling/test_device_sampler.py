@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from rows import encode, make_request, make_row
+from torch import Tensor
 
 from paged_sdk.config.sampling import DryParams, SamplingParams
+from paged_sdk.sampling import device_draw, penalties
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
@@ -27,6 +29,26 @@ SERVED = [
 
 def make_sampler() -> DeviceSampler:
     return DeviceSampler(PROCESSORS, 4, 50, CPU)
+
+
+@pytest.mark.parametrize("vocab_size", [48, 67])
+def test_kernels_are_warmed_up_for_rows_that_begin_anywhere(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> None:
+    """Triton compiles them anew for pointers that are aligned to less than 16 bytes."""
+    launched: dict[str, set[bool]] = {"argmax": set(), "draw": set(), "penalize": set()}
+
+    def noting(name: str, function: Any) -> Any:
+        def note(logits: Tensor, *args: Any) -> Any:
+            launched[name].add(logits.data_ptr() % 16 == 0)
+            return function(logits, *args)
+
+        return note
+
+    for module, name in ((device_draw, "argmax"), (device_draw, "draw"), (penalties, "penalize")):
+        monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+    logits = torch.randn(3, vocab_size)
+    DeviceSampler(PROCESSORS, 4, vocab_size, CPU).warm_up(torch.randn(1, vocab_size))
+    places = {logits[first:].data_ptr() % 16 == logits.data_ptr() % 16 for first in range(3)}
+    assert launched == dict.fromkeys(launched, places)
 
 
 @pytest.mark.parametrize("params", SERVED)

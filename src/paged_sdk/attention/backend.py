@@ -176,6 +176,11 @@ class AttentionBackend(ABC):
         """Return how many bytes are allocated now."""
 
     @property
+    def windows(self) -> Sequence[int | None]:
+        """Return the sliding windows of its layers, each once; None: some layers have none."""
+        return ()
+
+    @property
     def native_pages(self) -> NativePages | None:
         """Return the pool in the form that the native CPU kernels take; None: they cannot read it."""
         return None

@@ -72,6 +72,11 @@ class DividedBackend(AttentionBackend):
         """Return the bytes on all devices."""
         return sum(part.num_bytes for part in self.parts.values())
 
+    @property
+    def windows(self) -> Sequence[int | None]:
+        """See :attr:`AttentionBackend.windows`."""
+        return tuple(dict.fromkeys(window for part in self.parts.values() for window in part.windows))
+
     def _on_each(self, do: Callable[[AttentionBackend], _T]) -> dict[torch.device, _T]:
         done: dict[torch.device, _T] = {}
         for device, part in self.parts.items():

@@ -75,6 +75,11 @@ class PagedBackend(AttentionBackend):
         """Return the bytes of the pool, scales included."""
         return sum(tensor.nbytes for layer in self._layers for tensor in layer.tensors)
 
+    @property
+    def windows(self) -> Sequence[int | None]:
+        """See :attr:`AttentionBackend.windows`."""
+        return self._windows
+
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
         slot_mapping = np.concatenate([self._slots(row, row.start) for row in rows])

@@ -27,6 +27,7 @@ from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
 from paged_sdk.runner.overlap import OverlapTokens
+from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
 from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.shared_overlap import SharedOverlap
 from paged_sdk.runner.step_results import StepResults
@@ -137,11 +138,19 @@ def compile_steps(
             max_num_tokens=config.max_num_batched_tokens,
             max_num_rows=config.max_num_seqs,
             max_model_len=min(config.max_model_len, config.num_blocks * config.block_size),
+            windows=backend.windows,
         )
     )
     try:
         with LoadingBar("Compiling kernels", visible=visible) as bar, torch.inference_mode():
-            run_for_trial(model, backend, steps, bar.update, num_threads=num_threads or most)
+            run_for_trial(
+                model,
+                backend,
+                steps,
+                bar.update,
+                num_threads=num_threads or most,
+                most_logits=max(LOGITS_TILE, config.max_num_seqs * (config.gamma + 1)),
+            )
     except (RuntimeError, MemoryError) as error:
         if num_threads is not None or not is_lack_of_memory(error):  # other ranks wait for this one's part
             raise

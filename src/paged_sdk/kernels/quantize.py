@@ -25,13 +25,14 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockFormat, tensor_type_of
 
-__all__ = ["QUANTIZED_TYPES", "not_finite", "quantize_blocks_reference", "writable_format"]
+__all__ = ["QUANTIZED_TYPES", "not_finite", "quantize_blocks_reference", "weights_at_once", "writable_format"]
 
 _TINY: Final = 1e-30  # ranges below it are zero: their inverse would overflow
 _NOISE: Final = 1e-5  # of the sums of 32 products, some five times what rounding may leave
 _LARGEST: Final = 32768.0  # the scale of larger weights might overflow a float16
 _STEPS: Final = 10  # roundings that are tried on either side of a group's range, a tenth of a code apart
 _WEIGHTS_AT_ONCE: Final = 1 << 17  # temporaries of 512 KiB, which stay in the cache
+_LAUNCHED_AT_ONCE: Final = 1 << 24  # temporaries of 64 MiB, some eight at a time
 _GROUPS_OF_16: Final = frozenset({"Q2_K", "Q3_K", "Q6_K"})  # elsewhere 32 weights are fitted together
 
 
@@ -49,7 +50,7 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int, importance: Tens
     rows, cols = weight.shape
     form = writable_format(tensor_type, cols)
     out = weight.new_empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
-    step = max(1, _WEIGHTS_AT_ONCE // cols)
+    step = max(1, weights_at_once(weight.device, on_cpu=_WEIGHTS_AT_ONCE) // cols)
     for first in range(0, rows, step):
         values = weight[first : first + step].float()
         if not bool((values.abs() <= _LARGEST).all()):
@@ -59,6 +60,17 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int, importance: Tens
         blocks = _WRITERS[tensor_type](_in_groups(values, group), _weights(importance, values, group))
         out[first : first + step] = blocks.view(len(values), -1)
     return out
+
+
+def weights_at_once(device: torch.device, *, on_cpu: int) -> int:
+    """Return how many weights are to be quantized at once on a device; what comes of them does not depend on it.
+
+    On the CPU temporaries stay in the cache if they are few. Elsewhere each piece is a wait and so many launches (Q4_K
+    2,200, Q6_K 970, HQQ 300) that 131,072 weights would not keep a device busy while the host makes them.
+
+    :param on_cpu: so many on the CPU
+    """
+    return on_cpu if device.type == "cpu" else max(on_cpu, _LAUNCHED_AT_ONCE)
 
 
 def _in_groups(values: Tensor, group: int) -> Tensor:

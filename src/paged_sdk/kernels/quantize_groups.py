@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.fp8 import F8E4M3_MAX
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix
-from paged_sdk.kernels.quantize import not_finite
+from paged_sdk.kernels.quantize import not_finite, weights_at_once
 
 __all__ = [
     "FP4_LEVELS",
@@ -180,7 +180,7 @@ def _grouped(
     codes = weight.new_empty(rows, cols, dtype=torch.uint8)
     scales = weight.new_empty(rows, -(-cols // group), dtype=torch.float32)
     minima = None
-    step = max(1, _WEIGHTS_AT_ONCE // cols)
+    step = max(1, weights_at_once(weight.device, on_cpu=_WEIGHTS_AT_ONCE) // cols)
     for first in range(0, rows, step):
         part = slice(first, first + step)
         values = weight[part].float()

@@ -18,7 +18,7 @@ from paged_sdk.kernels.native import quantize_groups as native
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.structures import WEIGHT_DTYPES
-from paged_sdk.kernels.quantize import quantize_blocks_reference
+from paged_sdk.kernels.quantize import quantize_blocks_reference, weights_at_once
 from paged_sdk.kernels.quantize_groups import (
     FP4_LEVELS,
     NF4_LEVELS,
@@ -204,7 +204,7 @@ def quantize_stored(
     all numbers nor all codes in memory. Parameters and errors are :func:`quantize`'s; the latter come with the rows.
     """
     rows, cols = matrix.shape
-    step = max(1, _WEIGHTS_AT_ONCE // max(1, cols))
+    step = max(1, weights_at_once(device, on_cpu=_WEIGHTS_AT_ONCE) // max(1, cols))
 
     def parts(first: int, last: int) -> Iterator[BlockMatrix | GroupedMatrix]:
         for start in range(first, last, step):

@@ -207,7 +207,8 @@ class DraftModel:
 
     def _step(self, rows: list[StepRow]) -> list[int]:
         """Compute some tokens, and return the likeliest one after each row that asks for logits."""
-        self._backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in self._kv.take_copies()])
+        if copies := self._kv.take_copies():
+            self._backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
         self._backend.release(self._kv.take_released())
         batch = make_input_batch(rows, self._model.device)
         context = StepContext(attention=self._backend.prepare(rows))

@@ -217,9 +217,10 @@ class _Parts:
             if way is not Way.LAUNCHED:
                 self.others.choose(way.value)
             self.others.run(step, inserted)
-        if output.copies:
-            self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
-        self.backend.release(output.released)
+        with self._watching():
+            if output.copies:
+                self.backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in output.copies])
+            self.backend.release(output.released)
         self.sampler.forget(output.finished_seq_ids)
         self.reader.forget(output.finished_seq_ids)
         if self.device_decoding is not None:

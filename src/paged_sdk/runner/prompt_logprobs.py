@@ -18,10 +18,10 @@ from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.logprobs import LogprobTable
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 
-__all__ = ["add_prompt_logprobs"]
+__all__ = ["LOGITS_TILE", "add_prompt_logprobs"]
 
-# Logits of a prompt are computed a few rows at a time: a row of 150,000 float32 is 0.6 MB.
-_LOGITS_TILE: Final = 64
+LOGITS_TILE: Final = 64
+"""Logits of a prompt are computed for so many tokens at a time: a row of 150,000 float32 is 0.6 MB."""
 
 
 def add_prompt_logprobs(
@@ -109,4 +109,4 @@ def _launch_tile(logits: Tensor, token_ids: Sequence[int], top_n: int) -> tuple[
 
 
 def _tiles(count: int) -> list[range]:
-    return [range(start, min(start + _LOGITS_TILE, count)) for start in range(0, count, _LOGITS_TILE)]
+    return [range(start, min(start + LOGITS_TILE, count)) for start in range(0, count, LOGITS_TILE)]

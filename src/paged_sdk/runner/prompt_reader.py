@@ -18,6 +18,7 @@ from paged_sdk.kernels.transfer import HostCopies, to_device
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import RunnerOutput
+from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.truncation import NOT_DRAWN, draw_greedy
@@ -26,9 +27,6 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.types.reading import PooledVector, ReadResult, TokenScores
 
 __all__ = ["PromptReader"]
-
-_LOGITS_TILE: Final = 64
-"""Logits are computed for so many tokens at a time: a row of 150,000 float32 is 0.6 MB."""
 
 _SOFTMAX_TILE: Final = 16
 """Their logarithms are taken for fewer: logsumexp over 64 rows of 49,152, whose results are new memory each time, took
@@ -99,8 +97,8 @@ def _score(spans: Sequence[_Span], hidden: Tensor, model: CausalModel, late: Lat
     positions = [span.offset + place for span in spans for place in range(span.start, span.end)]
     targets = [token for span in spans for token in span.row.sequence.token_ids[span.start + 1 : span.end + 1]]
     tiles: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, len(positions), _LOGITS_TILE):
-        tile = slice(start, start + _LOGITS_TILE)
+    for start in range(0, len(positions), LOGITS_TILE):
+        tile = slice(start, start + LOGITS_TILE)
         # No name holds the logits, which go before those of the next tile come.
         tiles.append(_look_up(model.logits(select_rows(hidden, positions[tile])), targets[tile], waits=late.waits))
     copies, wanted, begin = HostCopies(*map(torch.cat, zip(*tiles, strict=True))), np.array(targets), 0

@@ -18,6 +18,7 @@ from paged_sdk.sampling.row import SampleRow
 __all__ = ["DeviceBatch", "DeviceSampler", "Drawn"]
 
 _COPIES_OF_LOGITS: Final = 4
+_ALIGNMENT: Final = 16
 
 
 @frozen(eq=False)
@@ -128,8 +129,16 @@ class DeviceSampler:
     def warm_up(self, logits: Tensor) -> None:
         """Compile the kernels that are launched, so that no request waits for that.
 
+        Rows after those that the host samples are a view of a step's logits. Unless rows are a multiple of 16 bytes, it
+        begins where Triton compiles kernels anew: 49,155 numbers are 12 more than one.
+
         :param logits: as for :meth:`sample`; overwritten
         """
+        self._launch_all(logits)
+        if logits.shape[1] * logits.itemsize % _ALIGNMENT:
+            self._launch_all(torch.cat([logits[:1], logits])[1:])
+
+    def _launch_all(self, logits: Tensor) -> None:
         num_rows = len(logits)
         for processor in self._processors:
             processor.warm_up(logits)

@@ -1,5 +1,5 @@
 """Holds how products with repacked matrices are cut, by device and by rows of activations: one table to be set by a
-sweep (``python -m benchmarks.gpu.quantized_linear --sweep``).
+sweep (``python -m benchmarks.gpu --only sweep``).
 
 Until a device has been swept, choices follow from the compiled code: the fewest instructions for each weight whose
 registers do not spill and whose shared memory leaves room for a second program (``python -m

@@ -1,0 +1,52 @@
+"""Let pytest write how each test has ended, as soon as it has: `-p benchmarks.gpu.report_plugin --ends-to FILE`.
+
+What it knows at its own end, such as junit's XML, is lost where it is killed before.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+__all__ = ["pytest_addoption", "pytest_configure"]
+
+_MESSAGE_LENGTH = 500
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--ends-to", type=Path, help="gets a line of JSON for each test that has ended")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--ends-to")
+    # Processes that share the tests tell the one that has divided them.
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Writer(path))
+
+
+class _Writer:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self._write(report, report.nodeid, report.duration)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.outcome != "passed":
+            self._write(report, report.nodeid, 0.0)
+
+    def _write(self, report: pytest.TestReport | pytest.CollectReport, node: str, seconds: float) -> None:
+        file, _, test = node.partition("::")
+        end = {"file": file, "test": test, "outcome": report.outcome, "seconds": seconds, "message": _message(report)}
+        print(json.dumps(end), file=self._file, flush=True)
+
+
+def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return why a test was skipped, or what it raised, or no text."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return report.longreprtext[-_MESSAGE_LENGTH:] if crash is None else str(crash.message)[:_MESSAGE_LENGTH]
