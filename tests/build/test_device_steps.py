@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -66,7 +67,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch, error: Exception, num_threads: int
     config = EngineConfig(
         num_blocks=8, block_size=8, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64, max_queue=8
     )
-    compile_steps(nothing, nothing, config, visible=False, num_threads=num_threads)
+    backend: Any = SimpleNamespace(windows=())
+    compile_steps(nothing, backend, config, visible=False, num_threads=num_threads)
 
 
 LACKS = [
