@@ -25,6 +25,18 @@ HANGS: Final = """
 import time
 def test_that_hangs(): time.sleep(600)
 """
+#: What fails in a teardown counts once, however the test itself has ended.
+TEARDOWNS: Final = """
+import pytest
+@pytest.fixture
+def broken():
+    yield
+    raise ValueError("what a teardown lacks")
+def test_passing(broken): pass
+def test_failing(broken): raise ValueError("what is wrong")
+def test_skipped(broken): pytest.skip("no such thing here")
+def test_well(): pass
+"""
 RUNNER: Final = "import subprocess, sys; subprocess.run(sys.argv[1:], check=False)"
 
 
@@ -76,6 +88,23 @@ def test_tests_that_are_ended_have_found_what_they_had(files: Path, tmp_path: Pa
             break
     assert cases(rows)[:2] == ["test_failing failed", "1 passed, 1 failed, 1 skipped"]
     assert cases(rows)[-2:] == [f"ended after {seconds} s", "no time was left"]
+
+
+def test_teardowns_that_fail(files: Path, tmp_path: Path) -> None:
+    path = files / "test_teardowns.py"
+    path.write_text(TEARDOWNS)
+    *failed, counts = run_sessions([Session(files=[path])], tmp_path, seconds=240)
+    assert counts["case"] == "1 passed, 3 failed, 0 skipped"
+    assert cases(failed) == ["test_passing failed", "test_failing failed", "test_skipped failed"]
+    wrong = ["what a teardown lacks", "what is wrong", "what a teardown lacks"]
+    assert [text in row["error"] for text, row in zip(wrong, failed, strict=True)] == [True] * 3
+
+
+def test_what_an_earlier_run_has_left_is_not_read(files: Path, tmp_path: Path) -> None:
+    for name in ("test_first.py", "test_second.py"):
+        (files / name).write_text("def test_one(): pass\n")
+        (row,) = run_sessions([Session(files=[files / name])], tmp_path, seconds=240)
+        assert (row["kernel"], row["case"]) == (f"tests, {name}", "1 passed, 0 failed, 0 skipped")
 
 
 def test_tests_below_another_command(files: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import sys
 import time
 from collections import Counter
@@ -340,6 +341,31 @@ def test_a_part_that_fails_or_hangs_keeps_what_it_found(tmp_path: Path) -> None:
     assert f"ended after {limit} s" in found.problems["hung"]
     found.write(tmp_path / "found.json", {"device": "none"})
     assert json.loads((tmp_path / "found.json").read_text())["rows"] == found.rows
+
+
+#: Leaves a process that may write to a pipe.
+LEAVES: Final = """
+import os, subprocess, sys
+pipe = os.open(sys.argv[1], os.O_WRONLY)
+os.write(pipe, b"begun")
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[pipe])
+"""
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit('no GPU')"])
+def test_what_a_part_has_started_ends_with_it(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        run_part("leaves", [sys.executable, "-c", LEAVES + ending, str(path)], 120, Findings(), tmp_path)
+        os.set_blocking(pipe, True)
+        assert select.select([pipe], [], [], 60)[0]
+        assert os.read(pipe, 100) == b"begun"
+        assert select.select([pipe], [], [], 60)[0], "somebody may write yet"
+        assert os.read(pipe, 100) == b""
+    finally:
+        os.close(pipe)
 
 
 @needs_library

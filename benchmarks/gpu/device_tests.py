@@ -120,6 +120,7 @@ class _Running:
     def __init__(self, session: Session, settings: Path, ends: Path) -> None:
         self._session = session
         self._ends = ends
+        ends.unlink(missing_ok=True)  # of an earlier run
         self._log = ends.with_suffix(".log")
         self._offset = 0
         self._counts: dict[str, Counter[str]] = {}
@@ -129,7 +130,7 @@ class _Running:
         command = [*session.before, sys.executable, "-m", "pytest", "-q", "-c", str(settings), "--rootdir", str(ROOT)]
         command += ["-p", "no:cacheprovider", "-p", "benchmarks.gpu.report_plugin", "--ends-to", str(ends)]
         command += ["-m", "not long and not timing", "--continue-on-collection-errors", *session.options]
-        # The plugin is found wherever the tests are.
+        # The plugin is found beside this file, wherever the tests are: ROOT is another where this module is tested.
         environment = os.environ | session.environment
         paths = (str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", ""))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

@@ -29,10 +29,22 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Writer:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w")
+        self._held: dict[str, pytest.TestReport] = {}  # of tests that have only to be torn down
+        self._failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or report.outcome != "passed":
-            self._write(report, report.nodeid, report.duration)
+        """Write a test once: as soon as it fails, otherwise after its teardown, which may fail as well."""
+        node = report.nodeid
+        if report.outcome == "failed":
+            held = self._held.pop(node, None)
+            if node not in self._failed:
+                self._write(report, node, report.duration + (0.0 if held is None else held.duration))
+            self._failed.add(node)
+        elif report.when == "teardown":
+            if (held := self._held.pop(node, None)) is not None:
+                self._write(held, node, held.duration)
+        elif report.when == "call" or report.outcome == "skipped":
+            self._held[node] = report
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":

@@ -79,11 +79,13 @@ def test_memory_that_others_free_meanwhile_is_not_counted_on(storage: KvStorage)
     ("failing", "kept"),
     [
         ({0}, 50 + 3 * 5),  # the largest step with prompts: all decode steps are recorded
-        ({1}, 50 + 3),  # the largest decode step
+        ({1}, 50 + 3 * 2),  # the largest decode step: all steps with prompts are recorded
         ({0, 1}, 0),
     ],
 )
-def test_steps_of_a_kind_that_cannot_be_recorded_keep_nothing(storage: KvStorage, failing: set[int], kept: int) -> None:
+def test_a_kind_whose_largest_step_cannot_be_recorded_counts_as_nothing(
+    storage: KvStorage, failing: set[int], kept: int
+) -> None:
     device, num_asked = Device(shared=50 * MIB, each=3 * MIB), 0
 
     def record(function: Callable[[], None]) -> Callable[[], None]:

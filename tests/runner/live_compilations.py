@@ -42,6 +42,7 @@ CPU: Final = torch.device("cpu")
 BLOCK_SIZE: Final = 16
 MAX_TOKENS: Final = 600
 MAX_ROWS: Final = 32
+MAX_DRAFTS: Final = 17
 MAX_MODEL_LEN: Final = 32_768
 MULTIPROCESSORS: Final = 132
 # Rows of so many logits are no multiple of 16 bytes.
@@ -129,7 +130,7 @@ def steps_of_requests() -> list[list[StepRow]]:
                 break
         if rows:
             steps.append(rows)
-    for num_rows, num_drafts in product((2, 7, MAX_ROWS), (1, 2, 5, 9, 17)):
+    for num_rows, num_drafts in product((2, 7, MAX_ROWS), (1, 2, 5, 9, MAX_DRAFTS)):
         steps.append([row(index, 1 + num_drafts, start(1 + num_drafts)) for index in range(num_rows)])
     return steps
 
@@ -165,7 +166,7 @@ def main() -> None:
         backend = TritonPagedBackend(config, pool, 4, max_num_seqs=MAX_ROWS, max_model_len=MAX_MODEL_LEN)
         limits = {"max_num_tokens": MAX_TOKENS, "max_num_rows": MAX_ROWS, "max_model_len": MAX_MODEL_LEN}
         steps = list(trial_steps(block_size=BLOCK_SIZE, windows=backend.windows, **limits))
-        run_for_trial(model, backend, steps, num_threads=4)
+        run_for_trial(model, backend, steps, num_threads=4, most_logits=MAX_ROWS * (MAX_DRAFTS + 1))
         sampler = DeviceSampler([Penalties()], MAX_ROWS, VOCAB_SIZE, CPU)
         sampler.warm_up(torch.zeros(SAMPLED_ROWS, VOCAB_SIZE))
         before, compiler.asked = compiler.asked, []
@@ -173,7 +174,8 @@ def main() -> None:
         live = LiveCompilations(kernels)
         with live.watching():
             run_for_trial(model, backend, steps_of_requests())
-            for count in (1, 2, 9, 20, 40, LOGITS_TILE):  # as prompt logprobs and scores ask for them
+            # As prompt logprobs and scores ask for them, and drafts of several rows.
+            for count in (1, 2, 9, 20, 40, LOGITS_TILE, 65, 130, 200, 260, 400, 511, 512, MAX_ROWS * (MAX_DRAFTS + 1)):
                 model.logits(torch.zeros(count, model.config.hidden_size, dtype=torch.bfloat16))
             backend.copy([(0, 1, BLOCK_SIZE), (2, 3, BLOCK_SIZE)])
             sample(sampler)

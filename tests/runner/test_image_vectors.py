@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import torch
 from test_image_queue import with_images
 from torch import Tensor
 
+from paged_sdk.errors import RequestFailedError
 from paged_sdk.kernels import transfer
 from paged_sdk.runner import image_vectors
 from paged_sdk.runner.image_queue import ImageQueue
@@ -29,8 +31,11 @@ class Encoder:
 
     def __init__(self) -> None:
         self.num_encoded = 0
+        self.error: Exception | None = None
 
     def encode(self, inputs: object, go_on: Callable[[], None]) -> EncodedImage:
+        if self.error is not None:
+            raise self.error
         self.num_encoded += 1
         return EncodedImage(torch.full((NUM_TOKENS, 2), float(self.num_encoded)))
 
@@ -90,6 +95,30 @@ def test_a_thread_that_cannot_begin_answers_every_image() -> None:
         assert failed == [(0, "the image cannot be encoded: no cuBLAS on this thread")]
     rig.images.close()
     assert rig.encoder.num_encoded == 0
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_what_goes_wrong_keeps_no_encoder(*, begins: bool) -> None:
+    """Nor the model's weights, though a caller keeps the error, and without waiting for a search for cycles."""
+
+    def start() -> None:
+        if not begins:
+            raise RuntimeError("no cuBLAS on this thread")
+
+    gc.disable()
+    try:
+        rig = Rig(start)
+        rig.encoder.error = ValueError("no such picture")
+        encoder, sequence = weakref.ref(rig.encoder), with_images(0, [b"a"])
+        rig.ask(sequence)
+        with pytest.raises(RequestFailedError) as caught:
+            rig.queue.take(b"a")
+        rig.images.close()
+        del rig
+        assert encoder() is None
+    finally:
+        gc.enable()
+    assert caught.value.__cause__ is not None
 
 
 def test_no_vectors_are_left_after_an_engine(rig: Rig) -> None:

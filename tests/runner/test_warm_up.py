@@ -242,7 +242,7 @@ def test_steps_for_trial_are_steps_that_an_engine_may_make(limits: tuple[int, in
     for rows in steps:
         assert 0 < len(rows) <= max_num_rows
         assert sum(row.num_new_tokens for row in rows) <= max_num_tokens
-        assert len({row.seq_id for row in rows}) == len(rows)
+        assert sorted(row.seq_id for row in rows) == [*range(-len(rows), 0)]
         counts = [row.num_new_tokens for row in rows]
         assert 1 not in counts[next((i for i, count in enumerate(counts) if count > 1), len(counts)) :]
         for row in rows:

@@ -154,7 +154,7 @@ def recorded_bytes(
     """Measure the bytes that recorded steps keep, by what a device says is free before and after.
 
     The largest step of each kind is recorded, in whose memory the others' fits, and some small ones, from which follows
-    what each takes besides. Steps of a kind that cannot be recorded keep nothing.
+    what each takes besides. A kind whose largest step cannot be recorded counts as nothing.
 
     :param free: returns how many bytes are free on the device
     :raises Exception: there is no memory for what the steps write to, or for the small ones
@@ -171,12 +171,17 @@ def recorded_bytes(
     mixed = _if_possible(lambda: MixedGraphs(layers, counts=counts[-1:], bounds=longest, record=record))
     decodes = _if_possible(lambda: DecodeGraphs(layers, sizes=sizes[-1:], bounds=longest, record=record))
     for_largest = before - free()
-    if decodes is None:
+    small: list[DecodeGraphs] | list[MixedGraphs]
+    if decodes is not None:
+        small = [DecodeGraphs(layers, sizes=sizes[:1], bounds=longest, record=record) for _ in range(_NUM_WEIGHED)]
+    elif mixed is not None:
+        small = [MixedGraphs(layers, counts=counts[:1], bounds=longest, record=record) for _ in range(_NUM_WEIGHED)]
+    else:
         return for_largest
-    small = [DecodeGraphs(layers, sizes=sizes[:1], bounds=longest, record=record) for _ in range(_NUM_WEIGHED)]
     for_small = max(0, before - for_largest - free())
-    num_sizes, num_largest = (len(sizes), 1) if mixed is None else (len(sizes) + len(counts), 2)
-    num_others = num_sizes * len(context_bounds(config.max_model_len)) - num_largest
+    nums_recorded = [0 if mixed is None else len(counts), 0 if decodes is None else len(sizes)]
+    num_bounds = len(context_bounds(config.max_model_len))
+    num_others = sum(num * num_bounds - 1 for num in nums_recorded if num)
     return for_largest + for_small * num_others // len(small)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import RequestFailedError
-from paged_sdk.guard import clear_frames
+from paged_sdk.guard import clear_frames, drop_tracebacks
 from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.image_queue import AbandonedError, ImageQueue
@@ -95,6 +95,7 @@ def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Calla
         on_start()
     except BaseException as error:  # nobody would hear of it, and requests would wait for ever
         clear_frames(error)
+        drop_tracebacks(error)  # they lead here, to the encoder
         failure = error
     while (span := queue.next()) is not None:
         if failure is not None:
@@ -106,6 +107,7 @@ def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Calla
             queue.done()
         except BaseException as error:  # whatever an encoder raises ends those requests alone
             clear_frames(error)
+            drop_tracebacks(error)
             queue.done(error=error)
 
 

@@ -14,6 +14,7 @@ import torch
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.kernels.placement import working_on
 from paged_sdk.kernels.step import StepContext
+from paged_sdk.kernels.triton.tile_choices import DECODE_ALL_ROWS
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
@@ -28,8 +29,8 @@ COMPILING_THREADS: Final = 4
 # last, matrices are decoded first, and a mixture's tiles grow up to 128 rows of an expert. Attention's tiles have 16,
 # 32 or 64 rows, tokens times the query heads of a KV head: with all powers of two each comes, whatever that number is.
 _COUNTS: Final = (1, 2, 3, 4, 5, 8, 16, 17, 33, 65, 129, 257, 385, 512, 1024)
-# A product with more rows has the tiles of one with so many. Logits of 152,000 tokens take 156 MB then.
-_MOST_LOGITS: Final = 256
+# From so many rows on a matrix is decoded first, whatever their number; logits of 152,000 tokens take 311 MB then.
+_MOST_LOGITS: Final = DECODE_ALL_ROWS
 
 
 def trial_steps(
@@ -42,7 +43,8 @@ def trial_steps(
 ) -> Iterator[list[StepRow]]:
     """Yield steps that launch every kernel, in every variant, that steps of an engine may: chunks of prompts of rising
     length, at the beginning of a text, at the end of a long one and at that of the longest that a window holds, alone,
-    several, and beside one decode and as many as there may be; decodes alone.
+    in pairs, beside one decode, and beside as many as there may be; decodes alone. Chunks at the end of a window's
+    length run alone only.
 
     All rows write to the first block, which holds nothing yet. Their sequences have ids below 0, as no request's
     has: what a backend keeps by id stays out of their way.
@@ -74,7 +76,7 @@ def trial_steps(
             # So many rows keep a device busy without splits of their contexts. Short ones do here: where longer ones
             # are split all the same, two rows have shown it, and 256 would take a gigabyte for splits of 131,072 keys.
             for end in dict.fromkeys((count, *(window + 1 for window in held if window >= count))):
-                yield [*(row(index, 1, 1) for index in range(max_num_rows - 1)), row(max_num_rows, count, end)]
+                yield [*(row(index, 1, 1) for index in range(max_num_rows - 1)), row(max_num_rows - 1, count, end)]
 
     # Steps that follow one another have different numbers of tokens, so that those at once need different kernels.
     for steps in itertools.zip_longest(*map(of_count, counts)):
@@ -84,7 +86,7 @@ def trial_steps(
         yield [row(index, 1, end) for index in range(rows)]
         rest = min((max_num_tokens - rows + 1) // 2, max_model_len)
         if rows > 2 and rest > 1:
-            yield [*(row(index, 1, end) for index in range(rows - 2)), *(row(rows + i, rest, rest) for i in range(2))]
+            yield [*(row(i, 1, end) for i in range(rows - 2)), *(row(i, rest, rest) for i in range(rows - 2, rows))]
 
 
 def run_for_trial(
