@@ -26,7 +26,7 @@ class Products(IntEnum):
 
     BFLOAT16 = 1
     """Queries, keys, weights and values that are rounded to bfloat16: twice as fast on AVX-512 with BF16. On AVX2,
-    codes of 16 bits for many tokens of a sequence, which are closer, and up to 1.8 times as fast.
+    codes of 16 bits for many tokens of a sequence, which are closer, and some 1.5 times as fast.
     """
 
     INT8 = 2

@@ -99,8 +99,8 @@ inline Floats largest_of(const float (*vectors)[16]) {
   return largest;
 }
 
-// Codes of 16 vectors, as far as is_there(k): load(k, c) gives 16 elements of one, of which the largest is to be
-// `limit`. Those that are not there have codes and scales of zero. A scale of NaN carries NaN and Inf on.
+// Codes of 16 vectors, as far as is_there(k). load(k, c) gives 16 elements of vector k; each vector's largest code is
+// `limit`. Vectors that are not there have codes and scales of zero. A scale of NaN carries NaN and Inf on.
 template <class IsThere, class Load>
 inline void code_sixteen(int size, int limit, const IsThere& is_there, const Load& load, float* scales,
                          int16_t* codes) {
@@ -315,10 +315,10 @@ inline void add_weights(const SpanWeights& span, int count, float* maxima, float
   }
 }
 
-// Adds the values of a span's first `width` keys, weighted, to 16 elements of `count` rows. GCC 12 keeps the sums on the
-// stack where this is inlined into a loop.
-[[gnu::noinline]] inline void weigh_shorts(const int16_t* weights, const int16_t* values, int width, int count, const float* held,
-                         const float* added, float* out, int size) {
+// Adds the values of a span's first `width` keys, weighted, to 16 elements of `count` rows. GCC 12 keeps the sums on
+// the stack where this is inlined into a loop.
+[[gnu::noinline]] inline void weigh_shorts(const int16_t* weights, const int16_t* values, int width, int count,
+                                           const float* held, const float* added, float* out, int size) {
   multiply_pairs(weights, kSpan, values, width / 2, [&](int r, Ints sum) {
     if (r >= count) return;
     float* to = out + r * size;
