@@ -32,7 +32,8 @@ def test_a_real_model_goes_on_as_in_a_whole_text(smollm2: Path) -> None:
     broken = 'The page is at <a href="http:'
 
     async def run(builder: GgufModelBuilder) -> list[str]:
-        async with builder.with_force_cpu().build() as model:
+        # One arithmetic for the prompt's last token and for a generated one in its place: no near tie decides.
+        async with builder.with_force_cpu().with_batch_invariance().build() as model:
             answers = await model.send_completion_request([*NATURAL, broken, "I am very happ"], GREEDY)
             return [choice.text for choice in answers.choices]
 
