@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final
 
 import pytest
@@ -20,10 +22,12 @@ def test_skipped(): pytest.skip("no such thing here")
 @pytest.mark.long
 def test_long(): raise AssertionError
 """
-#: The tests below it come first.
+#: It comes after the others.
 HANGS: Final = """
-import time
-def test_that_hangs(): time.sleep(600)
+import pathlib, time
+def test_that_hangs():
+    pathlib.Path("begun").touch()
+    time.sleep(600)
 """
 #: What fails in a teardown counts once, however the test itself has ended.
 TEARDOWNS: Final = """
@@ -55,7 +59,7 @@ def cases(rows: list[Row]) -> list[str]:
 @pytest.mark.parametrize("with_xdist", [False, True])
 def test_how_tests_end(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, with_xdist: bool) -> None:
     if with_xdist:
-        pytest.importorskip("xdist")
+        pytest.importorskip("xdist", reason="on a device tests run without plugins too")
     else:
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     find_spec = importlib.util.find_spec
@@ -75,19 +79,18 @@ def test_how_tests_end(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "what is wrong" in failed["error"]
 
 
-def test_tests_that_are_ended_have_found_what_they_had(files: Path, tmp_path: Path) -> None:
-    path = files / "test_hanging.py"
+def test_tests_that_are_ended_have_found_what_they_had(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, waiting, begun = files / "test_hanging.py", files / "test_waiting.py", tmp_path / "begun"
     path.write_text(ENDS + HANGS)
-    waiting = files / "test_waiting.py"
     waiting.write_text(ENDS)
-    for seconds in (4, 15, 60):  # it has to have begun, however busy the machine is
-        rows = list(
-            run_sessions([Session(files=[each]) for each in (path, waiting)], tmp_path, seconds=seconds, at_once=1)
-        )
-        if "1 passed, 1 failed, 1 skipped" in cases(rows):
-            break
+    # The time is over as soon as the last test has begun, however slow the machine is.
+    clock = SimpleNamespace(monotonic=lambda: 60.0 if begun.exists() else 0.0, sleep=time.sleep)
+    monkeypatch.setattr(device_tests, "time", clock)
+    rows = list(run_sessions([Session(files=[each]) for each in (path, waiting)], tmp_path, seconds=60, at_once=1))
     assert cases(rows)[:2] == ["test_failing failed", "1 passed, 1 failed, 1 skipped"]
-    assert cases(rows)[-2:] == [f"ended after {seconds} s", "no time was left"]
+    assert cases(rows)[-2:] == ["ended after 60 s", "no time was left"]
 
 
 def test_teardowns_that_fail(files: Path, tmp_path: Path) -> None:

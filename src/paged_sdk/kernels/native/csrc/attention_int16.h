@@ -37,6 +37,7 @@ inline bool has_shorts(const paged_heads& heads) {
 
 constexpr int kShortRows = 6;         // rows whose sums are held in registers: 12 of 16
 constexpr int kShortBlock = 24;       // rows whose scores are held at a time
+constexpr int kBlockNumbers = 32;     // one for each of them, in whole vectors
 constexpr int kCodedRows = 48;        // queries are coded 16 at a time, and multiplied kShortRows at a time
 constexpr int kValueLimit = 4095;     // of a value's codes
 constexpr float kWeightSum = 523e3f;  // of a row's codes of a span, before rounding: times kValueLimit below 2^31
@@ -211,11 +212,10 @@ inline void score_shorts(const ShortScratch& scratch, int row, int count, int si
 // What a span adds to each row of a block. All rows go through one step before any goes through the next, since a row's
 // own steps wait for each other: maximum, sums, a division.
 struct SpanWeights {
-  alignas(64) float maximum[32];  // of the row's scores
-  alignas(64) float sum[32];      // of its weights, in units of 2^maximum
-  alignas(64) float factor[32];   // codes are weights, times their values' scales, times this
+  alignas(64) float maximum[kBlockNumbers];  // of the row's scores
+  alignas(64) float sum[kBlockNumbers];      // of its weights, in units of 2^maximum
+  alignas(64) float factor[kBlockNumbers];   // codes are weights, times their values' scales, times this
 };
-static_assert(kShortBlock <= 32);
 
 // Scores that a row does not see become very small; lanes are the largest of each 16th.
 template <bool kWhole>
@@ -263,8 +263,8 @@ inline void weigh_scores(float* scores, int width, float largest, const float* v
 // Codes of the weights of `count` rows from `row` on, from their scores of the first `width` keys of the span at `key`.
 inline void code_weights(const QueryTile& tile, const paged_heads& heads, int key, int row, int count, int width,
                          const ShortScratch& scratch, SpanWeights& out) {
-  alignas(64) float lanes[3][32][16];
-  for (auto& rows : lanes) __builtin_memset(rows[count], 0, sizeof(rows[0]) * (32 - count));
+  alignas(64) float lanes[3][kBlockNumbers][16];
+  for (auto& rows : lanes) __builtin_memset(rows[count], 0, sizeof(rows[0]) * (kBlockNumbers - count));
   const auto begin_of = [&](int r) {
     return tile.oldest_of(tile.first_position + (row + r) / tile.group, heads.window) - key;
   };
@@ -343,7 +343,7 @@ inline void attend_block(const QueryTile& tile, const Pages& pages, int key, int
       score(scratch, row + r, std::min(count - r, kShortRows), size, c, constants + r, scratch.scores + r * kSpan + c);
   SpanWeights span;
   code_weights(tile, heads, key, row, count, width, scratch, span);
-  alignas(64) float held[32], added[32];
+  alignas(64) float held[kBlockNumbers], added[kBlockNumbers];
   add_weights(span, count, out.maximum + row, out.sum + row, held, added);
   for (int c = 0; c < size; c += 16)
     for (int r = 0; r < count; r += kShortRows)
