@@ -7,6 +7,7 @@ import importlib
 import inspect
 import logging
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to test with a native library that was not built again: its tests would be skipped, not fail."""
+    """Take Ctrl-C back, and refuse to test with a native library that was not built again.
+
+    The tests of such a library would be skipped, not fail.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts `make test &` without Ctrl-C, and every program of a test would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     path: Path | None = config.getoption("--native-library")
     if path is not None:
         library._PATH = path.resolve(strict=True)
