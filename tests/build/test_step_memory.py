@@ -17,7 +17,7 @@ from paged_sdk.attention.backend import KvStorage
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.attention.triton_paged import TritonPagedBackend
 from paged_sdk.build import step_memory
-from paged_sdk.build.step_memory import activations_of, recorded_bytes
+from paged_sdk.build.step_memory import activations_of, most_logits, recorded_bytes
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import OutOfMemoryError
 from paged_sdk.kernels.placement import Placement
@@ -97,6 +97,11 @@ def test_a_kind_whose_largest_step_cannot_be_recorded_counts_as_nothing(
 
     with torch.inference_mode():
         assert recorded_bytes(MODEL, storage, CONFIG, record=record, free=lambda: device.free) == kept * MIB
+
+
+@pytest.mark.parametrize(("rows", "gamma", "logits"), [(5, 0, 64), (5, 16, 85), (32, 4, 160)])
+def test_logits_are_those_of_all_drafts_or_of_a_tile_of_a_prompt(rows: int, gamma: int, logits: int) -> None:
+    assert most_logits(evolve(CONFIG, max_num_seqs=rows, gamma=gamma)) == logits
 
 
 @pytest.fixture

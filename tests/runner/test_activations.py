@@ -50,8 +50,11 @@ class WatchedBackend(PagedBackend):
 
 
 @pytest.mark.parametrize("measured", [7_777, 0])
-@pytest.mark.parametrize(("tokens", "rows", "counts"), [(10, 4, [3, 3, 2, 2]), (3, 8, [1, 1, 1]), (9, 1, [9])])
-def test_the_largest_step_is_run(tokens: int, rows: int, counts: list[int], measured: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "rows", "logits", "counts"),
+    [(10, 4, 4, [3, 3, 2, 2]), (10, 4, 8, [3, 3, 2, 2]), (3, 8, 24, [1, 1, 1]), (9, 1, 1, [9])],
+)
+def test_the_largest_step_is_run(tokens: int, rows: int, logits: int, counts: list[int], measured: int) -> None:
     model = Watched()
     made: list[WatchedBackend] = []
     settings = PoolSettings(block_size=4, dtype=torch.float32, device=CPU)
@@ -64,10 +67,13 @@ def test_the_largest_step_is_run(tokens: int, rows: int, counts: list[int], meas
         run()
         return measured
 
-    found = activation_bytes(model, make, block_size=4, num_tokens=tokens, num_rows=rows, peak_bytes=peak)
+    found = activation_bytes(
+        model, make, block_size=4, num_tokens=tokens, num_rows=rows, num_logits=logits, peak_bytes=peak
+    )
+    computed = min(logits, tokens)
     # Hidden states of 64 floats and logits of 50 are there at the end, whatever is measured.
-    assert found == max(measured, (tokens * 64 + len(counts) * 50) * 4)
-    assert model.calls == [(tokens, counts[0] - 1), (len(counts), 64)]
+    assert found == max(measured, (tokens * 64 + computed * 50) * 4)
+    assert model.calls == [(tokens, counts[0] - 1), (computed, 64)]
     (backend,) = made
     assert [row.num_new_tokens for row in backend.rows] == counts
     used = [block for row in backend.rows for block in row.kv_ids]

@@ -10,6 +10,7 @@ import torch
 
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.build.progress import LoadingBar
+from paged_sdk.build.step_memory import most_logits
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.guard import clear_frames
 from paged_sdk.kernels.lora_slots import AdapterSlots
@@ -27,7 +28,6 @@ from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
 from paged_sdk.runner.overlap import OverlapTokens
-from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
 from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.shared_overlap import SharedOverlap
 from paged_sdk.runner.step_results import StepResults
@@ -149,7 +149,7 @@ def compile_steps(
                 steps,
                 bar.update,
                 num_threads=num_threads or most,
-                most_logits=max(LOGITS_TILE, config.max_num_seqs * (config.gamma + 1)),
+                most_logits=most_logits(config),
             )
     except (RuntimeError, MemoryError) as error:
         if num_threads is not None or not is_lack_of_memory(error):  # other ranks wait for this one's part

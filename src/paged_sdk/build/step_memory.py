@@ -22,6 +22,7 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bo
 from paged_sdk.runner.device import device_memory, is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.lockstep import LockstepModel, recorded_alike
 from paged_sdk.runner.mixed_graphs import MixedGraphs, token_counts
+from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
 from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.step_results import StepResults
 from paged_sdk.runner.step_table import Record
@@ -29,7 +30,7 @@ from paged_sdk.runner.warm_up import COMPILING_THREADS
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.processor import Processor
 
-__all__ = ["activations_of", "recorded_bytes"]
+__all__ = ["activations_of", "most_logits", "recorded_bytes"]
 
 _log = get_logger(__name__)
 
@@ -97,6 +98,15 @@ def activations_of(
     return found
 
 
+def most_logits(config: EngineConfig) -> int:
+    """Return the most tokens whose logits are computed at once: every text's drafts and one, or a tile of a prompt's.
+
+    Texts whose grammar leaves no choice have drafts without speculation, too. Those are not counted: should all texts
+    have them at once and memory be too small for it, their requests begin anew.
+    """
+    return max(LOGITS_TILE, config.max_num_seqs * (config.gamma + 1))
+
+
 def _launched_bytes(device: torch.device, model: CausalModel, storage: KvStorage, config: EngineConfig) -> int:
     available = device_memory(device).free
     try:
@@ -106,6 +116,7 @@ def _launched_bytes(device: torch.device, model: CausalModel, storage: KvStorage
             block_size=config.block_size,
             num_tokens=min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len),
             num_rows=config.max_num_seqs,
+            num_logits=most_logits(config),
             peak_bytes=cuda_peak_bytes(device),
         )
     except (RuntimeError, MemoryError) as error:

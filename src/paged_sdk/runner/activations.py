@@ -27,14 +27,16 @@ def activation_bytes(
     block_size: int,
     num_tokens: int,
     num_rows: int,
+    num_logits: int,
     peak_bytes: PeakBytes,
 ) -> int:
-    """Measure the bytes that the largest step takes: it has the most tokens and rows that a step may have, all sampled.
+    """Measure the bytes that the largest step takes: it has the most tokens, rows and logits that a step may have.
     They are no less than its hidden states and its logits, whatever other threads free meanwhile.
 
     :param make_backend: allocates KV memory of so many blocks, which is freed on return and not counted
     :param num_tokens: the most tokens of a step
     :param num_rows: the most rows of a step
+    :param num_logits: the most tokens of a step whose logits are computed at once
     """
     num_rows = min(num_rows, num_tokens)
     counts = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
@@ -52,7 +54,7 @@ def activation_bytes(
         tokens = torch.zeros(num_tokens, dtype=torch.int64, device=model.device)
         positions = torch.cat([torch.arange(count, device=model.device) for count in counts])
         hidden = model.forward(tokens, positions, StepContext(attention=backend.prepare(spans)))
-        logits = model.logits(hidden[-num_rows:])
+        logits = model.logits(hidden[-num_logits:])
         logits.argmax(-1)
         floor = hidden.nbytes + logits.nbytes
 
