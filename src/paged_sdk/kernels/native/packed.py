@@ -92,7 +92,7 @@ def gains_by_rotation(library: NativeLibrary, weights: Sequence[PackedWeight]) -
     """Return whether matrices in blocks, which share an input, are multiplied faster with many rows once they are
     :meth:`~PackedWeight.rotated`: whether most of their rows are.
 
-    On AVX2 without VNNI those of five bits and fewer are not, unless a scale is for 16 weights (Q2_K, Q3_K).
+    On AVX2 without VNNI only those of eight bits are.
     """
     gains = library.functions.paged_gains_in_hadamard
     gaining = sum(weight.rows for weight in weights if gains(library.level, weight.tensor_type))

@@ -32,12 +32,12 @@ template <int kBits, int kRows>
 
 #else
 
-// Not weights of five bits and fewer with a scale for 32 columns: in eight bits, which the transform takes, their
-// products could not be added in 16. 512 rows of 1536 x 8960 take 13.4 ps a weight and row in the Hadamard form; in Q4_1
-// 10.6 as they are, in Q5_K 13.7, in Q6_K 15.7, in Q2_K 16.6 and in Q8_0 20; 64 rows 14.7 to 17.9, and 11.9, 13.2, 14.6,
-// 15.3 and 17.8 (AMD Zen 4, best of seven).
+// Not weights of six bits and fewer: in eight bits, which the transform takes, their products could not be added in 16.
+// TOP/s of 64 and of 512 rows of 1536 x 8960, as they are and in the Hadamard form: Q8_0 0.13, 0.12 and 0.16, 0.17;
+// Q6_K 0.20, 0.20 and 0.15, 0.18; Q3_K 0.21, 0.22 and 0.16, 0.19; Q2_K 0.19, 0.18 and 0.14, 0.17 (two threads of AMD
+// Zen 3, medians).
 template <class Format>
-constexpr bool kGainsInHadamard = Format::kHalfGroups || Format::kLayout.bits() > 5;
+constexpr bool kGainsInHadamard = Format::kLayout.bits() == 8;
 
 // Bytes as numbers of 16 bits: columns 0 and 2 of a quad, and columns 1 and 3.
 struct WidePairs {
