@@ -255,16 +255,19 @@ inline void weigh_scores(float* scores, int width, float largest, const float* v
     coded_largest = maximum(coded_largest, coded);
     store_floats(scores + i, coded);
   }
-  store_floats(sum_lanes, sum);
-  store_floats(coded_lanes, coded_sum);
+  store_lanes(sum_lanes, sum);
+  store_lanes(coded_lanes, coded_sum);
   store_floats(largest_lanes, coded_largest);
 }
 
 // Codes of the weights of `count` rows from `row` on, from their scores of the first `width` keys of the span at `key`.
 inline void code_weights(const QueryTile& tile, const paged_heads& heads, int key, int row, int count, int width,
                          const ShortScratch& scratch, SpanWeights& out) {
-  alignas(64) float lanes[3][kBlockNumbers][16];
-  for (auto& rows : lanes) __builtin_memset(rows[count], 0, sizeof(rows[0]) * (kBlockNumbers - count));
+  alignas(64) float largest_lanes[kBlockNumbers][16], sum_lanes[2][kBlockNumbers][kSumLanes];
+  const auto clear_rest = [&](auto& rows) {
+    __builtin_memset(rows[count], 0, sizeof(rows[0]) * (kBlockNumbers - count));
+  };
+  clear_rest(largest_lanes), clear_rest(sum_lanes[0]), clear_rest(sum_lanes[1]);
   const auto begin_of = [&](int r) {
     return tile.oldest_of(tile.first_position + (row + r) / tile.group, heads.window) - key;
   };
@@ -272,17 +275,17 @@ inline void code_weights(const QueryTile& tile, const paged_heads& heads, int ke
   const auto is_whole = [&](int r) { return begin_of(r) <= 0 && end_of(r) >= width && heads.softcap <= 0.0f; };
   for (int r = 0; r < count; ++r) {
     const auto mask = is_whole(r) ? mask_scores<true> : mask_scores<false>;
-    mask(scratch.scores + r * kSpan, width, begin_of(r), end_of(r), heads.softcap, lanes[0][r]);
+    mask(scratch.scores + r * kSpan, width, begin_of(r), end_of(r), heads.softcap, largest_lanes[r]);
   }
-  for (int r = 0; r < count; r += 16) store_floats(out.maximum + r, largest_of(lanes[0] + r));
+  for (int r = 0; r < count; r += 16) store_floats(out.maximum + r, largest_of(largest_lanes + r));
   for (int r = 0; r < count; ++r) {
     const auto weigh = is_whole(r) ? weigh_scores<true> : weigh_scores<false>;
-    weigh(scratch.scores + r * kSpan, width, out.maximum[r], scratch.value_scales, lanes[0][r], lanes[1][r],
-          lanes[2][r]);
+    weigh(scratch.scores + r * kSpan, width, out.maximum[r], scratch.value_scales, sum_lanes[0][r], sum_lanes[1][r],
+          largest_lanes[r]);
   }
   for (int r = 0; r < count; r += 16) {
-    store_floats(out.sum + r, sums_of(lanes[0] + r));
-    const Floats sums = sums_of(lanes[1] + r), largest = largest_of(lanes[2] + r), tiny = broadcast(1e-30f);
+    store_floats(out.sum + r, sums_of(sum_lanes[0] + r));
+    const Floats sums = sums_of(sum_lanes[1] + r), largest = largest_of(largest_lanes + r), tiny = broadcast(1e-30f);
     const Floats factor = minimum(div(broadcast(kWeightSum), sums), div(broadcast(32767.0f), maximum(tiny, largest)));
     // Values without a weight add nothing; what is not finite makes the row NaN, where it is divided by the factor.
     const Floats nan = broadcast(std::numeric_limits<float>::quiet_NaN());

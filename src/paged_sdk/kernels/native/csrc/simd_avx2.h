@@ -405,14 +405,15 @@ inline void transpose(Floats rows[16]) {
   }
 }
 
-// The sum of each of 16 vectors.
-inline Floats sums_of(const float (*vectors)[16]) {
+// The sum of each of 16 vectors, of each of which eight sums of two lanes are stored.
+constexpr int kSumLanes = 8;
+inline void store_lanes(float* p, Floats a) { _mm256_storeu_ps(p, _mm256_add_ps(a.lo, a.hi)); }
+inline Floats sums_of(const float (*vectors)[kSumLanes]) {
   const auto two = [](const float* p, const float* q) {  // sums of four lanes of one, and of the other
-    const Floats first = load_floats(p), second = load_floats(q);
-    const __m256 a = _mm256_add_ps(first.lo, first.hi), b = _mm256_add_ps(second.lo, second.hi);
+    const __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(q);
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   };
-  const auto eight = [two](const float (*v)[16]) {
+  const auto eight = [two](const float (*v)[kSumLanes]) {
     const auto four = [two, v](int i) {
       const __m256 a = two(v[i], v[i + 4]), b = two(v[i + 1], v[i + 5]);
       return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x44), _mm256_shuffle_ps(a, b, 0xee));

@@ -250,7 +250,9 @@ inline void transpose(Floats rows[16]) {
 }
 
 // The sum of each of 16 vectors.
-inline Floats sums_of(const float (*vectors)[16]) {
+constexpr int kSumLanes = 16;
+inline void store_lanes(float* p, Floats a) { store_floats(p, a); }
+inline Floats sums_of(const float (*vectors)[kSumLanes]) {
   Floats halves[8], quarters[4];  // of two vectors, eight sums of lanes each; of four vectors, four each
   for (int i = 0; i < 8; ++i) {
     const Floats a = load_floats(vectors[i]), b = load_floats(vectors[i + 8]);

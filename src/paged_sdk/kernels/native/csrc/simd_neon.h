@@ -421,7 +421,9 @@ inline void transpose(Floats rows[16]) {
 }
 
 // The sum of each of 16 vectors.
-inline Floats sums_of(const float (*vectors)[16]) {
+constexpr int kSumLanes = 16;
+inline void store_lanes(float* p, Floats a) { store_floats(p, a); }
+inline Floats sums_of(const float (*vectors)[kSumLanes]) {
   const auto quarter = [](const float* p) {
     const Floats a = load_floats(p);
     return vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));

@@ -308,7 +308,9 @@ inline void transpose(Floats rows[16]) {
 }
 
 // The sum of each of 16 vectors.
-inline Floats sums_of(const float (*vectors)[16]) {
+constexpr int kSumLanes = 16;
+inline void store_lanes(float* p, Floats a) { store_floats(p, a); }
+inline Floats sums_of(const float (*vectors)[kSumLanes]) {
   Floats sums;
   for (int i = 0; i < 16; ++i) sums.v[i] = sum_of(load_floats(vectors[i]));
   return sums;
