@@ -29,7 +29,7 @@ from paged_sdk.kernels.native.structures import (
 from paged_sdk.logs import get_logger
 from paged_sdk.processors import usable_processors
 
-__all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "why_not"]
+__all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "open_library", "why_not"]
 
 _PATH = Path(__file__).with_name(library_name(on_windows=sys.platform == "win32"))
 _REBUILD = "install the package again, or build it with python setup.py build_ext --inplace"
@@ -127,14 +127,24 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_sources.restype = c_char_p
 
 
+def open_library(path: Path) -> ctypes.CDLL:
+    """Open a build of the library, which is not checked to be of the sources that are installed.
+
+    :raises OSError: it cannot be loaded
+    :raises AttributeError: a function is missing: it is another version's
+    """
+    functions = ctypes.CDLL(str(path))
+    _declare(functions)
+    return functions
+
+
 @cache
 def _open() -> tuple[ctypes.CDLL | None, str]:
     """Open the shared library, or return None and why not."""
     if not _PATH.exists():
         return None, f"{_PATH.name} was not built: the package was installed without a C++ compiler"
     try:
-        functions = ctypes.CDLL(str(_PATH))
-        _declare(functions)
+        functions = open_library(_PATH)
     except OSError as exc:
         return None, f"{_PATH.name} cannot be loaded: {exc}"
     except AttributeError as exc:

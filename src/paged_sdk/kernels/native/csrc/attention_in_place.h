@@ -80,7 +80,8 @@ inline void score_in_place(const TileVectors<Cached>& keys, const float* query, 
 }
 
 // Up to so many rows take two vectors of columns at once. Three on AVX2 would take all registers: one sum went by way of
-// memory, and a key took 26 cycles instead of 19 (head size 64, AMD Zen 3).
+// memory, and a key took 26 cycles instead of 19 (head size 64, AMD Zen 3; as long as before where another machine's
+// work shares the core).
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr int kRowsOfTwoVectors = 2;
 #else
@@ -106,7 +107,8 @@ inline void add_columns(const TileVectors<Cached>& values, const float* weights,
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[r][v] = fma(broadcast(weights[r * kKeyTile + key]), value, sums[r][v]);
     }
-    ahead.fetch(size * Cached::kBytes);
+    // As often for one vector of columns at a time as for two: fetched too early, lines are gone again.
+    if (kWide == 2 || c % 32 == 0) ahead.fetch(size * Cached::kBytes);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {

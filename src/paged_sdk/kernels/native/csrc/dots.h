@@ -3,11 +3,24 @@
 // dot_group<kBits, kRows> calls take(r, lo, hi) for each activation row, with the sums of the group's two halves.
 // first(r, half) is what a sum begins with; the weights are below 2^kBits.
 //
-// kGainsInHadamard<Format> is whether many rows take less time in the Hadamard form (hadamard_product.h).
+// kGainsInHadamard<Format> is whether many rows take less time in the Hadamard form (hadamard_product.h), and
+// kUnpackedOnce<Format> from how many rows on weights as they are take less if they are unpacked once for all, not once
+// a tile (panel.h).
 #pragma once
+
+#include <limits>
 
 #include "activations.h"
 #include "formats.h"
+
+namespace paged {
+namespace {
+
+constexpr int kNever = std::numeric_limits<int>::max();
+
+}  // namespace
+}  // namespace paged
+
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #include "dots_avx2.h"
 #else
@@ -17,6 +30,10 @@ namespace {
 
 template <class Format>
 constexpr bool kGainsInHadamard = true;
+
+// The portable level gains nothing; AVX-512, whose tiles are four times as large, and NEON were not timed.
+template <class Format>
+constexpr int kUnpackedOnce = kNever;
 
 // Row by row: registers hold the group's weights, or a row's dot products need few enough loads without that.
 template <int kBits, int kRows, class First, class Take>

@@ -20,6 +20,9 @@ inline __m256i broadcast_quad(const int8_t* x) {
 template <class Format>
 constexpr bool kGainsInHadamard = true;
 
+template <class Format>
+constexpr int kUnpackedOnce = kNever;  // not timed
+
 // sum[r] += w . x[r], of half a group, four quads.
 template <int kBits, int kRows>
 [[gnu::always_inline]] inline void dot_half(const Bytes* w, const ActivationGroup* a, int half, Ints (&sum)[kRows]) {
@@ -38,6 +41,17 @@ template <int kBits, int kRows>
 // Zen 3, medians).
 template <class Format>
 constexpr bool kGainsInHadamard = Format::kLayout.bits() == 8;
+
+// Times as fast as unpacked once a tile, with 12, 24 and 64 rows of 1536 x 2240: Q3_K 1.2, 1.3 and 1.35; Q5_K 1.2, 1.3
+// and 1.4; Q6_K 1.2 with 12 rows, 1.35 with 64; Q5_0 1.1, 1.2 and 1.25; Q2_K 1.0, 1.1 and 1.15; Q4_K 1.0, 1.05 and 1.1;
+// Q4_1 and Q4_0 0.92, 0.98 and 1.03; Q8_0, which there is nothing to unpack of, 0.9 (one thread of AMD Zen 3, calls in
+// turns, medians).
+template <class Format>
+constexpr int kUnpackedOnce = [] {
+  constexpr const Layout& kLayout = Format::kLayout;
+  if (kLayout.bits() == 8) return kNever;
+  return kLayout.planes == Planes::kNibbles && kLayout.groups != 8 ? 32 : 9;
+}();
 
 // Bytes as numbers of 16 bits: columns 0 and 2 of a quad, and columns 1 and 3.
 struct WidePairs {

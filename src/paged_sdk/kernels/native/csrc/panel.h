@@ -100,21 +100,23 @@ template <class Format>
 struct UnpackedGroups {
   static constexpr int kMost = 8;
   static constexpr bool kOneBlock = Format::kLayout.groups == kMost;
+  static constexpr int kBytes = kMost * Format::kLayout.group_bytes + (kOneBlock ? 1 : kMost) * Format::kLayout.header;
 
   typename Format::BlockScales scales[kOneBlock ? 1 : kMost];
   alignas(64) uint8_t weights[kMost][8 * kVector];
   int first = 0, count = 0;
+  const uint8_t* end;  // of what was unpacked
 
   bool full() const { return count == kMost; }
   void start_at(int group) { first = group, count = 0; }
   // Unpacks group g of a block.
   void append(const uint8_t* panel, const uint8_t* block, int g) {
-    prefetch_group<Format>(block, g);
     if (!kOneBlock || g == 0) load_scales<Format>(panel, block, scales[kOneBlock ? 0 : count]);
     Bytes w[8];
     load_weights<Format>(panel, block, g, w);
     for (int q = 0; q < 8; ++q) store_bytes(weights[count] + q * kVector, w[q]);
     ++count;
+    end = block + Format::kLayout.header + (g + 1) * Format::kLayout.group_bytes;
   }
 };
 
@@ -135,13 +137,17 @@ template <class Format, int kRows>
   for (int r = 0; r < kRows; ++r) store_floats(sums[r], sum[r]);
 }
 
-// The panel times all activation rows, which are more than a tile's: each group is unpacked once for all of them.
+// The panel times all activation rows, kUnpackedOnce or more: each group is unpacked once for all of them.
 template <class Format>
 void multiply_many(const uint8_t* panel, const paged_weight& weight, const Activations& x, float (*sums)[kPanelRows]) {
   __builtin_memset(sums, 0, sizeof(*sums) * x.num_rows);
   UnpackedGroups<Format> unpacked;
+  // What is unpacked next is fetched meanwhile, some of it before each tile: all at once, lines would wait for each other.
   const auto multiply_unpacked = [&] {
+    const uint8_t* ahead = unpacked.end;
     in_tiles<kMaxTile>(0, x.num_rows, [&](int64_t row, auto rows) {
+      const uint8_t* to = unpacked.end + UnpackedGroups<Format>::kBytes * (row + rows) / x.num_rows;
+      for (; ahead < to; ahead += 64) __builtin_prefetch(ahead);
       add_unpacked<Format, decltype(rows)::value>(unpacked, x, row, sums + row);
     });
   };
@@ -161,8 +167,8 @@ void multiply_many(const uint8_t* panel, const paged_weight& weight, const Activ
 // the second-level cache.
 template <class Format>
 void multiply_rows(const uint8_t* panel, const paged_weight& weight, const Activations& x, float (*sums)[kPanelRows]) {
-  if constexpr (kUnpacksOnce) {
-    if (x.num_rows > kMaxTile) return multiply_many<Format>(panel, weight, x, sums);
+  if constexpr (kUnpackedOnce<Format> != kNever) {
+    if (x.num_rows >= kUnpackedOnce<Format>) return multiply_many<Format>(panel, weight, x, sums);
   }
   in_tiles<kMaxTile>(0, x.num_rows, [&](int64_t row, auto rows) {
     multiply_panel<Format, decltype(rows)::value>(panel, weight, x, row, sums + row);

@@ -56,9 +56,6 @@ inline uint16_t to_half(float a) {
 namespace paged {
 namespace {
 
-// kUnpacksOnce is whether more rows than a tile has are multiplied with weights that were unpacked once for all of them,
-// not once a tile (panel.h). The portable level gains nothing; AVX-512, whose tiles are larger, and NEON were not timed.
-
 #if !defined(__ARM_FEATURE_DOTPROD)
 // Whether dot products of eight-bit weights, which are stored plus 128, take the 128 off themselves. Otherwise a sum
 // begins with -128 times that of the other factors.

@@ -22,7 +22,6 @@ struct Shorts {
 };
 
 constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
-constexpr bool kUnpacksOnce = true;  // 1.2 to 1.6 times as fast (one thread of AMD Zen 3, 16 to 512 rows)
 constexpr int kDenseTile = 6;  // rows of a float product, times vectors of columns: 12 of the 16 registers
 constexpr int kDenseWide = 1;
 constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 12 of the 16 registers

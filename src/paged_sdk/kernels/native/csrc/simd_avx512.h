@@ -14,7 +14,6 @@ using Floats = __m512;  // 16 float32
 using Shorts = __m512i;  // 32 int16: 16 rows x 2
 
 constexpr int kMaxTile = 16;  // activation rows held in registers: 16 sums + 8 weight vectors + scales fit 32 registers
-constexpr bool kUnpacksOnce = false;
 constexpr int kDenseTile = 12;  // rows of a float product, times vectors of columns: 24 sums
 constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 24 sums

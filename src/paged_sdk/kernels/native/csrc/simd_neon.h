@@ -19,7 +19,6 @@ using Floats = Quarters<float32x4_t>;
 using Shorts = Quarters<int16x8_t>;
 
 constexpr int kMaxTile = 4;    // 16 sums leave half of the 32 registers to products, scales and weights
-constexpr bool kUnpacksOnce = false;
 constexpr int kDenseTile = 3;  // rows of a float product, times vectors of columns: 24 sums
 constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 3;  // rows and panels of a product with dense weights: 24 sums

@@ -22,7 +22,6 @@ struct Shorts {
 };
 
 constexpr int kMaxTile = 4;
-constexpr bool kUnpacksOnce = false;
 constexpr int kDenseTile = 3;
 constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 3;
