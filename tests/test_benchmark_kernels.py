@@ -1,0 +1,47 @@
+"""Two builds of the native library that take turns."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from benchmarks import kernels_beside, kernels_cpu
+from benchmarks.kernels_beside import attention_cells, in_turns
+from typer.testing import CliRunner
+
+from native_weights import needs_library, workspace
+from paged_sdk.kernels.native import library
+
+
+def test_each_is_called_first_as_often_as_the_other() -> None:
+    called: list[str] = []
+    ratio = in_turns(lambda: called.append("own"), lambda: called.append("other"), 0.0)
+    assert len(called) == 16
+    assert called.count("own") == 8
+    assert called[::2].count("own") == 4
+    assert ratio.times_as_fast > 0
+    assert min(ratio.seconds) > 0
+
+
+@needs_library
+def test_a_library_beside_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_cpu, "STREAMED_BYTES", 8 << 20)
+    app = typer.Typer()
+    app.command()(kernels_beside.main)
+    given = [str(library._PATH), "--types", "Q4_1", "--rows", "1,9", "--no-attention", "--seconds", "0"]
+    shown = CliRunner().invoke(app, given)
+    assert shown.exit_code == 0, shown.output
+    _, title, *cells = shown.output.splitlines()
+    assert title == "product with 2240 x 1536 weights in Q4_1"
+    assert [cell.split(":")[0].strip() for cell in cells] == ["1 rows", "9 rows"]
+
+    shown = CliRunner().invoke(app, [str(library._PATH), "--types", "Q4_1,Q9"])
+    assert shown.exit_code == 2
+    assert "Q9" in shown.output
+
+
+@needs_library
+def test_attention_in_turns() -> None:
+    builds = workspace(), workspace()
+    cells = list(attention_cells(builds, (4, 2, 32), [(1, 40), (3, 40)], 0.0))
+    assert [(tokens, context) for tokens, context, _ in cells] == [(1, 40), (3, 40)]
+    assert all(ratio.times_as_fast > 0 for *_, ratio in cells)
