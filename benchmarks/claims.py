@@ -58,6 +58,7 @@ __all__ = [
 
 _BLOCK_SIZE: Final = PagedAttentionMeta().block_size
 _CHUNK: Final = 512
+_POOLS: Final = 9
 
 
 @frozen
@@ -247,14 +248,14 @@ class _Cost:
 
     @classmethod
     def of(cls, token_ids: list[int], *, prefix_caching: bool) -> _Cost:
-        """Run one sequence that fills the pool, twice."""
+        """Run one sequence that fills the pool, twice. Times are medians of several pools."""
         num_blocks = len(token_ids) // _BLOCK_SIZE
 
         def manager() -> KvCacheManager:
             return KvCacheManager(num_blocks, _BLOCK_SIZE, prefix_caching=prefix_caching)
 
-        kv = manager()
-        first, second = (_microseconds(kv, token_ids) / num_blocks for _ in range(2))
+        runs = [[_microseconds(kv, token_ids) for _ in range(2)] for kv in (manager() for _ in range(_POOLS))]
+        first, second = (statistics.median(taken) / num_blocks for taken in zip(*runs, strict=True))
         kv = manager()
         gc.collect()
         tracemalloc.start()
