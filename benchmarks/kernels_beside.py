@@ -27,8 +27,9 @@ from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 
-__all__ = ["attention_cells", "in_turns", "linear_cells"]
+__all__ = ["Ratio", "attention_cells", "in_turns", "linear_cells"]
 
+_SHAPE: Final = (2240, 1536)
 _NUM_ROWS: Final = (1, 4, 8, 12, 16, 24, 64, 512)
 _CONTEXTS: Final = ((1, 256), (1, 4000), (1, 16_000), (512, 4000))
 _HEADS: Final = ((9, 3, 64), (12, 2, 128))
@@ -66,12 +67,11 @@ def in_turns(own: Callable[[], object], other: Callable[[], object], seconds: fl
 def linear_cells(
     builds: tuple[Workspace, Workspace],
     tensor_type: int,
-    shape: tuple[int, int],
     num_rows: Sequence[int],
     seconds: float,
 ) -> Iterator[tuple[int, Ratio]]:
-    """Compare products with weights [rows, cols] of a block format, for each number of rows of the other factor."""
-    rows, cols = shape
+    """Compare products with weights of a block format, for each number of rows of the other factor."""
+    rows, cols = _SHAPE
     copies = copies_of(random_weight(builds[0].library, tensor_type, rows, cols))
     half = len(copies) // 2  # copies between the builds: neither finds the other's in a cache
     for count in num_rows:
@@ -138,10 +138,8 @@ def main(
     builds = Workspace(library, num_threads=threads), Workspace(beside, num_threads=threads)
     print(f"{library.isa}, threads: {threads}; times as fast as {other} (us, us of that)")
     for name in names:
-        print(f"product with 2240 x 1536 weights in {name}")
-        for count, ratio in linear_cells(
-            builds, numbers[name], (2240, 1536), [int(each) for each in rows.split(",")], seconds
-        ):
+        print(f"product with {_SHAPE[0]} x {_SHAPE[1]} weights in {name}")
+        for count, ratio in linear_cells(builds, numbers[name], [int(each) for each in rows.split(",")], seconds):
             print(f"  {count:3} rows: {ratio}", flush=True)
     for heads in _HEADS if attention else ():
         print(f"attention with {heads[0]} heads / {heads[1]} of {heads[2]}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import typer
 from benchmarks import kernels_beside, kernels_cpu
@@ -12,14 +14,15 @@ from native_weights import needs_library, workspace
 from paged_sdk.kernels.native import library
 
 
-def test_each_is_called_first_as_often_as_the_other() -> None:
-    called: list[str] = []
-    ratio = in_turns(lambda: called.append("own"), lambda: called.append("other"), 0.0)
+def test_each_is_called_first_as_often_as_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[float] = []
+    monkeypatch.setattr(kernels_beside, "time", SimpleNamespace(perf_counter=lambda: sum(called)))
+    ratio = in_turns(lambda: called.append(2.0), lambda: called.append(6.0), 0.0)
+    assert called == [6.0, 2.0, 2.0, 6.0] * 4
+    assert (ratio.times_as_fast, ratio.seconds) == (3.0, (2.0, 6.0))
     assert len(called) == 16
-    assert called.count("own") == 8
-    assert called[::2].count("own") == 4
-    assert ratio.times_as_fast > 0
-    assert min(ratio.seconds) > 0
+    in_turns(lambda: called.append(2.0), lambda: called.append(6.0), 100.0)
+    assert len(called) == 16 + 26  # in pairs of 8 seconds, until 100 are over
 
 
 @needs_library
