@@ -19,6 +19,7 @@ import os, pytest
 def test_passing(): assert os.environ.get("CHECKED", "yes") == "yes"
 def test_failing(): raise ValueError("what is wrong")
 def test_skipped(): pytest.skip("no such thing here")
+def test_of_a_model(): raise ValueError("The embedded model is not installed: pip install --no-deps llm-one")
 @pytest.mark.long
 def test_long(): raise AssertionError
 """
@@ -71,8 +72,9 @@ def test_how_tests_end(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(sessions) == (1 if with_xdist else 2)
     rows = list(run_sessions(sessions, tmp_path, seconds=240))
     assert "left out: there is no package no_such_package" in cases(rows)
-    assert "1 passed, 1 failed, 1 skipped" in cases(rows)
+    assert "1 passed, 1 failed, 2 skipped" in cases(rows)
     assert "1 skipped: no such thing here" in cases(rows)
+    assert "1 skipped: there is no package llm-one" in cases(rows)
     assert not [case for case in cases(rows) if case.startswith("ended")]
     (failed,) = [row for row in rows if row["case"] == "test_failing failed"]
     assert failed["kernel"] == "tests, test_ends.py"
@@ -89,7 +91,7 @@ def test_tests_that_are_ended_have_found_what_they_had(
     clock = SimpleNamespace(monotonic=lambda: 60.0 if begun.exists() else 0.0, sleep=time.sleep)
     monkeypatch.setattr(device_tests, "time", clock)
     rows = list(run_sessions([Session(files=[each]) for each in (path, waiting)], tmp_path, seconds=60, at_once=1))
-    assert cases(rows)[:2] == ["test_failing failed", "1 passed, 1 failed, 1 skipped"]
+    assert cases(rows)[:2] == ["test_failing failed", "1 passed, 1 failed, 2 skipped"]
     assert cases(rows)[-2:] == ["ended after 60 s", "no time was left"]
 
 
