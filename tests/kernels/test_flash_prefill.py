@@ -4,7 +4,7 @@ float64; torch's own kernels, and the choice between them and Triton's, where th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -228,7 +228,8 @@ TINY: Final = PrefillShape(
 
 @pytest.fixture
 def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_choice, "_PROBED_ROWS", ((20, 50), (20, 20)))
+    monkeypatch.setattr(prefill_choice, "_COMPARED_ROWS", ((20, 50), (20, 20)))
+    monkeypatch.setattr(prefill_choice, "_TIMED_ROWS", ((20, 50),))
 
 
 def seconds(*times: float) -> Callable[[Callable[[], Tensor]], float]:
@@ -289,11 +290,18 @@ def test_errors_are_reasons(message: str) -> None:
     assert str(choice) == f"Triton (torch flash: RuntimeError: {message.partition(chr(10))[0] or 'no message'})"
 
 
-def test_the_probe_fills_a_gpu() -> None:
-    """With SmolLM2-135M's 9 heads, and an H200's 132 multiprocessors; and it has keys to gather."""
-    *_, rows = prefill_choice._probed_batch(TINY)
+@pytest.mark.parametrize("rows_of", [prefill_choice._COMPARED_ROWS, prefill_choice._TIMED_ROWS])
+def test_the_probes_fill_a_gpu(rows_of: Sequence[tuple[int, int]]) -> None:
+    """With SmolLM2-135M's 9 heads, and an H200's 132 multiprocessors; and they have keys to gather."""
+    *_, rows = prefill_choice._random_batch(TINY, rows_of)
     assert rows.num_tokens * 9 >= 128 * 132
     assert not rows.begin_sequences
+
+
+def test_what_is_timed_takes_a_device_longer_than_its_launches() -> None:
+    """With SmolLM2-135M's 9 heads of 64 elements at 500 TFLOP/s: launches take a host some 0.1 ms."""
+    pairs = sum(tokens * length - tokens**2 // 2 for tokens, length in prefill_choice._TIMED_ROWS)
+    assert 4 * 9 * 64 * pairs / 500e12 > 1e-4
 
 
 def test_where_there_is_no_cuda_triton_keeps_it() -> None:
@@ -439,6 +447,6 @@ def test_the_choice_on_a_gpu(window: int | None) -> None:
     choice = faster_for_prefill(shape)
     if why_not(shape.dtype, shape.head_dim, CUDA) is None:
         assert "x as fast" in choice.reason, str(choice)
-    batch = prefill_choice._probed_batch(shape)
+    batch = prefill_choice._random_batch(shape, prefill_choice._COMPARED_ROWS)
     expected = evolve(choice, flash=None)(*batch)
     assert prefill_choice._difference(choice(*batch), expected) < 2**-5
