@@ -26,6 +26,7 @@ __all__ = [
     "load_words",
     "loop_arguments",
     "scale_parts",
+    "side_by_side",
 ]
 
 # The float32 number 1. An argument of the kernels, because ptxas makes one instruction of ``(word & mask) | one`` only
@@ -34,6 +35,7 @@ ONE: Final = 0x3F800000
 
 _DECODED_ROWS: Final = 4
 _DECODED_CHUNKS: Final = 8
+_DECODING_WARPS: Final = 2
 
 
 def dequantize(matrix: TritonBlockMatrix, dtype: torch.dtype) -> Tensor:
@@ -59,9 +61,8 @@ def _decode(matrix: TritonBlockMatrix, indices: Tensor | None, num_rows: int, dt
         matrix.chunks,
         ONE,
         block_n=_DECODED_ROWS,
-        block_c=_DECODED_CHUNKS,
-        **format_arguments(matrix),
-        num_warps=2,
+        **loop_arguments(matrix, _DECODED_CHUNKS),
+        num_warps=_DECODING_WARPS,
     )
     return out
 
@@ -270,6 +271,18 @@ def decode_tile(
 
 
 @triton.jit
+def side_by_side(fields: tl.tuple) -> tl.tensor:
+    """Bring the fields of words ``[n, chunks, words]`` in the order of their weights, ``[n, chunks, .., words]``."""
+    low = tl.join(tl.join(fields[0], fields[1]), tl.join(fields[2], fields[3]))
+    if len(fields) == 4:
+        ordered = tl.permute(low, (0, 1, 4, 3, 2))
+    else:
+        high = tl.join(tl.join(fields[4], fields[5]), tl.join(fields[6], fields[7]))
+        ordered = tl.permute(tl.join(low, high), (0, 1, 5, 4, 3, 2))
+    return ordered
+
+
+@triton.jit
 def _dequantize_kernel(
     quants_ptr: tl.tensor,
     high_ptr: tl.tensor,
@@ -284,16 +297,21 @@ def _dequantize_kernel(
     one: tl.tensor,
     block_n: tl.constexpr,
     block_c: tl.constexpr,
+    masked: tl.constexpr,
     bits: tl.constexpr,
     offset: tl.constexpr,
     group: tl.constexpr,
     has_minima: tl.constexpr,
     has_supers: tl.constexpr,
 ) -> None:
-    """Write the weights ``out[n, k]`` of row n, or of row ``indices[n]`` where indices are given."""
+    """Write the weights ``out[n, k]`` of row n, or of row ``indices[n]`` where indices are given.
+
+    A word's fields are weights far apart: written as they are decoded, each store of a thread would be of 2 bytes. So
+    they pass through shared memory first, in the order of the weights, and are written 16 bytes at once.
+    """
     words: tl.constexpr = 16 if bits == 8 else 8
-    groups: tl.constexpr = 64 // group
-    pairs: tl.constexpr = 32 // words // groups
+    pairs: tl.constexpr = 32 // words
+    pairs_of_group: tl.constexpr = pairs * group // 64
     n = tl.program_id(0) * block_n + tl.arange(0, block_n)
     row = tl.minimum(n, rows - 1)
     if indices_ptr is not None:
@@ -310,20 +328,16 @@ def _dequantize_kernel(
         chunks,
         chunks,
         block_c,
-        True,
+        masked,
         bits,
         has_minima,
         has_supers,
     )
-    word = tl.arange(0, block_c * words)[None, :]
-    k = (start + word // words) * 64 + word % words
-    out = out_ptr + n.to(tl.int64)[:, None] * cols
-    live = (n < rows)[:, None]
     dtype: tl.constexpr = out_ptr.dtype.element_ty
-    for g in tl.static_range(groups):
-        for p in tl.static_range(g * pairs, (g + 1) * pairs):
-            even, odd = decode_tile(tile, one, g, p, block_c, dtype, bits, offset, has_minima, has_supers)
-            even_k = k + 2 * p * words
-            odd_k = even_k + words
-            tl.store(out + even_k, tl.reshape(even, [block_n, block_c * words]), mask=live & (even_k < cols))
-            tl.store(out + odd_k, tl.reshape(odd, [block_n, block_c * words]), mask=live & (odd_k < cols))
+    fields = ()
+    for p in tl.static_range(pairs):
+        fields += decode_tile(tile, one, p // pairs_of_group, p, block_c, dtype, bits, offset, has_minima, has_supers)
+    k = start * 64 + tl.arange(0, block_c * 64)[None, :]
+    live = (n < rows)[:, None] & (k < cols) if masked else (n < rows)[:, None]
+    weights = tl.reshape(side_by_side(fields), [block_n, block_c * 64])
+    tl.store(out_ptr + n.to(tl.int64)[:, None] * cols + k, weights, mask=live)

@@ -8,7 +8,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.triton.block_pairs import decode_fields
-from paged_sdk.kernels.triton.blocks import ONE, decode_tile, load_tile, loop_arguments
+from paged_sdk.kernels.triton.blocks import ONE, decode_tile, load_tile, loop_arguments, side_by_side
 from paged_sdk.kernels.triton.quantized_splits import join, load_x, room_for_sums, split_evenly, with_adjacent_columns
 from paged_sdk.kernels.triton.tile_choices import TileChoice
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
@@ -160,7 +160,7 @@ def tile_product(
         if deep:
             k = start * 64 + column
             x = load_x(x_row + k, k, limit, masked).to(product)
-            weights = tl.reshape(_side_by_side(fields), [block_n, block_c * 64]).to(product)
+            weights = tl.reshape(side_by_side(fields), [block_n, block_c * 64]).to(product)
             acc = tl.dot(tl.trans(x), tl.trans(weights), acc, input_precision="ieee")
         else:
             k = ((start + word // words) * 64 + word % words)[:, None]
@@ -169,18 +169,6 @@ def tile_product(
                 weights = tl.reshape(fields[f], [block_n, block_c * words]).to(product)
                 acc = tl.dot(weights, x, acc, input_precision="ieee")
     return tl.trans(acc) if deep else acc
-
-
-@triton.jit
-def _side_by_side(fields: tl.tuple) -> tl.tensor:
-    """Bring the fields of words ``[n, chunks, words]`` in the order of their weights, ``[n, chunks, .., words]``."""
-    low = tl.join(tl.join(fields[0], fields[1]), tl.join(fields[2], fields[3]))
-    if len(fields) == 4:
-        ordered = tl.permute(low, (0, 1, 4, 3, 2))
-    else:
-        high = tl.join(tl.join(fields[4], fields[5]), tl.join(fields[6], fields[7]))
-        ordered = tl.permute(tl.join(low, high), (0, 1, 5, 4, 3, 2))
-    return ordered
 
 
 @triton.jit(do_not_specialize=["num_rows"])
