@@ -158,9 +158,10 @@ def candidates(units: MatrixUnits) -> Iterator[TileChoice]:
     own = TILE_CHOICES[units]
     yield from own
     for choice in own:
-        wide = choice.block_m > 32
-        for block_n, block_w, num_warps, num_stages in product((64, 128), (16, 32), (4, 8) if wide else (2, 4), (2, 3)):
-            other = evolve(choice, block_n=block_n, block_w=block_w, num_warps=num_warps, num_stages=num_stages)
+        warps = (4, 8) if choice.block_m > 32 else (2, 4)
+        more = (choice.programs, 2 * choice.programs)
+        for block_n, num_warps, num_stages, programs in product((64, 128), warps, (2, 3, 4), more):
+            other = evolve(choice, block_n=block_n, num_warps=num_warps, num_stages=num_stages, programs=programs)
             if other not in own:
                 yield other
 

@@ -35,7 +35,7 @@ def default_tile(
     """
     if dtype == torch.float32:  # no tensor cores: their TF32 is not float32
         return Tile(block_m=16, block_n=16, num_warps=4, num_stages=2)
-    wide = matrix_units(device, dtype) is MatrixUnits.SHARED_MEMORY
+    wide = matrix_units(device, dtype) in (MatrixUnits.SHARED_MEMORY, MatrixUnits.TENSOR_MEMORY)
     if quantized:
         if head_dim > 128:
             return Tile(block_m=64 if wide or not key_offsets else 32, block_n=32, num_warps=8, num_stages=2)

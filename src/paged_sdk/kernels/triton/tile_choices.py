@@ -1,9 +1,10 @@
-"""Holds how products with repacked matrices are cut, by device and by rows of activations: one table to be set by a
+"""Holds how products with repacked matrices are cut, by device and by rows of activations: one table that is set by a
 sweep (``python -m benchmarks.gpu --only sweep``).
 
-Until a device has been swept, choices follow from the compiled code: the fewest instructions for each weight whose
-registers do not spill and whose shared memory leaves room for a second program (``python -m
-benchmarks.instruction_counts``).
+Compute capability 9.0 was swept on an H200: Q4_K and Q6_K, four matrices of 1536 x 8960 to 14,336 x 4096, the least
+time as a geometric mean (docs/benchmarks.md). For others, choices follow from the compiled code: the fewest
+instructions for each weight whose registers do not spill and whose shared memory leaves room for a second program
+(``python -m benchmarks.instruction_counts``).
 """
 
 from __future__ import annotations
@@ -30,17 +31,15 @@ __all__ = [
 MAX_FEW_ROWS: Final = 1
 """Up to so many rows of activations, threads add up products, and from the next on matrix instructions do.
 
-Compiled for compute capability 9.0, threads take 4.6 instructions for each weight of Q4_K with one row, 6.8 with two
-and 11.7 with four; matrix instructions take 3.6 with up to 16. There is time for 3.6 to 5.5
-(:mod:`~paged_sdk.kernels.triton.quantized_row_sums`).
+On an H200, 14,336 x 4096 weights of Q4_K take threads 18 us with one row and 27 with two; they take matrix instructions
+28 us with any number up to 16. Over all matrices that were swept, two rows are as fast either way.
 """
 
-DECODE_ALL_ROWS: Final = 512
+DECODE_ALL_ROWS: Final = 256
 """From so many rows of activations on, the matrix is decoded to memory first: 2 bytes a weight are written and read.
 
-By what is moved, an H100 decodes 14,336 x 4096 weights of Q4_K in 45 us; cuBLAS multiplies 256 rows by them in 38 us. A
-tile of 256 rows has 10 us of decoding instead. If its products reach 60 % of cuBLAS's rate, both ways are on a par
-between 256 and 512 rows.
+An H200 decodes 14,336 x 4096 weights of Q4_K in 43 us, and cuBLAS multiplies 256 rows by them in 44: 87 us beside 92 of
+one tile of 256 rows, and more rows take two tiles. With 128 rows, 77 us stand beside 52.
 """
 
 
@@ -54,7 +53,10 @@ class MatrixUnits(Enum):
     """Matrix instructions of 16 rows take both factors from registers."""
 
     SHARED_MEMORY = "shared memory"
-    """There are also those of 64 rows, which take factors from shared memory (Hopper and data-center Blackwell)."""
+    """There are also those of 64 rows, which take factors from shared memory (Hopper)."""
+
+    TENSOR_MEMORY = "tensor memory"
+    """Those of 64 rows and more add up in a memory of their own (data-center Blackwell)."""
 
 
 @frozen
@@ -80,15 +82,15 @@ class TileChoice:
     programs: int = 1
 
 
-# Two warps, because with four Triton would take matrix instructions of 64 rows on Hopper: for so few rows of
-# activations they take more instructions around them. What more stages or rows need would not fit the 99 KiB of shared
-# memory of smaller GPUs.
+# Two warps, because with four Triton would take matrix instructions of 64 rows on Hopper, which has choices of its own
+# below. 16 words and not 32: with 32 an H200 takes three times as long for 2 to 8 rows, though not for 16. What more
+# stages or rows need would not fit the 99 KiB of shared memory of smaller GPUs.
 _UP_TO_32: Final = (
-    TileChoice(block_m=16, block_n=64, block_w=32, num_warps=2, num_stages=3, programs=4),
+    TileChoice(block_m=16, block_n=64, block_w=16, num_warps=2, num_stages=3, programs=4),
     TileChoice(block_m=32, block_n=64, block_w=32, num_warps=2, num_stages=3, programs=4),
 )
 
-_EXPERTS_UP_TO_32: Final = (_UP_TO_32[0], evolve(_UP_TO_32[1], block_w=16))
+_EXPERTS_UP_TO_32: Final = tuple(evolve(choice, block_w=16) for choice in _UP_TO_32)
 _THREADS: Final = (
     TileChoice(block_m=16, block_n=64, block_w=32, num_warps=4, num_stages=2, programs=4),
     TileChoice(block_m=32, block_n=64, block_w=32, num_warps=4, num_stages=2, programs=4),
@@ -98,15 +100,22 @@ _REGISTERS: Final = (
     TileChoice(block_m=64, block_n=128, block_w=16, num_warps=4, num_stages=2),
     TileChoice(block_m=128, block_n=128, block_w=16, num_warps=8, num_stages=2),
 )
-_SHARED_MEMORY_64: Final = TileChoice(block_m=64, block_n=128, block_w=16, num_warps=4, num_stages=2, deep=True)
+_TENSOR_MEMORY_64: Final = TileChoice(block_m=64, block_n=128, block_w=16, num_warps=4, num_stages=2, deep=True)
 
 TILE_CHOICES: Final[Mapping[MatrixUnits, Sequence[TileChoice]]] = MappingProxyType(
     {
         MatrixUnits.THREADS: _THREADS,
         MatrixUnits.REGISTERS: _REGISTERS,
         MatrixUnits.SHARED_MEMORY: (
+            TileChoice(block_m=16, block_n=128, block_w=16, num_warps=4, num_stages=3, programs=4),
+            TileChoice(block_m=32, block_n=128, block_w=16, num_warps=4, num_stages=2, programs=4),
+            TileChoice(block_m=64, block_n=64, block_w=16, num_warps=4, num_stages=3, deep=True, programs=2),
+            TileChoice(block_m=128, block_n=128, block_w=16, num_warps=8, num_stages=4, deep=True),
+            TileChoice(block_m=256, block_n=64, block_w=16, num_warps=8, num_stages=3, deep=True),
+        ),
+        MatrixUnits.TENSOR_MEMORY: (
             *_UP_TO_32,
-            _SHARED_MEMORY_64,
+            _TENSOR_MEMORY_64,
             TileChoice(block_m=128, block_n=128, block_w=16, num_warps=4, num_stages=2, deep=True),
             TileChoice(block_m=256, block_n=128, block_w=16, num_warps=8, num_stages=2, deep=True),
         ),
@@ -120,22 +129,27 @@ EXPERT_TILE_CHOICES: Final[Mapping[MatrixUnits, Sequence[TileChoice]]] = Mapping
         # Gate and up are two products of one program: with the others' choices, their sums would spill.
         MatrixUnits.REGISTERS: (*_EXPERTS_UP_TO_32, *_REGISTERS[2:]),
         MatrixUnits.SHARED_MEMORY: (
+            TileChoice(block_m=16, block_n=128, block_w=16, num_warps=4, num_stages=3),
+            TileChoice(block_m=32, block_n=128, block_w=16, num_warps=4, num_stages=3),
+            TileChoice(block_m=64, block_n=128, block_w=16, num_warps=4, num_stages=3, deep=True),
+            TileChoice(block_m=128, block_n=128, block_w=16, num_warps=8, num_stages=3, deep=True),
+        ),
+        MatrixUnits.TENSOR_MEMORY: (
             *_EXPERTS_UP_TO_32,
-            _SHARED_MEMORY_64,
+            _TENSOR_MEMORY_64,
             TileChoice(block_m=128, block_n=128, block_w=16, num_warps=8, num_stages=2, deep=True),
         ),
     }
 )
-"""The same for rows of one expert."""
+"""The same for rows of one expert, swept with Q4_K and the shape of Qwen3-30B-A3B; ``programs`` is not used."""
 
 
 def matrix_units(device: torch.device, dtype: torch.dtype) -> MatrixUnits:
     """Return what multiplies tiles of a dtype on a device."""
     if dtype == torch.float32 or device.type != "cuda":
         return MatrixUnits.THREADS
-    if torch.cuda.get_device_capability(device)[0] in (9, 10):
-        return MatrixUnits.SHARED_MEMORY
-    return MatrixUnits.REGISTERS
+    by_generation = {9: MatrixUnits.SHARED_MEMORY, 10: MatrixUnits.TENSOR_MEMORY}
+    return by_generation.get(torch.cuda.get_device_capability(device)[0], MatrixUnits.REGISTERS)
 
 
 def tile_choice(choices: Sequence[TileChoice], num_rows: int) -> TileChoice:
