@@ -95,6 +95,13 @@ def test_tests_that_are_ended_have_found_what_they_had(
     assert cases(rows)[-2:] == ["ended after 60 s", "no time was left"]
 
 
+def test_one_in_some_tests(files: Path, tmp_path: Path) -> None:
+    path = files / "test_many.py"
+    path.write_text("".join(f"def test_{number}(): assert {number} % 3 == 0\n" for number in range(8)))
+    (counts,) = run_sessions([Session(files=[path], options=["--one-in", "3"])], tmp_path, seconds=240)
+    assert counts["case"] == "3 passed, 0 failed, 0 skipped"
+
+
 def test_teardowns_that_fail(files: Path, tmp_path: Path) -> None:
     path = files / "test_teardowns.py"
     path.write_text(TEARDOWNS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,9 +15,11 @@ import typer
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu import ahead, parts, quantized_linear
+from benchmarks.gpu import ahead, one_product, parts, quantized_linear
 from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.device_tests import Session
 from benchmarks.gpu.quantized_linear import best_choices, candidates
+from benchmarks.gpu.timing import Row
 
 from paged_sdk.kernels.triton.tile_choices import EXPERT_TILE_CHOICES, TILE_CHOICES, MatrixUnits, tile_choice
 
@@ -84,6 +87,30 @@ def test_memcheck_says_that_it_is_not_installed(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     (row,) = parts._memcheck(parts.Run(device=CPU, directory=tmp_path))
     assert "not installed" in row["case"]
+
+
+def test_memcheck_runs_some_of_the_tests_under_its_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Session] = []
+
+    def see(sessions: Sequence[Session], directory: Path, *, seconds: float) -> Iterator[Row]:
+        seen.extend(sessions)
+        return iter(())
+
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/a/compute-sanitizer")
+    monkeypatch.setattr(parts, "run_sessions", see)
+    (row,) = parts._memcheck(parts.Run(device=CPU, directory=tmp_path))
+    assert row["case"].startswith("one in 8 tests")
+    assert "test_triton_kv_cache.py" in {path.name for session in seen for path in session.files}
+    for session in seen:
+        assert session.before[0] == "/a/compute-sanitizer"
+        assert list(session.options) == ["--one-in", "8"]
+
+
+def test_one_product_is_of_as_many_copies_as_no_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiplied: list[int] = []
+    monkeypatch.setattr(one_product, "quantized_linear", lambda x, matrix: multiplied.append(matrix.rows))
+    one_product.multiply("Q4_K", 1, (64, 256), CPU)
+    assert multiplied == [64] * quantized_linear.MAX_COPIES
 
 
 def test_without_a_device_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Let pytest write how each test has ended, as soon as it has: `-p benchmarks.gpu.report_plugin --ends-to FILE`.
+"""Let pytest write how each test has ended, as soon as it has, and run some of the tests alone: `-p
+benchmarks.gpu.report_plugin --ends-to FILE --one-in 8`.
 
 What it knows at its own end, such as junit's XML, is lost where it is killed before.
 """
@@ -10,13 +11,23 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["pytest_addoption", "pytest_configure"]
+__all__ = ["pytest_addoption", "pytest_collection_modifyitems", "pytest_configure"]
 
 _MESSAGE_LENGTH = 500
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--ends-to", type=Path, help="gets a line of JSON for each test that has ended")
+    parser.addoption("--one-in", type=int, default=1, help="run one in so many tests, of each file the first and so on")
+
+
+@pytest.hookimpl(trylast=True)  # of those that other options leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    one_in: int = config.getoption("--one-in")
+    left_out = [item for place, item in enumerate(items) if place % one_in]
+    if left_out:
+        items[:] = items[::one_in]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_configure(config: pytest.Config) -> None:
