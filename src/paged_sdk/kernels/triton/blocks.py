@@ -306,8 +306,8 @@ def _dequantize_kernel(
 ) -> None:
     """Write the weights ``out[n, k]`` of row n, or of row ``indices[n]`` where indices are given.
 
-    A word's fields are weights far apart: written as they are decoded, each store would be of 8 bytes, a quarter of what
-    memory takes at once. So they pass through shared memory first, in the order of the weights, and are written 16
+    A word's fields are weights far apart: written as they are decoded, each store would be of 8 bytes, a quarter of
+    what memory takes at once. So they pass through shared memory first, in the order of the weights, and are written 16
     bytes a thread, side by side.
     """
     words: tl.constexpr = 16 if bits == 8 else 8
