@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from functools import cached_property
 
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from native_weights import UNIT_ROUNDOFF, every_level, needs_library, workspace
@@ -29,6 +30,26 @@ def _quantized(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize keys or values ``[num_blocks, ...]``, so few at a time that what is made of them stays in the cache."""
     codes, scales = zip(*map(quantize_f8e4m3, torch.split(vectors, 64)), strict=True)
     return torch.cat(codes), torch.cat(scales)
+
+
+@frozen(eq=False)
+class Attended:
+    """Holds one sequence's attention in float64, and what it was made of.
+
+    :ivar key: ``[context, heads, head_dim]`` as stored; ``value`` likewise, and ``offsets`` of keys if there are any
+    :ivar hidden: ``[tokens, context]``: what a token does not see
+    :ivar scores: ``[heads, tokens, context]``, and their softmax ``weights``
+    :ivar output: ``[tokens, heads, head_dim]``, like ``query``
+    """
+
+    query: Tensor
+    key: Tensor
+    offsets: Tensor | None
+    value: Tensor
+    hidden: Tensor
+    scores: Tensor
+    weights: Tensor
+    output: Tensor
 
 
 class Case:
@@ -102,24 +123,16 @@ class Case:
 
     def expected(self) -> Tensor:
         """Return the result in float64, ``[tokens, heads, head_dim]``."""
-        return self._attended(bounded=False)[0]
+        return torch.cat([each.output for each in self._sequences()])
 
     def check(self, got: Tensor) -> None:
         """Compare with the float64 result, as near as float32 arithmetic has to come."""
-        expected, bound = self._attended(bounded=True)
+        bounded = [(each.output, self._bound(each)) for each in self._sequences()]
+        expected, bound = (torch.cat(parts) for parts in zip(*bounded, strict=True))
         assert ((got.double() - expected).abs() <= bound + OUTPUT_ROUNDING[got.dtype] * expected.abs()).all()
 
-    def _attended(self, *, bounded: bool) -> tuple[Tensor, Tensor]:
-        """Return the result, and how far float32 arithmetic may be off whatever the order of its sums. -> float64
-        [tokens, heads, head_dim] each; the second holds nothing where it is not asked for, which takes longer
-
-        A sum of n products is off by at most n roundings of its terms' magnitudes (Higham, Accuracy and Stability of
-        Numerical Algorithms, 3.1): so is a score, to which its factors, its scale and its offset add a few, and a cap
-        a few of its own size. What a score is off by, its exponential is off by in proportion, beside the rounding of
-        its argument (as large as the distance to the largest score) and 4 of the exponential itself. Numerator and
-        denominator are sums over the context, which rescale as often as a span of keys has passed.
-        """
-        shape, parts, bounds = self.shape, list[Tensor](), list[Tensor]()
+    def _sequences(self) -> Iterator[Attended]:
+        shape = self.shape
         for s, (tokens, context) in enumerate(self.lengths):
             first = int(self.batch.cu_seqlens_q[s])
             query = self.query[first : first + tokens].double()
@@ -127,12 +140,12 @@ class Case:
                 vectors[self._slots[s]].repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
                 for vectors in self._vectors
             )
-            summands = [key]
+            offsets = None
             if self.cache.key_offsets is not None:
                 offsets = self.cache.key_offsets.double()[torch.arange(context) // KEY_SPAN]
-                summands.append(offsets.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1))
-                key = key + summands[1]
-            scores = torch.einsum("thd,shd->hts", query, key) * shape.scale
+                offsets = offsets.repeat_interleave(shape.num_heads // shape.num_kv_heads, 1)
+            whole = key if offsets is None else key + offsets
+            scores = torch.einsum("thd,shd->hts", query, whole) * shape.scale
             if shape.softcap is not None:
                 scores = shape.softcap * torch.tanh(scores / shape.softcap)
             distance = torch.arange(context - tokens, context)[:, None] - torch.arange(context)
@@ -143,22 +156,31 @@ class Case:
                 hidden[:, self._both_ways[s] :] = False
             scores = scores.masked_fill(hidden, -torch.inf)
             weights = scores.softmax(-1)
-            parts.append(torch.einsum("hts,shd->thd", weights, value))
-            if not bounded:
-                continue
-            magnitudes = torch.stack(summands).abs().sum(0)
-            errors = (shape.head_dim + 4) * torch.einsum("thd,shd->hts", query.abs(), magnitudes) * shape.scale
-            if shape.softcap is not None:
-                # The slope is at most 1; e^(2x) has a rounded argument, 2 / (1 + e^(2x)) a few roundings of up to 2.
-                errors = errors + 10 * shape.softcap
-            below = (scores.amax(-1, keepdim=True) - scores).masked_fill(hidden, 0)
-            # A score's own size is rounded where it is scaled by log2 e; so is its distance to the largest.
-            roundings = errors + 2 * scores.abs().masked_fill(hidden, 0) + 2 * below
-            roundings = weights * (roundings + context + 8 + 4 * (context // KEY_SPAN))
-            numerator = torch.einsum("hts,shd->thd", roundings, value.abs())
-            denominator = roundings.sum(-1).transpose(0, 1)[..., None] * parts[-1].abs()
-            bounds.append((numerator + denominator + 4 * parts[-1].abs()) * UNIT_ROUNDOFF)
-        return torch.cat(parts), torch.cat(bounds) if bounded else torch.empty(0)
+            output = torch.einsum("hts,shd->thd", weights, value)
+            yield Attended(query, key, offsets, value, hidden, scores, weights, output)
+
+    def _bound(self, found: Attended) -> Tensor:
+        """Return how far float32 arithmetic may be off, whatever the order of its sums. -> float64 like the output
+
+        A sum of n products is off by at most n roundings of its terms' magnitudes (Higham, Accuracy and Stability of
+        Numerical Algorithms, 3.1): so is a score, to which its factors, its scale and its offset add a few, and a cap
+        a few of its own size. What a score is off by, its exponential is off by in proportion, beside the rounding of
+        its argument (as large as the distance to the largest score) and 4 of the exponential itself. Numerator and
+        denominator are sums over the context, which rescale as often as a span of keys has passed.
+        """
+        shape, scores, hidden, context = self.shape, found.scores, found.hidden, len(found.key)
+        magnitudes = found.key.abs() if found.offsets is None else found.key.abs() + found.offsets.abs()
+        errors = (shape.head_dim + 4) * torch.einsum("thd,shd->hts", found.query.abs(), magnitudes) * shape.scale
+        if shape.softcap is not None:
+            # The slope is at most 1; e^(2x) has a rounded argument, 2 / (1 + e^(2x)) a few roundings of up to 2.
+            errors = errors + 10 * shape.softcap
+        below = (scores.amax(-1, keepdim=True) - scores).masked_fill(hidden, 0)
+        # A score's own size is rounded where it is scaled by log2 e; so is its distance to the largest.
+        roundings = errors + 2 * scores.abs().masked_fill(hidden, 0) + 2 * below
+        roundings = found.weights * (roundings + context + 8 + 4 * (context // KEY_SPAN))
+        numerator = torch.einsum("hts,shd->thd", roundings, found.value.abs())
+        denominator = roundings.sum(-1).transpose(0, 1)[..., None] * found.output.abs()
+        return (numerator + denominator + 4 * found.output.abs()) * UNIT_ROUNDOFF
 
 
 MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 513)]
