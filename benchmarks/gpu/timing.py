@@ -81,8 +81,7 @@ def copy_bandwidth(device: torch.device) -> float:
     """Return the GB/s of a copy on the device, its reads and writes both counted."""
     source = torch.empty(1 << 30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    # Not by a graph: it leaves copies to the engines that serve the host, which reach 2.7 TB/s on an H200, and kernels
-    # more.
+    # Not by a graph, which leaves copies to the engines that serve the host: 2.7 TB/s on an H200, and 4.2 by a kernel.
     return 2 * source.nbytes / launched_microseconds(lambda: target.copy_(source)) / 1000
 
 

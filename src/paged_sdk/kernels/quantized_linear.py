@@ -40,7 +40,7 @@ def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None =
 def quantized_swiglu(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """Compute ``activation(x @ gate.T) * (x @ up.T)``; with up to 4 rows, one kernel does so.
+    """Compute ``activation(x @ gate.T) * (x @ up.T)``; with one row, one kernel does so.
 
     :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
     :param gate: ``[size, cols]``; ``up`` likewise, of any type

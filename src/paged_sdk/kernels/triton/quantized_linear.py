@@ -1,6 +1,6 @@
 """Multiplies with repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), according to the rows of activations.
 
-- One row (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up as fast as memory delivers weights.
+- One row (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up the products.
 - More rows (:mod:`~paged_sdk.kernels.triton.quantized_tiles`): tiles of weights are decoded to the activations' dtype
   and multiplied by matrix instructions.
 - So many rows that the arithmetic sets the pace: the matrix is decoded to memory once, and the product is torch's own.

@@ -8,8 +8,9 @@ The number of instructions decides: see :func:`~paged_sdk.kernels.triton.blocks.
 for 3.6 (132 multiprocessors at 1.755 GHz, 4.8 TB/s; 4.0 at its highest clock, 1.98 GHz), an H100 for 5.1 to 5.8 (3.35
 TB/s), an A100 for 5.5 (108 at 1.41 GHz, 2.04 TB/s), and an RTX 4090 for 24 (128 at 2.52 GHz, 1.01 TB/s). Half as many
 may be of integers. A weight of Q8_0 leaves 1.8 times the time, one of Q6_K 1.4 times. Compiled, Q4_K's loop takes 4.0
-with eight rows of the matrix to a program and 4.6 with four: on an H200, instructions set the pace with one row of
-activations, at 0.8 to 1.0 of memory's; with more, see :data:`~paged_sdk.kernels.triton.tile_choices.MAX_FEW_ROWS`.
+with eight rows of the matrix to a program and 4.6 with four. Measured, an H200 reads Q4_K at 0.46 of the rate at which
+it copies with one row of activations (docs/benchmarks.md); with more, see
+:data:`~paged_sdk.kernels.triton.tile_choices.MAX_FEW_ROWS`.
 """
 
 from __future__ import annotations
