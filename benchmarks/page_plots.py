@@ -1,4 +1,4 @@
-"""Draw the figures of docs/benchmarks.md from its own tables: each image under plots/ shows the table before it.
+"""Draw the figures of the benchmarks' pages from their own tables: each image shows the table before it.
 
 python -m benchmarks.page_plots
 
@@ -17,11 +17,11 @@ from typing import Final
 
 from attrs import frozen
 
-__all__ = ["PAGE", "Metric", "draw", "figures"]
+__all__ = ["DOCS", "Metric", "draw", "figures", "figures_of_pages"]
 
-PAGE: Final = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+DOCS: Final = Path(__file__).parents[1] / "docs"
 
-_IMAGE: Final = re.compile(r"^!\[([^\]]*)\]\((plots/[\w.-]+\.svg)\)$")
+_IMAGE: Final = re.compile(r"^!\[([^\]]*)\]\(((?:\.\./)?plots/[\w.-]+\.svg)\)$")
 _NUMBER: Final = re.compile(r"\*{0,2}([\d,]+(?:\.\d+)?)\*{0,2}")
 _NOT_ENGINES: Final = re.compile(r"own / |ratio|aim")
 _LESS_IS_BETTER: Final = re.compile(r", (?:ms|s|MiB)$")
@@ -87,6 +87,15 @@ def figures(page: str) -> Iterator[tuple[str, str, list[Metric]]]:
             yield image[2], image[1], metrics
 
 
+def figures_of_pages() -> dict[Path, str]:
+    """Return the SVG of each figure of the benchmarks' pages, by the file that the page shows."""
+    found: dict[Path, str] = {}
+    for page in (DOCS / "benchmarks.md", *sorted((DOCS / "benchmarks").glob("*.md"))):
+        for path, title, metrics in figures(page.read_text(encoding="utf-8")):
+            found[(page.parent / path).resolve()] = draw(title, metrics)
+    return found
+
+
 def draw(title: str, metrics: Sequence[Metric]) -> str:
     """Return the SVG of a figure."""
     panel = (_WIDTH - 2 * _MARGIN - (_COLUMNS - 1) * _GAP) // _COLUMNS
@@ -105,12 +114,11 @@ def draw(title: str, metrics: Sequence[Metric]) -> str:
 
 
 def main() -> None:
-    """Draw all figures of the page."""
-    for path, title, metrics in figures(PAGE.read_text(encoding="utf-8")):
-        target = PAGE.parent / path
+    """Draw all figures of the pages."""
+    for target, drawn in figures_of_pages().items():
         target.parent.mkdir(exist_ok=True)
-        target.write_text(draw(title, metrics), encoding="utf-8")
-        print(target.relative_to(PAGE.parents[1]))
+        target.write_text(drawn, encoding="utf-8")
+        print(target.relative_to(DOCS))
 
 
 def _cells(line: str) -> list[str]:

@@ -50,9 +50,9 @@ class Costs:
 
 
 QWEN: Final = Costs(((0, 25.0), (1, 29.7), (4, 41.2), (16, 103.9)), token_ms=3.285, pair_ms=3.985e-4, key_ms=1.6e-3)
-"""Qwen2.5-Coder-1.5B, Q4_K_M, on two virtual cores of Zen 4, from docs/benchmarks.md: 33.7, 97 and 154 tokens a second
-with 1, 4 and 16 streams; prompts of 1,000 and 4,000 tokens at 287 and 245 tokens a second; 27.6 tokens a second after
-4,000 tokens."""
+"""Qwen2.5-Coder-1.5B, Q4_K_M, on two virtual cores of Zen 4, from docs/benchmarks/zen4.md: 33.7, 97 and 154 tokens a
+second with 1, 4 and 16 streams; prompts of 1,000 and 4,000 tokens at 287 and 245 tokens a second; 27.6 tokens a second
+after 4,000 tokens."""
 
 
 @frozen(kw_only=True)

@@ -1,11 +1,11 @@
-"""The figures of docs/benchmarks.md show what its tables say."""
+"""The figures of the benchmarks' pages show what their tables say."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 
 import pytest
-from benchmarks.page_plots import PAGE, Metric, draw, figures
+from benchmarks.page_plots import DOCS, Metric, draw, figures, figures_of_pages
 
 TABLE = """
 | | paged_sdk | other 1.2 | third | own / best peer | aim |
@@ -46,8 +46,7 @@ def test_an_image_without_a_table_is_refused() -> None:
         list(figures("Text.\n\n![None](plots/none.svg)\n"))
 
 
-def test_the_files_are_those_of_the_page() -> None:
+def test_the_files_are_those_of_the_pages() -> None:
     """Where this fails, ``python -m benchmarks.page_plots`` draws them anew."""
-    drawn = {path: draw(title, metrics) for path, title, metrics in figures(PAGE.read_text(encoding="utf-8"))}
-    there = {f"plots/{file.name}": file.read_text(encoding="utf-8") for file in (PAGE.parent / "plots").iterdir()}
-    assert there == drawn
+    there = {file.resolve(): file.read_text(encoding="utf-8") for file in (DOCS / "plots").iterdir()}
+    assert there == figures_of_pages()

@@ -9,7 +9,7 @@ for 3.6 (132 multiprocessors at 1.755 GHz, 4.8 TB/s; 4.0 at its highest clock, 1
 TB/s), an A100 for 5.5 (108 at 1.41 GHz, 2.04 TB/s), and an RTX 4090 for 24 (128 at 2.52 GHz, 1.01 TB/s). Half as many
 may be of integers. A weight of Q8_0 leaves 1.8 times the time, one of Q6_K 1.4 times. Compiled, Q4_K's loop takes 4.0
 with eight rows of the matrix to a program and 4.6 with four. Measured, an H200 reads Q4_K at 0.46 of the rate at which
-it copies with one row of activations (docs/benchmarks.md); with more, see
+it copies with one row of activations (docs/benchmarks/gpu.md); with more, see
 :data:`~paged_sdk.kernels.triton.tile_choices.MAX_FEW_ROWS`.
 """
 

@@ -2,7 +2,7 @@
 sweep (``python -m benchmarks.gpu --only sweep``).
 
 Compute capability 9.0 was swept on an H200: Q4_K and Q6_K, four matrices of 1536 x 8960 to 14,336 x 4096, the least
-time as a geometric mean (docs/benchmarks.md). For others, choices follow from the compiled code: the fewest
+time as a geometric mean (docs/benchmarks/gpu.md). For others, choices follow from the compiled code: the fewest
 instructions for each weight whose registers do not spill and whose shared memory leaves room for a second program
 (``python -m benchmarks.instruction_counts``).
 """
