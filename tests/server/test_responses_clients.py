@@ -225,6 +225,15 @@ def test_a_failure_within_a_stream_is_an_event() -> None:
     assert "NaN" in events[-1]["response"]["error"]["message"]
 
 
+def test_a_failure_before_the_first_token_of_a_stream_that_was_kept_alive_is_an_event() -> None:
+    """There is no status to say it by any more, and OpenAI's client takes no event before the first one."""
+    model = fake_model("", delay=0.1, error=NumericalError("NaN"))
+    with serving(model, keep_alive=0.01) as served, served.openai.responses.stream(model="fake", input="hi") as stream:
+        events = list(stream)
+    assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert [event.sequence_number for event in events] == [0, 1, 2]
+
+
 def test_a_real_model() -> None:
     with serving({"small": GgufModelBuilder(embedded_model_path()).build}) as served:
         fields: dict[str, Any] = {"model": "small", "input": "Explain gravity in one sentence.", "temperature": 0}

@@ -238,7 +238,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                 self._failure = error
                 problem = problem_for(error, self._record.request_id)
                 self._record.error = problem.code or problem.type
-                last = self._writer.failed(problem)
+                last = before + self._writer.failed(problem)  # a stream begins as every other does
             await self._send(send, last, more=False)
 
     async def _comment(self, send: Send) -> None:
