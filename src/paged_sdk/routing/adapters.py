@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 
+import anyio
+
+from paged_sdk.config.build import AdapterSource
+from paged_sdk.config.checks import path_text
+from paged_sdk.errors import ConfigError, EngineDeadError, ModelClosedError
 from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.routing.routed_worker import Replica, RoutedWorker, none_runs
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
@@ -35,23 +41,27 @@ class ReplicaAdapters:
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         """Load an adapter everywhere, or nowhere."""
         self._worker.check()
-        before = self.names
+        source = AdapterSource.of(path_text("load_adapter", path, "a path or a hub id"), name)
         done: list[Replica] = []
         try:
             for replica in self._living():
                 await replica.adapters.load(path, name)
                 done.append(replica)
         except BaseException:
-            for replica in done:
-                for new in set(replica.adapters.names).difference(before):
-                    await replica.adapters.unload(new)
+            await _unload(source.name, done)
             raise
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter everywhere."""
+        """Unload an adapter everywhere. What one replica has not, or one that is gone, keeps no other from it.
+
+        :raises ConfigError: none has it
+        """
         self._worker.check()
-        for replica in self._living():
-            await replica.adapters.unload(name)
+        every = self._living()
+        errors = await _unload(name, every)
+        others = [error for error in errors if not isinstance(error, ConfigError | EngineDeadError | ModelClosedError)]
+        if others or len(errors) == len(every):
+            raise [*others, *errors][0]
 
     def _living(self) -> list[Replica]:
         every = self._worker.replicas
@@ -59,3 +69,21 @@ class ReplicaAdapters:
 
     def _first(self) -> Adapters | None:
         return next((each.adapters for each in self._living()), None)
+
+
+async def _unload(name: str, replicas: Sequence[Replica]) -> list[Exception]:
+    """Unload an adapter of several replicas at once, and return what that has raised: whoever is cancelled amid it has
+    begun it everywhere, and no more is needed than that.
+    """
+    errors: list[Exception] = []
+
+    async def unload(replica: Replica) -> None:
+        try:
+            await replica.adapters.unload(name)
+        except Exception as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        for replica in replicas:
+            tasks.start_soon(unload, replica)
+    return errors
