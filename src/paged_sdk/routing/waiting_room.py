@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from paged_sdk.errors import EngineDeadError, QueueFullError
@@ -95,8 +96,12 @@ class WaitingRoom(Generic[GuestT]):
 
     def empty(self) -> Iterable[GuestT]:
         """Return those that have waited, which wait no more."""
-        waiting, self._waiting = self._waiting, {}
-        return waiting.values()
+        # One by one out of the same dict: whoever is put into it meanwhile is among them, or still there.
+        waited: list[GuestT] = []
+        with suppress(KeyError):  # it is empty
+            while True:
+                waited.append(self._waiting.popitem()[1])
+        return reversed(waited)
 
     def _give_up(self, number: int) -> None:
         if number != self._num_absences:  # a replica has come meanwhile

@@ -1,0 +1,66 @@
+"""Requests that wait for a replica, and threads that meet there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paged_sdk.routing.waiting_room import WaitingRoom
+
+
+class Guest:
+    """Waits, and notes what it is told."""
+
+    def __init__(self, name: str) -> None:
+        self.request: Any = SimpleNamespace(request_id=name)
+        self.errors: list[Exception] = []
+
+    def fail_soon(self, error: Exception) -> None:
+        self.errors.append(error)
+
+
+class Meeting(dict[str, Guest]):
+    """Has another thread do something after it was looked up, and before anything is put into it."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act = act
+
+    def __setitem__(self, key: str, value: Guest) -> None:
+        if key == "late":
+            self.act()
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize("ends", ["the absence has lasted too long", "the model is closed"])
+def test_whoever_comes_while_the_others_are_told_is_told_too(ends: str) -> None:
+    later: list[Callable[[], object]] = []
+    room = WaitingRoom[Guest](1.0, lambda seconds, act: later.append(act), limit=4)
+
+    def end() -> None:
+        if ends == "the model is closed":
+            for guest in room.empty():
+                guest.fail_soon(RuntimeError("closed"))
+        else:
+            later[0]()
+
+    room._waiting = Meeting(end)
+    early, late = Guest("early"), Guest("late")
+    assert room.put(early)
+    waits = room.put(late)
+    assert len(early.errors) == 1
+    still_there = [guest.request.request_id for guest in room.empty()]
+    assert waits == (still_there == ["late"]), "it waits, and nobody knows of it"
+    assert not late.errors
+
+
+def test_they_leave_as_they_came() -> None:
+    room = WaitingRoom[Guest](1.0, lambda seconds, act: None, limit=4)
+    guests = [Guest(name) for name in "abc"]
+    assert all(map(room.put, guests))
+    assert room.discard("b")
+    assert list(room.leave()) == [guests[0], guests[2]]
+    assert not room.discard("a")
