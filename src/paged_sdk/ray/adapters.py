@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from os import PathLike
 
+from paged_sdk.config.build import AdapterSource
+from paged_sdk.config.checks import path_text
 from paged_sdk.routing.adapters import ReplicaAdapters
 from paged_sdk.routing.routed_worker import Replica, RoutedWorker
 
@@ -19,16 +21,17 @@ class FleetAdapters(ReplicaAdapters):
         self._unloaded: set[str] = set()
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
-        before = set(self.names)
+        source = AdapterSource.of(path_text("load_adapter", path, "a path or a hub id"), name)
         await super().load(path, name)
-        for new in set(self.names) - before:
-            self._loaded[new] = path
-            self._unloaded.discard(new)
+        self._loaded[source.name] = path
+        self._unloaded.discard(source.name)
 
     async def unload(self, name: str) -> None:
+        if any(name in replica.adapters.names for replica in self._worker.replicas):
+            # Before anything is waited for: a replica may come meanwhile, and the caller may not wait for the end.
+            self._loaded.pop(name, None)
+            self._unloaded.add(name)
         await super().unload(name)
-        self._loaded.pop(name, None)
-        self._unloaded.add(name)
 
     async def bring(self, replica: Replica) -> None:
         """Load and unload what a replica has not heard of.
