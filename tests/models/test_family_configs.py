@@ -6,11 +6,12 @@ from typing import Any
 
 import odd_configs
 import pytest
-from transformers import MixtralConfig, Qwen3MoeConfig
+from transformers import AutoConfig, MixtralConfig, Qwen3MoeConfig
 
 from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
-from paged_sdk.models.family import read_config, supported_families
+from paged_sdk.models.config_fields import ConfigFields
+from paged_sdk.models.family import DecoderFamily, read_config, supported_families
 from tiny import FAMILIES, build_model
 from tiny_vision import VISION_FAMILIES
 
@@ -281,3 +282,23 @@ def test_another_task_is_refused() -> None:
 def test_what_cannot_be_used_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         read(**changes)
+
+
+@pytest.mark.parametrize("model_type", [name for name, each in supported_families().items() if hasattr(each, "sizes")])
+def test_a_section_may_leave_out_what_transformers_fills_in(model_type: str) -> None:
+    """As those of released models do: transformers writes what differs from the class alone."""
+    family = supported_families()[model_type]
+    assert isinstance(family, DecoderFamily)
+    whole = AutoConfig.for_model(model_type).to_dict()
+    section = {"text_config": {"model_type": "gemma3_text"}} if model_type == "gemma3" else {}
+    assert family.read_section(ConfigFields({"model_type": model_type, **section})) == read_config(whole)
+
+
+def test_llavas_section_has_the_vocabulary_alone() -> None:
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
+    llava = {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": text}
+    config = read_config(llava)
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (32064, 4096, 11008)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (32, 32, 32, 128)
+    with pytest.raises(CheckpointError, match="num_hidden_layers is missing"):  # a model's own config states it
+        read_config(text)

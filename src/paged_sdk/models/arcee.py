@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.models.common_config import read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -24,4 +24,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("ArceeForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("ArceeForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=32_000, hidden=2560, mlp=18_432, layers=32, heads=32),
+)

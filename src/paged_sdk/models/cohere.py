@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY", "read_cohere"]
 
@@ -40,4 +40,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("CohereForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("CohereForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=256_000, hidden=8192, mlp=22_528, layers=40, heads=64),
+)

@@ -8,7 +8,7 @@ from paged_sdk.config.decoder import NO_ROPE, DecoderConfig
 from paged_sdk.models.cohere import read_cohere
 from paged_sdk.models.common_config import read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -23,4 +23,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return evolve(shape, ropes=ropes, sliding_windows=windows)
 
 
-FAMILY = DecoderFamily(architectures=("Cohere2ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Cohere2ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=256_000, hidden=8192, mlp=22_528, layers=40, heads=64),
+)

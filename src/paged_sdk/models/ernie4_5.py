@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -26,4 +26,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("Ernie4_5ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Ernie4_5ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=103_424, hidden=1024, mlp=3072, layers=18, heads=16),
+)

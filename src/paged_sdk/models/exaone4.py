@@ -9,7 +9,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import NO_ROPE, DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_one_rope, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -33,4 +33,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("Exaone4ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Exaone4ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=102_400, hidden=4096, mlp=16_384, layers=32, heads=32),
+)

@@ -19,6 +19,7 @@ __all__ = [
     "ExpertNames",
     "NestedFamily",
     "NormNames",
+    "Sizes",
     "TensorNames",
     "find_family",
     "has_family",
@@ -112,17 +113,49 @@ class TensorNames:
 
 
 @frozen(kw_only=True)
+class Sizes:
+    """Holds the shape that transformers' config of a family has where nothing is said.
+
+    A model's own config.json states these numbers. Where the decoder is a section of another model's, transformers
+    leaves out those that are as here: LLaVA 1.5's section, of a Vicuna of 7 billion parameters, has the vocabulary
+    alone.
+    """
+
+    vocab: int
+    hidden: int
+    mlp: int
+    layers: int
+    heads: int
+
+    def complete(self, section: ConfigFields) -> ConfigFields:
+        """Return a section with what it leaves out."""
+        return section.with_defaults(
+            vocab_size=self.vocab,
+            hidden_size=self.hidden,
+            intermediate_size=self.mlp,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+        )
+
+
+@frozen(kw_only=True)
 class DecoderFamily:
     """Describes what is specific to a family; each family's file holds one, as ``FAMILY``.
 
     :ivar architectures: Hugging Face's names of the ``architectures`` that generate text with this decoder
     :ivar read: makes the decoder's shape from config.json
     :ivar names: what checkpoints call their tensors: the first whose embeddings are in the checkpoint are used
+    :ivar sizes: what a config may leave out that is a section of another model's; None: ``read`` knows it
     """
 
     architectures: tuple[str, ...]
     read: Callable[[ConfigFields], DecoderConfig]
     names: tuple[TensorNames, ...] = (TensorNames(),)
+    sizes: Sizes | None = None
+
+    def read_section(self, section: ConfigFields) -> DecoderConfig:
+        """Make the decoder's shape from a section of another model's config, which states what is not as usual."""
+        return self.read(section if self.sizes is None else self.sizes.complete(section))
 
     @property
     def bodies(self) -> tuple[str, ...]:
@@ -172,7 +205,7 @@ class NestedFamily:
 
         def read(whole: ConfigFields) -> DecoderConfig:
             own = self._section(whole)
-            shape = inner.read(own)
+            shape = inner.read_section(own)
             ties = whole.flag("tie_word_embeddings", self.ties) or own.flag("tie_word_embeddings", False)
             return self.adapt(evolve(shape, tie_embeddings=ties), whole)
 

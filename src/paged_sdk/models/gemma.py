@@ -8,7 +8,7 @@ from paged_sdk.config.decoder import Activation, DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.common_config import read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY", "must_be_causal"]
 
@@ -45,4 +45,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("GemmaForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("GemmaForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=256_000, hidden=3072, mlp=24_576, layers=28, heads=16),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig
 from paged_sdk.models.common_config import read_activation, read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
 from paged_sdk.models.gemma import must_be_causal
 
 __all__ = ["FAMILY", "NORMS", "read_gemma"]
@@ -58,4 +58,9 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return read_gemma(fields, layer_types=read_layer_types(fields, lambda layer: layer % 2 == 0), window=window)
 
 
-FAMILY = DecoderFamily(architectures=("Gemma2ForCausalLM",), read=_read, names=(TensorNames(norms=NORMS),))
+FAMILY = DecoderFamily(
+    architectures=("Gemma2ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=256_000, hidden=2304, mlp=9216, layers=26, heads=8),
+    names=(TensorNames(norms=NORMS),),
+)

@@ -9,7 +9,7 @@ from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, TensorNames
 from paged_sdk.models.gemma import must_be_causal
 from paged_sdk.models.gemma2 import NORMS
-from paged_sdk.models.gemma3_text import read_gemma3_text
+from paged_sdk.models.gemma3_text import FAMILY as TEXT
 
 __all__ = ["FAMILY"]
 
@@ -17,7 +17,7 @@ __all__ = ["FAMILY"]
 def _read(fields: ConfigFields) -> DecoderConfig:
     own = fields.section("text_config")
     must_be_causal(own)
-    text = read_gemma3_text(own)
+    text = TEXT.read_section(own)
     # Transformers caps the logits of the text model alone, and asks the whole model's config whether the output
     # projection is tied.
     return evolve(text, logit_softcap=None, tie_embeddings=fields.flag("tie_word_embeddings", True))

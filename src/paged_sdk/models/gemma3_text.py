@@ -9,7 +9,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import SLIDING, read_head_dim, read_layer_types
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.gemma2 import NORMS, read_gemma
 from paged_sdk.models.rope_fields import read_rope
 
@@ -61,4 +61,9 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
     return evolve(shape, attention_softcap=None, qk_norm=True, bidirectional=bidirectional)
 
 
-FAMILY = DecoderFamily(architectures=("Gemma3ForCausalLM",), read=read_gemma3_text, names=(TensorNames(norms=NORMS),))
+FAMILY = DecoderFamily(
+    architectures=("Gemma3ForCausalLM",),
+    read=read_gemma3_text,
+    sizes=Sizes(vocab=262_208, hidden=2304, mlp=9216, layers=26, heads=8),
+    names=(TensorNames(norms=NORMS),),
+)

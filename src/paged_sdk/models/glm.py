@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 
 __all__ = ["FAMILY", "read_glm"]
 
@@ -29,5 +29,8 @@ def read_glm(fields: ConfigFields) -> DecoderConfig:
 
 
 FAMILY = DecoderFamily(
-    architectures=("GlmForCausalLM",), read=read_glm, names=(TensorNames(gate_up=("mlp.gate_up_proj",)),)
+    architectures=("GlmForCausalLM",),
+    read=read_glm,
+    sizes=Sizes(vocab=151_552, hidden=4096, mlp=13_696, layers=40, heads=32),
+    names=(TensorNames(gate_up=("mlp.gate_up_proj",)),),
 )

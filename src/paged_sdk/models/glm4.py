@@ -6,7 +6,7 @@ from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
 from paged_sdk.models.glm import read_glm
 
 __all__ = ["FAMILY"]
@@ -21,5 +21,6 @@ _NORMS = NormNames(attention_output="post_self_attn_layernorm", mlp_output="post
 FAMILY = DecoderFamily(
     architectures=("Glm4ForCausalLM",),
     read=_read,
+    sizes=Sizes(vocab=151_552, hidden=4096, mlp=13_696, layers=40, heads=32),
     names=(TensorNames(gate_up=("mlp.gate_up_proj",), norms=_NORMS),),
 )

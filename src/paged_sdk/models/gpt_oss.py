@@ -9,7 +9,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_moe, read_one_rope, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, ExpertNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, ExpertNames, Sizes, TensorNames
 
 __all__ = ["FAMILY"]
 
@@ -64,5 +64,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("GptOssForCausalLM",),
     read=_read,
+    sizes=Sizes(vocab=201_088, hidden=2880, mlp=2880, layers=36, heads=64),
     names=(TensorNames(experts=(ExpertNames(router="router"),)),),
 )

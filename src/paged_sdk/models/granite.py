@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -26,4 +26,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("GraniteForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("GraniteForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=32_000, hidden=4096, mlp=11_008, layers=32, heads=32),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -23,4 +23,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("HeliumForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("HeliumForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=48_000, hidden=2560, mlp=7040, layers=24, heads=20),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -17,4 +17,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return evolve(read_common(fields), qkv_bias=has_bias, output_bias=has_bias, mlp_bias=fields.flag("mlp_bias", False))
 
 
-FAMILY = DecoderFamily(architectures=("LlamaForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("LlamaForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=32_000, hidden=4096, mlp=11_008, layers=32, heads=32),
+)

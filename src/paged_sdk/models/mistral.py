@@ -7,7 +7,7 @@ from __future__ import annotations
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY", "read_mistral"]
 
@@ -21,4 +21,8 @@ def read_mistral(fields: ConfigFields) -> DecoderConfig:
     return read_common(fields, sliding_windows=read_windows(fields, layer_types, window))
 
 
-FAMILY = DecoderFamily(architectures=("MistralForCausalLM", "MinistralForCausalLM"), read=read_mistral)
+FAMILY = DecoderFamily(
+    architectures=("MistralForCausalLM", "MinistralForCausalLM"),
+    read=read_mistral,
+    sizes=Sizes(vocab=32_000, hidden=4096, mlp=14_336, layers=32, heads=32),
+)

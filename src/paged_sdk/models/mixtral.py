@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, ExpertNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, ExpertNames, Sizes, TensorNames
 
 __all__ = ["FAMILY"]
 
@@ -32,4 +32,9 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 # Checkpoints keep the names of the first release; transformers 5 may write the names of its own classes.
 _EXPERTS = (ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"), ExpertNames())
 
-FAMILY = DecoderFamily(architectures=("MixtralForCausalLM",), read=_read, names=(TensorNames(experts=_EXPERTS),))
+FAMILY = DecoderFamily(
+    architectures=("MixtralForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=32_000, hidden=4096, mlp=14_336, layers=32, heads=32),
+    names=(TensorNames(experts=_EXPERTS),),
+)

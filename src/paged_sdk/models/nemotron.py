@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import Activation, DecoderConfig, NormKind
 from paged_sdk.models.common_config import read_activation, read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -32,4 +32,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("NemotronForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("NemotronForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=256_000, hidden=6144, mlp=24_576, layers=32, heads=48),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig, QkNormWeights
 from paged_sdk.models.common_config import read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY", "evolve_olmo"]
 
@@ -32,4 +32,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return evolve_olmo(read_common(fields), fields)
 
 
-FAMILY = DecoderFamily(architectures=("Olmo2ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Olmo2ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=50_304, hidden=4096, mlp=11_008, layers=32, heads=32),
+)

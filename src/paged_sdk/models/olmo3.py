@@ -5,7 +5,7 @@ from __future__ import annotations
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import SLIDING, read_common, read_head_dim, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.olmo2 import evolve_olmo
 from paged_sdk.models.rope_fields import read_rope
 
@@ -44,4 +44,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return evolve_olmo(shape, fields)
 
 
-FAMILY = DecoderFamily(architectures=("Olmo3ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Olmo3ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=50_304, hidden=4096, mlp=11_008, layers=32, heads=32),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig, QkNormWeights
 from paged_sdk.models.common_config import read_common, read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -34,4 +34,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("OlmoeForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("OlmoeForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=50_304, hidden=2048, mlp=2048, layers=16, heads=16),
+)

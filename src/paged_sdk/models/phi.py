@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import Activation, DecoderConfig, NormKind
 from paged_sdk.models.common_config import must_not_be_tied, read_activation, read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
 
 __all__ = ["FAMILY"]
 
@@ -42,4 +42,9 @@ _NAMES = TensorNames(
     norms=NormNames(query="self_attn.q_layernorm", key="self_attn.k_layernorm", last="final_layernorm"),
 )
 
-FAMILY = DecoderFamily(architectures=("PhiForCausalLM",), read=_read, names=(_NAMES,))
+FAMILY = DecoderFamily(
+    architectures=("PhiForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=51_200, hidden=2048, mlp=8192, layers=24, heads=32),
+    names=(_NAMES,),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.rope_fields import read_rope, rope_section
 
 __all__ = ["FAMILY"]
@@ -35,5 +35,6 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 FAMILY = DecoderFamily(
     architectures=("Phi3ForCausalLM",),
     read=_read,
+    sizes=Sizes(vocab=32_064, hidden=3072, mlp=8192, layers=32, heads=32),
     names=(TensorNames(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),),
 )

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
 from paged_sdk.models.common_config import must_not_be_tied, read_common, read_moe, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, ExpertNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, ExpertNames, Sizes, TensorNames
 from paged_sdk.models.rope_fields import rope_section
 
 __all__ = ["FAMILY"]
@@ -63,4 +63,9 @@ _EXPERTS = (
     ExpertNames(router="router"),
 )
 
-FAMILY = DecoderFamily(architectures=("PhimoeForCausalLM",), read=_read, names=(TensorNames(experts=_EXPERTS),))
+FAMILY = DecoderFamily(
+    architectures=("PhimoeForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=32_064, hidden=4096, mlp=6400, layers=32, heads=32),
+    names=(TensorNames(experts=_EXPERTS),),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY", "read_qwen_windows"]
 
@@ -25,4 +25,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     return evolve(read_common(fields, sliding_windows=read_qwen_windows(fields)), qkv_bias=True)
 
 
-FAMILY = DecoderFamily(architectures=("Qwen2ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Qwen2ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=151_936, hidden=4096, mlp=22_016, layers=32, heads=32),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_moe, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -40,4 +40,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("Qwen2MoeForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Qwen2MoeForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=151_936, hidden=2048, mlp=5632, layers=24, heads=16),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_head_dim
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.qwen2 import read_qwen_windows
 from paged_sdk.models.rope_fields import read_rope, rope_section
 
@@ -41,4 +41,8 @@ def read_qwen2_vl_text(fields: ConfigFields) -> DecoderConfig:
     return evolve(shape, qkv_bias=True)
 
 
-FAMILY = DecoderFamily(architectures=("Qwen2VLTextModel",), read=read_qwen2_vl_text)
+FAMILY = DecoderFamily(
+    architectures=("Qwen2VLTextModel",),
+    read=read_qwen2_vl_text,
+    sizes=Sizes(vocab=152_064, hidden=8192, mlp=29_568, layers=80, heads=64),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 from paged_sdk.models.qwen2 import read_qwen_windows
 
 __all__ = ["FAMILY"]
@@ -24,4 +24,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("Qwen3ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Qwen3ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=151_936, hidden=4096, mlp=22_016, layers=32, heads=32),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common, read_moe
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -40,4 +40,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("Qwen3MoeForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("Qwen3MoeForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=151_936, hidden=2048, mlp=6144, layers=24, heads=32),
+)

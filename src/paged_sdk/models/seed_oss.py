@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.common_config import read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -22,4 +22,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("SeedOssForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("SeedOssForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=155_136, hidden=4096, mlp=27_648, layers=64, heads=80),
+)

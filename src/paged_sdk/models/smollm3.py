@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import NO_ROPE, DecoderConfig
 from paged_sdk.models.common_config import read_common, read_layer_types, read_one_rope, read_windows
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily
+from paged_sdk.models.family import DecoderFamily, Sizes
 
 __all__ = ["FAMILY"]
 
@@ -37,4 +37,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-FAMILY = DecoderFamily(architectures=("SmolLM3ForCausalLM",), read=_read)
+FAMILY = DecoderFamily(
+    architectures=("SmolLM3ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=128_256, hidden=2048, mlp=11_008, layers=36, heads=16),
+)

@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.models.common_config import read_common, read_one_rope
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, NormNames, TensorNames
+from paged_sdk.models.family import DecoderFamily, NormNames, Sizes, TensorNames
 
 __all__ = ["FAMILY"]
 
@@ -39,4 +39,9 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 _NORMS = NormNames(query="self_attn.q_layernorm", key="self_attn.k_layernorm")
 
-FAMILY = DecoderFamily(architectures=("StableLmForCausalLM",), read=_read, names=(TensorNames(norms=_NORMS),))
+FAMILY = DecoderFamily(
+    architectures=("StableLmForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=50_304, hidden=2560, mlp=6912, layers=32, heads=32),
+    names=(TensorNames(norms=_NORMS),),
+)

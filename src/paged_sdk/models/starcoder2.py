@@ -7,7 +7,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import Activation, DecoderConfig, NormKind
 from paged_sdk.models.common_config import read_activation, read_common
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, TensorNames
+from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 
 __all__ = ["FAMILY"]
 
@@ -33,5 +33,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 
 FAMILY = DecoderFamily(
-    architectures=("Starcoder2ForCausalLM",), read=_read, names=(TensorNames(up="mlp.c_fc", down="mlp.c_proj"),)
+    architectures=("Starcoder2ForCausalLM",),
+    read=_read,
+    sizes=Sizes(vocab=49_152, hidden=3072, mlp=12_288, layers=30, heads=24),
+    names=(TensorNames(up="mlp.c_fc", down="mlp.c_proj"),),
 )
