@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -362,6 +363,20 @@ async def test_models_and_checkpoints_without_images(llava: Path, tmp_path: Path
     shutil.copytree(llava, bare, ignore=shutil.ignore_patterns("preprocessor_config.json"))
     with pytest.raises(CheckpointError, match=r"preprocessor_config\.json"):
         await VisionModelBuilder(bare).build()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_encoders_section_that_leaves_out_what_is_usual(tmp_path: Path, anyio_backend: str) -> None:
+    """As transformers writes it: of Qwen2-VL's, a section that was saved again has hardly anything."""
+    make_vision_checkpoint("qwen2_vl", tmp_path)
+    messages = asked(VisionMessages().add_image_message("user", "What is this?", PICTURES[0]))
+    async with exact(tmp_path).build() as model:
+        want = text_of(await model.send_chat_request(messages))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["vision_config"].pop("spatial_merge_size") == 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    async with exact(tmp_path).build() as model:
+        assert text_of(await model.send_chat_request(messages)) == want
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

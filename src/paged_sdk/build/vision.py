@@ -20,7 +20,7 @@ from paged_sdk.models.loading import names_in
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.image import Image
 from paged_sdk.types.messages import Message
-from paged_sdk.vision.encoder import ImageEncoder, load_encoder
+from paged_sdk.vision.encoder import ImageEncoder, load_encoder, with_whole_encoder
 from paged_sdk.vision.family import find_vision_family, vision_families
 from paged_sdk.vision.processor import ImagePrompts, make_image_processor
 from paged_sdk.weights.checkpoint import Checkpoint
@@ -74,7 +74,9 @@ def load_vision(
     is_nested = isinstance(supported_families().get(model_type), NestedFamily)
     # A family may have a decoder here and leave images to its whole processor.
     family = None if is_nested and model_type not in vision_families() else find_vision_family(checkpoint.config)
-    prompts = None if family is None else ImagePrompts(family, path, checkpoint.config, tokenizer, limits)
+    prompts = None
+    if family is not None:
+        prompts = ImagePrompts(family, path, with_whole_encoder(path, checkpoint.config), tokenizer, limits)
     names = names_in(checkpoint.source, find_family(checkpoint.config))
     text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
     own = [name for name in checkpoint.source.names() if not name.startswith(text)]

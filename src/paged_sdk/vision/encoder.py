@@ -17,7 +17,7 @@ from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.family import Inputs
 from paged_sdk.vision.own_products import OwnProducts, take_matrices
 
-__all__ = ["EncodedImage", "ImageEncoder", "config_of_model", "load_encoder"]
+__all__ = ["EncodedImage", "ImageEncoder", "config_of_model", "load_encoder", "with_whole_encoder"]
 
 _TEXT = ("language_model", "text_model", "lm_head")
 """The parts of transformers' model that are the text decoder."""
@@ -174,6 +174,16 @@ def config_of_model(path: Path, config: Mapping[str, Any]) -> Any:
         return AutoConfig.for_model(**_as_decoded(config))
     except Exception as error:  # of any kind, for a config that does not fit
         raise CheckpointError(f"{path}: its config cannot be used: {error}", path=path) from error
+
+
+def with_whole_encoder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json's content with what its encoder's section leaves out: transformers writes there what differs
+    from its class alone.
+
+    The parameters and errors are those of :func:`config_of_model`.
+    """
+    whole = config_of_model(path, config).vision_config.to_dict()
+    return {**config, "vision_config": {**whole, **(config.get("vision_config") or {})}}
 
 
 def _as_decoded(config: Mapping[str, Any]) -> dict[str, Any]:
