@@ -302,3 +302,15 @@ def test_llavas_section_has_the_vocabulary_alone() -> None:
     assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (32, 32, 32, 128)
     with pytest.raises(CheckpointError, match="num_hidden_layers is missing"):  # a model's own config states it
         read_config(text)
+
+
+@pytest.mark.parametrize("model_type", ["exaone4", "cohere2", "gemma3_text"])
+def test_a_pattern_of_windows_is_unread_beside_the_types_of_layers(model_type: str) -> None:
+    """EXAONE 4.0 32B has "LLLG" there, which transformers leaves alone, too."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = LLAMA | {"model_type": model_type, "architectures": [], "num_key_value_heads": 4, "sliding_window": 100}
+    assert read_config(config | {"sliding_window_pattern": "LLLG", "layer_types": types}).sliding_windows == (
+        (100, None, 100)
+    )
+    with pytest.raises(CheckpointError, match="sliding_window_pattern = 'LLLG': expected a whole number"):
+        read_config(config | {"sliding_window_pattern": "LLLG"})

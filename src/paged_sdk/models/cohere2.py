@@ -15,8 +15,9 @@ __all__ = ["FAMILY"]
 
 def _read(fields: ConfigFields) -> DecoderConfig:
     fields = fields.with_defaults(sliding_window=4096)
-    period = fields.positive("sliding_window_pattern", 4)
-    layer_types = read_layer_types(fields, lambda layer: (layer + 1) % period != 0)
+    layer_types = read_layer_types(
+        fields, lambda layer: (layer + 1) % fields.positive("sliding_window_pattern", 4) != 0
+    )
     windows = read_windows(fields, layer_types, fields.optional_positive("sliding_window"))
     shape = read_cohere(fields, default_theta=10_000.0)
     ropes = tuple(NO_ROPE if window is None else rope for rope, window in zip(shape.ropes, windows, strict=True))

@@ -17,8 +17,10 @@ __all__ = ["FAMILY"]
 def _read(fields: ConfigFields) -> DecoderConfig:
     fields = fields.with_defaults(num_key_value_heads=32, rms_norm_eps=1e-5, sliding_window=4096)
     window = fields.optional_positive("sliding_window")
-    period = 1 if window is None else fields.positive("sliding_window_pattern", 4)
-    layer_types = read_layer_types(fields, lambda layer: (layer + 1) % period != 0)
+    layer_types = read_layer_types(
+        fields,
+        lambda layer: window is not None and (layer + 1) % fields.positive("sliding_window_pattern", 4) != 0,
+    )
     windows = read_windows(fields, layer_types, window)
     rope = read_one_rope(fields)
     return evolve(

@@ -30,8 +30,9 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
         head_dim=256,
         max_position_embeddings=131_072,
     )
-    period = fields.positive("sliding_window_pattern", 6)
-    layer_types = read_layer_types(fields, lambda layer: (layer + 1) % period != 0)
+    layer_types = read_layer_types(
+        fields, lambda layer: (layer + 1) % fields.positive("sliding_window_pattern", 6) != 0
+    )
     head_dim = read_head_dim(fields)
     # The older form scales the full layers only, and has a field of its own for the base of layers with windows.
     nested = fields.section("rope_parameters")
