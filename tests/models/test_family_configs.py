@@ -11,7 +11,7 @@ from transformers import AutoConfig, MixtralConfig, Qwen3MoeConfig
 from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, read_config, supported_families
+from paged_sdk.models.family import DecoderFamily, has_head, read_config, supported_families
 from tiny import FAMILIES, build_model
 from tiny_vision import VISION_FAMILIES
 
@@ -314,3 +314,16 @@ def test_a_pattern_of_windows_is_unread_beside_the_types_of_layers(model_type: s
     )
     with pytest.raises(CheckpointError, match="sliding_window_pattern = 'LLLG': expected a whole number"):
         read_config(config | {"sliding_window_pattern": "LLLG"})
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("phimoe", "PhiMoEForCausalLM"), ("mpt", "MPTForCausalLM"), ("llama", "LLaMAForCausalLM"), ("mpt", "MPTModel")],
+)
+def test_classes_by_their_makers_names(model_type: str, name: str) -> None:
+    """Phi-3.5-MoE and MPT were released before transformers had them, which asks for no name."""
+    config = AutoConfig.for_model(model_type).to_dict() | {"architectures": [name]}
+    assert read_config(config).model_type == model_type
+    assert has_head(config) == name.endswith("ForCausalLM")
+    with pytest.raises(UnsupportedArchitectureError, match="ForSequenceClassification"):
+        read_config(config | {"architectures": [name + "ForSequenceClassification"]})

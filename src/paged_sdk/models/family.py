@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
 from typing import Any, Final, TypeAlias
 
@@ -266,9 +266,9 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
         )
     # A config made from GGUF metadata names no class.
     architectures = fields.texts("architectures")
-    if isinstance(family, DecoderFamily) and set(architectures) & set(family.bodies):
+    if isinstance(family, DecoderFamily) and _is_among(family.bodies, architectures):
         return _with_tied_head(family)
-    if architectures and not set(architectures) & set(family.architectures):
+    if architectures and not _is_among(family.architectures, architectures):
         raise UnsupportedArchitectureError(
             f"architectures {shown(list(architectures))} of model_type {shown(model_type)} are not supported: "
             f"expected one of {', '.join(family.architectures)}",
@@ -276,6 +276,13 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
             supported=family.architectures,
         )
     return family.resolve(fields, families) if isinstance(family, NestedFamily) else family
+
+
+def _is_among(classes: Collection[str], named: Collection[str]) -> bool:
+    """Say whether a config names one of some classes. The first checkpoints of a family name their makers' own, which
+    transformers writes with other capitals since: PhiMoEForCausalLM, MPTForCausalLM.
+    """
+    return not {name.lower() for name in classes}.isdisjoint(name.lower() for name in named)
 
 
 def _with_tied_head(family: DecoderFamily) -> DecoderFamily:
@@ -289,7 +296,7 @@ def has_head(config: Mapping[str, Any]) -> bool:
     """
     fields = ConfigFields(config)
     family = supported_families().get(fields.text("model_type", ""))
-    return not (isinstance(family, DecoderFamily) and set(fields.texts("architectures")) & set(family.bodies))
+    return not (isinstance(family, DecoderFamily) and _is_among(family.bodies, fields.texts("architectures")))
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
