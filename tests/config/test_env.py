@@ -74,6 +74,8 @@ def test_speculative_gamma(gamma: int) -> None:
         ("MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE", "half"),
         ("MISTRALRS_PAGED_ATTN_CONTEXT_LEN", "0"),
         ("MISTRALRS_PAGED_ATTN_GPU_MEM", "9" * 5000),
+        ("MISTRALRS_PAGED_ATTN_GPU_MEM", str(2**53 + 1)),
+        ("MISTRALRS_PAGED_ATTN_CONTEXT_LEN", "9" * 18),
         ("MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE", "0_1"),
         ("MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE", "٠.٥"),
         ("MISTRALRS_PREFIX_CACHE_N", "-3"),

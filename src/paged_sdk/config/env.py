@@ -14,7 +14,7 @@ from attrs import frozen
 
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
-from paged_sdk.config.memory import MemoryGpuConfig
+from paged_sdk.config.memory import LARGEST, MemoryGpuConfig
 from paged_sdk.config.paged import PagedAttentionMeta, PagedCacheType
 from paged_sdk.config.speculative import MOST_DRAFTS
 from paged_sdk.errors import ConfigError, shown
@@ -287,11 +287,14 @@ def _switch(given: Mapping[str, str], name: str) -> bool | None:
     raise ConfigError.of(name, value, "true, 1, on, false, 0 or off")
 
 
-def _whole_number(given: Mapping[str, str], name: str, *, allowed: str, minimum: int = 1) -> int | None:
+def _whole_number(
+    given: Mapping[str, str], name: str, *, allowed: str, minimum: int = 1, maximum: int = 10**MAX_DIGITS
+) -> int | None:
     value = given.get(name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS) or int(value) < minimum:
+    is_short = value.isascii() and value.isdigit() and len(value) <= MAX_DIGITS
+    if not is_short or not minimum <= int(value) <= maximum:
         raise ConfigError.of(name, value, allowed)
     return int(value)
 
@@ -323,10 +326,10 @@ def _memory(given: Mapping[str, str]) -> MemoryGpuConfig | None:
             value=given[chosen[1]],
             allowed="one of the three",
         )
-    megabytes = _whole_number(given, GPU_MEM, allowed="a number of megabytes >= 1")
+    megabytes = _whole_number(given, GPU_MEM, allowed=f"a number of megabytes >= 1 and <= {LARGEST}", maximum=LARGEST)
     if megabytes is not None:
         return MemoryGpuConfig.MB(megabytes)
-    tokens = _whole_number(given, CONTEXT_LEN, allowed="a number of tokens >= 1")
+    tokens = _whole_number(given, CONTEXT_LEN, allowed=f"a number of tokens >= 1 and <= {LARGEST}", maximum=LARGEST)
     if tokens is not None:
         return MemoryGpuConfig.ContextSize(tokens)
     if GPU_MEM_USAGE in given:
