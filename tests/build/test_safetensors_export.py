@@ -23,6 +23,8 @@ from paged_sdk import (
 )
 from paged_sdk.build import safetensors_plan
 from paged_sdk.weights import safetensors_writer
+from paged_sdk.weights.checkpoint import open_checkpoint
+from quantized_writers import mlx, pack_checkpoint
 from tiny import FAMILIES, make_checkpoint
 
 PROMPT = list(range(3, 40))
@@ -73,6 +75,23 @@ def test_quantized_checkpoints_are_decoded(tmp_path: Path) -> None:
     assert "quantization_config" not in config
     with safe_open(target / "model.safetensors", "pt") as file:
         assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+def test_nothing_says_of_decoded_weights_that_they_are_quantized(tmp_path: Path) -> None:
+    """MLX has a section of its own name, beside or in place of the usual one."""
+    source = make_checkpoint("llama", tmp_path / "source")
+    settings = {"group_size": 32, "bits": 4}
+    pack_checkpoint(source, tmp_path / "packed", mlx, settings)
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    config |= {"quantization": settings, "quantization_config": settings, "torch_dtype": "float16"}
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(config))
+    target = write_safetensors(tmp_path / "packed", tmp_path / "target")
+    written = json.loads((target / "config.json").read_text())
+    assert written["dtype"] == "bfloat16"
+    assert not {"quantization", "quantization_config", "torch_dtype"} & written.keys()
+    checkpoint = open_checkpoint(target)
+    checkpoint.source.close()
+    assert not checkpoint.is_quantized
 
 
 def test_shards_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

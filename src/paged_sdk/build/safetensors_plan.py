@@ -23,6 +23,7 @@ from paged_sdk.models.family import find_family
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf_writer import must_be_new
 from paged_sdk.weights.hub import resolve_model
+from paged_sdk.weights.quantized_format import as_decoded
 from paged_sdk.weights.safetensors_writer import NewTensor, write_shards
 from paged_sdk.weights.source import WeightSource
 
@@ -85,7 +86,8 @@ def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
                 "positions are scaled",
                 architecture=str(checkpoint.config.get("model_type")),
             )
-    config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    config = as_decoded(checkpoint.config)
+    config.pop("torch_dtype", None)  # an older name of what is said below
     config.setdefault("architectures", [family.architectures[0]])
     return config | {"dtype": str(_DTYPES[type]).removeprefix("torch.")}
 

@@ -16,6 +16,7 @@ from paged_sdk.errors import CheckpointError, ModelLoadError, shown
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.family import Inputs
 from paged_sdk.vision.own_products import OwnProducts, take_matrices
+from paged_sdk.weights.quantized_format import as_decoded
 
 __all__ = ["EncodedImage", "ImageEncoder", "config_of_model", "load_encoder", "with_whole_encoder"]
 
@@ -134,7 +135,7 @@ def load_encoder(
     except ImportError as error:
         raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
     try:
-        settings = AutoConfig.for_model(**_as_decoded(config))
+        settings = AutoConfig.for_model(**as_decoded(config))
         _shrink_text(settings.get_text_config())
         kind: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(settings)]
         with _quiet():
@@ -171,7 +172,7 @@ def config_of_model(path: Path, config: Mapping[str, Any]) -> Any:
     except ImportError as error:
         raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
     try:
-        return AutoConfig.for_model(**_as_decoded(config))
+        return AutoConfig.for_model(**as_decoded(config))
     except Exception as error:  # of any kind, for a config that does not fit
         raise CheckpointError(f"{path}: its config cannot be used: {error}", path=path) from error
 
@@ -184,12 +185,6 @@ def with_whole_encoder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """
     whole = config_of_model(path, config).vision_config.to_dict()
     return {**config, "vision_config": {**whole, **(config.get("vision_config") or {})}}
-
-
-def _as_decoded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config without what says how matrices are stored: transformers is given their values."""
-    kept = {name: value for name, value in config.items() if name not in ("quantization_config", "quantization")}
-    return {name: _as_decoded(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
 
 
 def _shrink_text(text: Any) -> None:

@@ -19,7 +19,7 @@ from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.packed_tensors import PackedTensors
 
-__all__ = ["PackedMatrix", "QuantizedFormat", "find_format", "find_formats", "without"]
+__all__ = ["PackedMatrix", "QuantizedFormat", "as_decoded", "find_format", "find_formats", "without"]
 
 # Where config.json describes the format: MLX has a name of its own beside the usual one.
 _SECTIONS = ("quantization_config", "quantization")
@@ -123,3 +123,11 @@ def find_format(config: Mapping[str, Any], path: Path) -> QuantizedFormat | None
         quantization=settings.method,
         supported=(*supported, "gguf"),
     )
+
+
+def as_decoded(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config, or a section of one, without what says how matrices are stored: for those who have their
+    values.
+    """
+    kept = {name: value for name, value in config.items() if name not in _SECTIONS}
+    return {name: as_decoded(value) if isinstance(value, Mapping) else value for name, value in kept.items()}
