@@ -95,6 +95,17 @@ def test_qwen2_moe_comes_back(tmp_path: Path) -> None:
         assert torch.equal(read.tensor(name, torch.float32, CPU), own), name
 
 
+def test_an_output_projection_of_its_own_that_the_config_ties(tmp_path: Path) -> None:
+    directory = make_checkpoint("llama", tmp_path / "model", tie_word_embeddings=False)
+    config = json.loads((directory / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (directory / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(directory)
+    own = checkpoint.source.tensor("lm_head.weight", torch.float32, CPU)
+    read = GgufSource(write_gguf(directory, tmp_path / "m.gguf", type="F32"))
+    assert not read_config(read.config).tie_embeddings
+    assert torch.equal(read.tensor("lm_head.weight", torch.float32, CPU), own)
+
+
 @pytest.mark.parametrize("mixture", MIXTURES)
 def test_quantized_values_are_the_gguf_packages(mixture: str, tmp_path: Path) -> None:
     source = make_checkpoint("llama", tmp_path / "model", hidden_size=256, intermediate_size=512)

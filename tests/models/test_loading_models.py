@@ -20,7 +20,7 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.loading import load_model
+from paged_sdk.models.loading import load_model, reload_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
@@ -235,6 +235,29 @@ def test_tied_embeddings_are_held_once() -> None:
     assert model.head.num_bytes == 512 * 64 * 4
     prompt = random_prompt(20)
     assert greedy(model, contiguous, prompt, 8) == reference_greedy(reference, prompt, 8)
+
+
+def test_an_output_projection_of_its_own_that_the_config_ties(caplog: pytest.LogCaptureFixture) -> None:
+    """As transformers has it: a model that was trained further holds another one, whatever its config says."""
+    reference: Any = build_model("llama", tie_word_embeddings=False)
+    config = reference.config.to_dict() | {"tie_word_embeddings": True}
+    model = load_model(config, DictSource(reference.state_dict()), dtype=torch.float32, device=CPU)
+    assert "lm_head.weight" in caplog.text
+    prompt = random_prompt(20)
+    assert greedy(model, paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
+    every = range(model.config.num_layers + 1)
+    reload_model(
+        model,
+        config,
+        DictSource(reference.state_dict()),
+        policy=WeightPolicy(),
+        parts=every,
+        on_replaced=lambda part: None,
+    )
+    assert greedy(model, paged(16), prompt, 8) == reference_greedy(reference, prompt, 8)
+    other = {**reference.state_dict(), "lm_head.weight": torch.ones(7)}
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight' has shape \[7\]"):
+        load_model(config, DictSource(other), dtype=torch.float32, device=CPU)
 
 
 def test_biases_everywhere() -> None:

@@ -10,8 +10,20 @@ from typing import Any
 import anyio
 import pytest
 import torch
+from benchmarks import support_table
 from benchmarks.image_table import judge_images
-from benchmarks.support_table import BEGIN, END, IMAGES, PAGE, image_table, judge, load, table
+from benchmarks.support_table import (
+    BEGIN,
+    END,
+    IMAGES,
+    PAGE,
+    PROMPTS,
+    greedy_of_transformers,
+    image_table,
+    judge,
+    load,
+    table,
+)
 from benchmarks.tiny_classes import MODEL_TYPES, tiny_config, tiny_model
 from benchmarks.tiny_image_classes import IMAGE_MODEL_TYPES
 from benchmarks.verdicts import Verdict
@@ -54,6 +66,13 @@ PROMPT = "Once upon a time there was a small engine that could read a long lette
 def test_class_says_what_transformers_says(model_type: str) -> None:
     outcome = judge(model_type)
     assert outcome.verdict is Verdict.RUNS, outcome.reason
+
+
+def test_an_output_projection_of_its_own_that_the_config_ties() -> None:
+    """As transformers has it: what a checkpoint holds counts."""
+    reference = tiny_model("gpt2", tie_word_embeddings=False)
+    model = load(reference, open_door(reference.config.to_dict() | {"tie_word_embeddings": True}, torch.float32))
+    assert support_table.greedy(model, PROMPTS) == [greedy_of_transformers(reference, prompt) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize(

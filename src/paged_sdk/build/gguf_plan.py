@@ -31,6 +31,7 @@ from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRow
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.family import has_head, read_config
+from paged_sdk.models.loading import read_shape
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf_config import must_be_model
 from paged_sdk.weights.gguf_export import GgufMatrix, config_metadata, gguf_tensors, global_rope
@@ -175,7 +176,7 @@ def _from_directory(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Pla
 
 
 def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
-    config, path = read_config(checkpoint.config), checkpoint.path
+    (config, _), path = read_shape(checkpoint.config, checkpoint.source), checkpoint.path
     if not has_head(checkpoint.config) or config.bidirectional:
         lacks = "is an encoder" if config.bidirectional else "has no output projection"
         raise UnsupportedArchitectureError(

@@ -15,7 +15,8 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.logs import get_logger
-from paged_sdk.models.family import find_family, read_config
+from paged_sdk.models.family import find_family
+from paged_sdk.models.loading import read_shape
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.gguf_export import CheckpointNames, GgufPlace, gguf_architecture, gguf_places
 from paged_sdk.weights.gguf_mixtures import is_quantizable
@@ -112,7 +113,7 @@ def checkpoint_names(checkpoint: Checkpoint) -> CheckpointNames:
 
 def _config(checkpoint: Checkpoint) -> DecoderConfig:
     try:
-        config = read_config(checkpoint.config)
+        config, _ = read_shape(checkpoint.config, checkpoint.source)
         gguf_architecture(config)
     except UnsupportedArchitectureError as error:
         raise UnsupportedArchitectureError(

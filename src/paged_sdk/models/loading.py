@@ -13,7 +13,9 @@ from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.placement import Placement
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.layers.rotary import RotaryEmbedding
+from paged_sdk.logs import get_logger
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
@@ -29,7 +31,11 @@ from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["load_model", "loading_threads", "names_in", "reload_model"]
+__all__ = ["have_same_values", "load_model", "loading_threads", "names_in", "read_shape", "reload_model"]
+
+_log = get_logger(__name__)
+
+_ELEMENTS_AT_ONCE = 1 << 22
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -63,9 +69,7 @@ def load_model(
     :raises UnsupportedArchitectureError: no family has this ``model_type``
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
     """
-    family = find_family(config)
-    shape = family.read(ConfigFields(config))
-    names = names_in(source, family)
+    shape, names = read_shape(config, source)
     places = placement or Placement.on(device, shape.num_layers)
     shard = WHOLE if group is None else shard_of(shape, group.rank, group.size)
     loader = WeightLoader(
@@ -130,8 +134,8 @@ def reload_model(
     :param parts: numbers of layers, and the number of layers itself for the embeddings and the output projection
     :param on_replaced: called with each part that is new
     """
-    family, places, group = find_family(config), model.placement, model.group
-    shape, names = family.read(ConfigFields(config)), names_in(source, family)
+    places, group = model.placement, model.group
+    shape, names = read_shape(config, source)
     loader = WeightLoader(
         source,
         policy,
@@ -243,6 +247,46 @@ def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) 
         is_head=True,
         rows=(loader.shard.tokens(config.vocab_size),),
     )
+
+
+def read_shape(config: Mapping[str, Any], source: WeightSource) -> tuple[DecoderConfig, TensorNames]:
+    """Read the shape of a checkpoint's decoder, and which of its family's names it uses.
+
+    A config may say that the output projection is the embeddings, and the checkpoint hold another one, as some do that
+    were trained further. Then it has one of its own: so transformers decides it.
+
+    :param config: ``config.json``'s content
+    :raises UnsupportedArchitectureError: no family has this ``model_type``
+    :raises CheckpointError: the config cannot be used
+    """
+    family = find_family(config)
+    shape, names = family.read(ConfigFields(config)), names_in(source, family)
+    head = f"{names.head}.weight"
+    has_both = shape.tie_embeddings and head in source and names.table in source
+    if has_both and not have_same_values(source, head, names.table):
+        _log.warning("By its config, %s is %s: the checkpoint holds another one, which is used.", head, names.table)
+        shape = evolve(shape, tie_embeddings=False)
+    return shape, names
+
+
+def have_same_values(source: WeightSource, first: str, second: str) -> bool:
+    """Say whether two tensors of a checkpoint have one shape and, if they are matrices, the same numbers. Some rows are
+    read at a time.
+    """
+    shape = source.shape(first)
+    if shape != source.shape(second) or len(shape) != 2:
+        return shape == source.shape(second)
+    one, other = source.matrix(first), source.matrix(second)
+    rows, cols = shape
+    step = max(1, _ELEMENTS_AT_ONCE // max(1, cols))
+    parts = (slice(row, row + step) for row in range(0, rows, step))
+    return all(_are_equal(one.rows(part), other.rows(part)) for part in parts)
+
+
+def _are_equal(first: StoredMatrix, second: StoredMatrix) -> bool:
+    # Numbers of one type need not be converted, which would take most of the time.
+    one, other = (each.weight if isinstance(each, DenseMatrix) else each.decoded() for each in (first, second))
+    return torch.equal(one, other) if one.dtype == other.dtype else torch.equal(one.double(), other.double())
 
 
 def names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:

@@ -14,7 +14,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
-from paged_sdk.models.loading import loading_threads
+from paged_sdk.models.loading import have_same_values, loading_threads
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnEmbedding, OwnLinear
 from paged_sdk.models.transformers_door.probe import Findings, probe
@@ -205,7 +205,7 @@ class _Loading:
 
     def _linear(self, name: str, module: Any, table: tuple[str, Embedding] | None) -> OwnLinear:
         weight = f"{name}.weight"
-        if table is not None and self._tied.get(weight, weight) == table[0]:
+        if table is not None and self._tied.get(weight, weight) == table[0] and not self._has_own(weight, table[0]):
             linear = self._loader.tied_head(name, table[1], vocab_size=module.weight.shape[0])
             has_bias = module.bias is not None
             bias = self._loader.tensor(self._name_of(f"{name}.bias"), linear.out_features) if has_bias else None
@@ -219,6 +219,11 @@ class _Loading:
             is_head=name == self._head,
         )
         return OwnLinear(linear, self._step if _sees_tokens(name) else None)
+
+    def _has_own(self, name: str, table: str) -> bool:
+        """Say whether the checkpoint holds another matrix than the embeddings, to which the class ties it."""
+        there = name in self._source and table in self._source
+        return there and not have_same_values(self._source, name, table)
 
     def _parameter(self, module: nn.Module, name: str, own: str, parameter: nn.Parameter) -> None:
         stored = self._name_of(name)
