@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 from attrs import evolve
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
@@ -104,6 +105,16 @@ def test_an_output_projection_of_its_own_that_the_config_ties(tmp_path: Path) ->
     read = GgufSource(write_gguf(directory, tmp_path / "m.gguf", type="F32"))
     assert not read_config(read.config).tie_embeddings
     assert torch.equal(read.tensor("lm_head.weight", torch.float32, CPU), own)
+
+
+def test_embeddings_by_the_output_projections_name_alone(tmp_path: Path) -> None:
+    directory = make_checkpoint("llama", tmp_path / "model", tie_word_embeddings=True)
+    tensors = load_file(directory / "model.safetensors")
+    table = tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, directory / "model.safetensors")
+    read = GgufSource(write_gguf(directory, tmp_path / "m.gguf", type="F32"))
+    assert read_config(read.config).tie_embeddings
+    assert torch.equal(read.tensor("model.embed_tokens.weight", torch.float32, CPU), table)
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)

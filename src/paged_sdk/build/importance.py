@@ -16,7 +16,7 @@ from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.logs import get_logger
 from paged_sdk.models.family import find_family
-from paged_sdk.models.loading import read_shape
+from paged_sdk.models.loading import names_in, read_shape
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.gguf_export import CheckpointNames, GgufPlace, gguf_architecture, gguf_places
 from paged_sdk.weights.gguf_mixtures import is_quantizable
@@ -93,7 +93,7 @@ def load_importance(
 def checkpoint_names(checkpoint: Checkpoint) -> CheckpointNames:
     """Return the names that the checkpoint uses, of those that its family knows."""
     family, source = find_family(checkpoint.config), checkpoint.source
-    names = next((each for each in family.names if each.table in source), family.names[0])
+    names = names_in(source, family)
     layer = names.layer(0)
     experts = next((each for each in names.experts if f"{layer}{each.block}.gate.weight" in source), None)
     if experts is None:

@@ -186,9 +186,17 @@ def _adaptable_embedding(config: DecoderConfig, names: TensorNames, device: torc
     return AdaptableShape({name: slice(0, config.hidden_size)}, config.vocab_size, device)
 
 
+def _stored_table(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> str:
+    """Return the tensor that holds the embeddings: of two names of one matrix, some programs save the output
+    projection's.
+    """
+    head = f"{names.head}.weight"
+    return head if config.tie_embeddings and names.table not in loader and head in loader else names.table
+
+
 def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Embedding:
     return loader.embedding(
-        names.table,
+        _stored_table(loader, config, names),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         scale=config.embedding_scale,
@@ -238,7 +246,8 @@ def _work_alone(others: int) -> None:
 
 def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
     if config.tie_embeddings:  # on another device than the embeddings
-        return loader.untied_head(names.head, names.table, vocab_size=config.vocab_size, hidden_size=config.hidden_size)
+        table = _stored_table(loader, config, names)
+        return loader.untied_head(names.head, table, vocab_size=config.vocab_size, hidden_size=config.hidden_size)
     return loader.linear(
         [names.head],
         in_features=config.hidden_size,
@@ -295,4 +304,6 @@ def names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
     Checkpoints that were saved without an output projection mostly have names without the body's prefix.
     """
     known = (*family.names, *(evolve(names, body="") for names in family.names))
-    return next((names for names in known if names.table in source), family.names[0])
+    found = next((names for names in known if names.table in source), None)
+    # The embeddings may be there by the output projection's name alone.
+    return found or next((names for names in known if f"{names.body}{names.norms.last}.weight" in source), known[0])

@@ -232,9 +232,13 @@ def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointN
     :param stored: the names of all of the checkpoint's tensors
     """
     architecture = ARCHITECTURES[gguf_architecture(config)]
+    plain_names = {name: _plain_name(name, names, architecture) for name in stored}
+    table = f"{architecture.top_names['token_embd']}.weight"
+    has_table = table in plain_names.values()
     places: dict[str, GgufPlace | None] = {}
-    for name in stored:
-        plain = _plain_name(name, names, architecture)
+    for name, plain in plain_names.items():
+        if plain == "lm_head.weight" and config.tie_embeddings and not has_table:
+            plain = table  # of two names of one matrix, the checkpoint has this one
         if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
             continue
         merged = _MERGED.fullmatch(plain)
