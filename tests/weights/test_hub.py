@@ -113,6 +113,16 @@ def test_a_file_beside_a_model(tmp_path: Path, hub: Callable[..., FakeHub]) -> N
             resolve_beside(model, name)
 
 
+def test_an_embedding_model_comes_with_the_settings_of_its_modules(hub: Callable[..., FakeHub]) -> None:
+    """Without them nothing says how texts become vectors, and the model cannot be loaded."""
+    own = {"modules.json", "config.json", "model.safetensors", "config_sentence_transformers.json"}
+    modules = {"1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    fake = hub([*own, *modules, "2_Dense/pytorch_model.bin", "onnx/config.json", "4bit/model.safetensors"])
+    assert resolve_model("name/repository", gguf=False, revision="main", token="t") == fake.cache
+    assert fake.cached() == own | modules
+    assert {(call["revision"], call["token"]) for call in fake.calls} == {("main", "t")}
+
+
 def response(status: int) -> Any:
     return SimpleNamespace(status_code=status, headers={}, request=None)
 

@@ -26,6 +26,9 @@ MAX_LISTED = 8
 # The files that a safetensors model needs; weights of other formats and frameworks are not downloaded.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer.model")
 _UNWANTED = ("*/*", "consolidated*.safetensors")
+# What sentence-transformers has in directories of their own, where modules.json lists them: how texts become vectors.
+_MODULES = "modules.json"
+_OF_MODULES = ("[0-9]_*/*.json", "[0-9]_*/model.safetensors")
 _OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -144,7 +147,7 @@ def _on_hub(repository: _Repository, filenames: Sequence[str], quantization: str
         return _gguf_on_hub(repository, files, quantization)
     directory = repository.download(_WANTED, _UNWANTED)
     if any(directory.glob("*.safetensors")):
-        return directory
+        return repository.download(_OF_MODULES, ()) if is_file(directory / _MODULES) else directory
     names = repository.files()
     if gguf is None and any(name.endswith(".gguf") for name in names):
         return _gguf_on_hub(repository, None, quantization)
