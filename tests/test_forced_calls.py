@@ -247,6 +247,42 @@ def test_odd_schemas(compiler: GrammarCompiler, template: str) -> None:
         Draft202012Validator(ODD["f"]).validate(json.loads(call.arguments))
 
 
+@pytest.mark.parametrize("template", [answers.QWEN_CODER, answers.GLM, answers.MINIMAX, answers.GEMMA4])
+def test_patterns_of_texts_without_quotes_mean_what_they_mean_in_json(compiler: GrammarCompiler, template: str) -> None:
+    style = AnswerStyle.of_template(template)
+    for pattern, allowed in (
+        (r"^\d{1,2}$", {"7": True, "42": True, "\u0663": False}),
+        (r"^\w$", {"a": True, "_": True, "\u00e9": False}),
+        (r"^\S$", {"a": True, "\x1d": False, "\x85": False}),
+        ("^.$", {"a": True, "\r": False, "\u2028": False}),
+        ("^[a&&b]{2}$", {"a&": True, "bb": True, "c&": False}),
+        (r"^[^\d]$", {"a": True, "5": False, "\u0663": False}),
+    ):
+        grammar = compiler.compile(
+            style.forced_calls(arguments(x={"type": "string", "pattern": pattern}), token_of, "", several=False)
+        )
+        for value, is_allowed in allowed.items():
+            text = {
+                answers.QWEN_CODER: "<tool_call>\n<function=f>\n<parameter=x>\n{}\n</parameter>\n</function>\n"
+                "</tool_call>",
+                answers.GLM: "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+                answers.MINIMAX: '<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">{}</parameter>\n</invoke>'
+                "\n</minimax:tool_call>",
+                answers.GEMMA4: '<|tool_call>call:f{{x:<|"|>{}<|"|>}}<tool_call|>',
+            }[template].format(value)
+            tokens = tokens_of(text)
+            taken = grammar.matcher.deep_copy().try_consume_tokens(tokens)
+            assert (taken == len(tokens)) == is_allowed, (pattern, value)
+
+
+def test_patterns_of_no_one_meaning_are_refused() -> None:
+    for pattern in ("(?=a)b", r"a\b", "[]a]", "(?m:^a)"):
+        schema = arguments(x={"type": "string", "pattern": pattern})
+        with pytest.raises(ConstraintError, match="the tool f") as caught:
+            AnswerStyle.of_template(answers.QWEN_CODER).forced_calls(schema, token_of, "", several=True)
+        assert caught.value.keyword == "pattern"
+
+
 def test_a_thought_that_the_prompt_has_begun_ends_at_once(compiler: GrammarCompiler) -> None:
     style = AnswerStyle.of_template(answers.QWEN3)
     for end, thought in (("<think>\n", "\n</think>\n\n"), ("<think>", "</think>"), ("<think>\n\n</think>\n\n", "")):

@@ -12,7 +12,7 @@ from test_compiler import BYTES, accepts
 
 from paged_sdk import Constraint, ConstraintError
 from paged_sdk.constraints.compiler import GrammarCompiler
-from paged_sdk.constraints.patterns import portable_pattern
+from paged_sdk.types.patterns import portable_pattern
 
 
 @pytest.fixture(scope="module")

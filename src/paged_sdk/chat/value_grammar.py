@@ -12,6 +12,7 @@ from attrs import frozen
 
 from paged_sdk.chat.grammar_writer import GrammarWriter
 from paged_sdk.errors import ConstraintError
+from paged_sdk.types.patterns import portable_pattern
 
 __all__ = ["Dialect", "ValueGrammar", "allows_strings"]
 
@@ -260,6 +261,10 @@ class ValueGrammar:
         """Return an expression that matches a whole text in which another one is found."""
         if not isinstance(pattern, str):
             raise self._refusal("pattern", f"{pattern!r} is no expression")
+        try:
+            pattern = portable_pattern(pattern)
+        except ValueError as error:
+            raise self._refusal("pattern", f"{pattern!r}: {error}") from None
         begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
         if (begins or ends) and _has_alternatives(pattern):
             raise self._refusal("pattern", f"{pattern!r} has alternatives beside ^ or $: put them in parentheses")

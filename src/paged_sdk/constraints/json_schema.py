@@ -12,7 +12,7 @@ from attrs import frozen
 
 from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.numbers import have_common_multiple, inner_bound, is_exact
-from paged_sdk.constraints.patterns import portable_pattern
+from paged_sdk.types.patterns import portable_pattern
 
 __all__ = ["Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
 
