@@ -283,6 +283,16 @@ def test_patterns_of_no_one_meaning_are_refused() -> None:
         assert caught.value.keyword == "pattern"
 
 
+@pytest.mark.parametrize("template", [answers.HERMES, answers.GEMMA, answers.GEMMA4])
+def test_lists_of_one_item(compiler: GrammarCompiler, template: str) -> None:
+    style = AnswerStyle.of_template(template)
+    for least in (0, 1):
+        one = {"type": "array", "items": {"type": "boolean"}, "minItems": least, "maxItems": 1}
+        texts = {written(compiler, style, arguments(x=one), seed, several=False) for seed in range(20)}
+        sizes = {len(json.loads(read(style, text, arguments(x=one)).calls[0].arguments)["x"]) for text in texts}
+        assert sizes == {least, 1}
+
+
 def test_a_thought_that_the_prompt_has_begun_ends_at_once(compiler: GrammarCompiler) -> None:
     style = AnswerStyle.of_template(answers.QWEN3)
     for end, thought in (("<think>\n", "\n</think>\n\n"), ("<think>", "</think>"), ("<think>\n\n</think>\n\n", "")):

@@ -174,9 +174,10 @@ class ValueGrammar:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if most == 0:
             return text("[]")
-        item = self.value(schema.get("items", True))
-        more = f"({text(self._dialect.comma)} {item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
-        items = f"{item} {more}"
+        items = item = self.value(schema.get("items", True))
+        if most != 1:
+            more = f"{max(0, least - 1)},{'' if most is None else most - 1}"
+            items = f"{item} ({text(self._dialect.comma)} {item}){{{more}}}"
         return f"{text('[')} {items if least else self._writer.any_of((items, chr(34) * 2))} {text(']')}"
 
     def _object(self, schema: Mapping[str, Any]) -> str:
