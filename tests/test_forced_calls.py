@@ -220,6 +220,59 @@ def test_what_a_format_has_no_form_for_is_named(keyword: str, template: str, sch
     assert (caught.value.kind, caught.value.keyword) == ("tools", keyword)
 
 
+NO_SCHEMAS: Final[list[tuple[str, Any]]] = [
+    ("anyOf", {"anyOf": 5}),
+    ("enum", {"enum": 5}),
+    ("type", {"type": 5}),
+    ("type", {"type": ["string", 5]}),
+    ("properties", {"type": "object", "properties": 5}),
+    ("required", {"type": "object", "required": 5}),
+    ("minItems", {"type": "array", "minItems": "x"}),
+    ("maxItems", {"type": "array", "maxItems": -1}),
+    ("minLength", {"type": "string", "minLength": "x"}),
+]
+
+
+@pytest.mark.parametrize("template", [answers.QWEN_CODER, answers.GEMMA, answers.GEMMA4])
+def test_what_is_no_schema_is_named(compiler: GrammarCompiler, template: str) -> None:
+    style = AnswerStyle.of_template(template)
+    for keyword, schema in NO_SCHEMAS:
+        for tools in (arguments(x=schema), {"f": {"type": "object"} | schema}):
+            with pytest.raises(ConstraintError):
+                compiler.compile(style.forced_calls(tools, token_of, "", several=True))
+        with pytest.raises(ConstraintError, match=keyword):
+            compiler.compile(style.forced_calls(arguments(x=schema), token_of, "", several=True))
+
+
+@pytest.mark.parametrize("template", [answers.QWEN_CODER, answers.GLM, answers.GEMMA, answers.GEMMA4])
+def test_calls_of_tools_whose_schemas_are_none_are_read(template: str) -> None:
+    text = {
+        answers.QWEN_CODER: "<function=f><parameter=x>5</parameter></function>",
+        answers.GLM: "<tool_call>f\n<arg_key>x</arg_key><arg_value>5</arg_value></tool_call>",
+        answers.GEMMA: "```tool_code\nf(x='5')\n```",
+        answers.GEMMA4: '<|tool_call>call:f{x:<|"|>5<|"|>}<tool_call|>',
+    }[template]
+    for schema in ({"type": "object", "properties": 5}, *(arguments(x=each)["f"] for _, each in NO_SCHEMAS)):
+        (call,) = read(AnswerStyle.of_template(template), text, {"f": schema}).calls
+        assert json.loads(call.arguments)["x"] in ("5", 5)
+
+
+def test_references_to_many_references_take_no_time(compiler: GrammarCompiler) -> None:
+    """Followed one by one, these are 10^12."""
+    definitions = {f"d{place}": {"anyOf": [{"$ref": f"#/$defs/d{place + 1}"}] * 10} for place in range(12)}
+    tools = arguments(x={"$ref": "#/$defs/d0"}, y={"anyOf": [{"$ref": "#/$defs/loop"}, {"const": "b"}]})
+    tools["f"]["$defs"] = {**definitions, "d12": {"const": "a"}, "loop": {"$ref": "#/$defs/loop"}}
+    style = AnswerStyle.of_template(answers.QWEN_CODER)
+    text = written(compiler, style, tools, 0, several=False)
+    (call,) = read(style, text, tools).calls
+    assert json.loads(call.arguments) == {"x": "a", "y": "b"}
+    wide = {f"d{place}": {"anyOf": [{"$ref": f"#/$defs/d{place + 1}"}] * 1000} for place in range(3)}
+    tools = arguments(x={"$ref": "#/$defs/d0"})
+    tools["f"]["$defs"] = {**wide, "d3": {"type": "integer"}}
+    (call,) = read(style, "<function=f><parameter=x>5</parameter></function>", tools).calls
+    assert json.loads(call.arguments) == {"x": 5}
+
+
 ODD: Final = arguments(
     text={"type": "string", "pattern": "b/|c", "minLength": 2, "maxLength": 6},
     tree={"$ref": "#/$defs/tree"},

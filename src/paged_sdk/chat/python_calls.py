@@ -12,7 +12,7 @@ from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.answer_pieces import Call
 from paged_sdk.chat.grammar_writer import GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader, float_of
-from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
+from paged_sdk.chat.value_grammar import Dialect, ValueGrammar, properties_of
 
 __all__ = ["PythonCalls", "python_form"]
 
@@ -114,7 +114,7 @@ class PythonCalls:
             written.append(text)
             add(text)
 
-        yield from self._arguments(list(self._tools[name].get("properties", {})), show)
+        yield from self._arguments(list(properties_of(self._tools[name])), show)
         for _ in range(printed):
             yield from self._expect(")")
         return Call(name, "".join(written))

@@ -13,7 +13,7 @@ from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.grammar_writer import GrammarWriter
 from paged_sdk.chat.json_stream import StringStream
 from paged_sdk.chat.text_reader import Steps, TextReader, json_of
-from paged_sdk.chat.value_grammar import Dialect, ValueGrammar, allows_strings
+from paged_sdk.chat.value_grammar import Dialect, ValueGrammar, allows_strings, properties_of
 
 __all__ = ["TaggedArguments", "tagged_form"]
 
@@ -58,7 +58,7 @@ class TaggedArguments:
         return True
 
     def _is_text(self, name: str) -> bool:
-        return allows_strings(self._schema.get("properties", {}).get(name, {}), self._schema)
+        return allows_strings(properties_of(self._schema).get(name, {}), self._schema)
 
 
 def _value_of(text: str) -> Any:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from attrs import frozen
 
 from paged_sdk.chat.grammar_writer import GrammarWriter
-from paged_sdk.errors import ConstraintError
+from paged_sdk.errors import ConstraintError, shown
 from paged_sdk.types.patterns import portable_pattern
 
-__all__ = ["Dialect", "ValueGrammar", "allows_strings"]
+__all__ = ["Dialect", "ValueGrammar", "allows_strings", "properties_of"]
 
 _SAYS_NOTHING: Final = frozenset(
     {"title", "description", "default", "examples", "$comment", "$schema", "$id", "$defs", "definitions", "deprecated"}
@@ -25,6 +25,39 @@ _OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclu
 _OF_LISTS: Final = frozenset({"items", "minItems", "maxItems"})
 _OF_OBJECTS: Final = frozenset({"properties", "required", "additionalProperties"})
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_kind(value: object) -> bool:
+    return isinstance(value, str) or _is_names(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_SHAPES: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = MappingProxyType(
+    {
+        "anyOf": (_is_list, "a list of schemas"),
+        "enum": (_is_list, "a list of values"),
+        "properties": (_is_object, "an object of schemas"),
+        "required": (_is_names, "a list of names"),
+        "type": (_is_kind, "a name, or a list of names"),
+        **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (_is_count, "an int >= 0")),
+    }
+)
+"""What keywords have as their value, which is read here."""
 
 
 @frozen(kw_only=True)
@@ -64,6 +97,7 @@ class ValueGrammar:
 
         :raises ConstraintError: the tool's schema says something else, too
         """
+        self._check_shapes(self._root)
         self._check(self._root, _OF_OBJECTS | {"type"})
         properties = self._root.get("properties", {})
         required = self._root.get("required", ())
@@ -102,7 +136,7 @@ class ValueGrammar:
         :param ending: a text, or a mark
         """
         writer = self._writer
-        options = list(self._strings(schema))
+        options = list(self._strings(schema, set()))
         expressions = []
         for option in options:
             if isinstance(option, str):
@@ -130,6 +164,7 @@ class ValueGrammar:
         return whole
 
     def _any_of(self, schema: Mapping[str, Any]) -> str:
+        self._check_shapes(schema)
         writer, words = self._writer, self._dialect.words
         options = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if options is not None:
@@ -224,24 +259,31 @@ class ValueGrammar:
     def _key(self, name: str) -> str:
         return self.checked_name(name) if self._dialect.bare_keys else json.dumps(name, ensure_ascii=False)
 
-    def _strings(self, schema: Any) -> Iterator[str | Mapping[str, Any]]:
-        """Yield the strings that a schema allows: such as are named, and schemas of others."""
+    def _strings(self, schema: Any, known: set[str]) -> Iterator[str | Mapping[str, Any]]:
+        """Yield the strings that a schema allows: such as are named, and schemas of others.
+
+        :param known: references that have been followed, which adds to it: what they lead to has been yielded
+        """
         if schema is True:
             yield {}
-        elif not isinstance(schema, Mapping):
+        if not isinstance(schema, Mapping):
             return
-        elif "$ref" in schema:
+        self._check_shapes(schema)
+        if "$ref" in schema:
             self._check(schema, {"$ref"})
-            yield from self._strings(self._target(schema["$ref"]))
+            target = self._target(schema["$ref"])
+            if schema["$ref"] not in known:
+                known.add(schema["$ref"])
+                yield from self._strings(target, known)
         elif "anyOf" in schema:
             self._check(schema, {"anyOf"})
             for part in schema["anyOf"]:
-                yield from self._strings(part)
+                yield from self._strings(part, known)
         elif "enum" in schema or "const" in schema:
             self._check(schema, {"enum", "const", "type"})
             options = schema.get("enum", [schema.get("const")])
             yield from (each for each in options if isinstance(each, str))
-        elif "string" in (kind := schema.get("type", "string")) or kind == "string":
+        elif _says_string(schema):
             self._check(schema, {"type"} | _OF_STRINGS | _OF_NUMBERS | _OF_LISTS | _OF_OBJECTS)
             yield _only(schema, _OF_STRINGS)
 
@@ -290,33 +332,61 @@ class ValueGrammar:
             if keyword not in known and keyword not in _SAYS_NOTHING:
                 raise self._refusal(keyword, f"{keyword} cannot be enforced in the model's format")
 
+    def _check_shapes(self, schema: Mapping[str, Any]) -> None:
+        for keyword, (fits, allowed) in _SHAPES.items():
+            if keyword in schema and not fits(schema[keyword]):
+                raise self._refusal(keyword, f"{keyword} = {shown(schema[keyword])}: expected {allowed}")
+
     def _refusal(self, keyword: str, reason: str) -> ConstraintError:
         return ConstraintError(
             f"the constraint (tools) cannot be enforced: {self._label}: {reason}", kind="tools", keyword=keyword
         )
 
 
-def allows_strings(schema: Any, root: Mapping[str, Any] | None = None, depth: int = 8) -> bool:
-    """Tell whether a schema allows strings.
+def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schemas of an object's properties; none where a schema says something else."""
+    properties = schema.get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def allows_strings(schema: Any, root: Mapping[str, Any] | None = None) -> bool:
+    """Tell whether a schema allows strings; so does what is none.
 
     :param root: to which references lead
     """
+    return _allows_strings(schema, root, 8, set())
+
+
+def _allows_strings(schema: Any, root: Mapping[str, Any] | None, depth: int, known: set[str]) -> bool:
+    """Do so.
+
+    :param depth: how many references and alternatives in each other are looked into
+    :param known: references that have been followed, which adds to it: what they lead to allows none
+    """
     if not isinstance(schema, Mapping) or not depth:
         return True
-    inner = partial(allows_strings, root=root, depth=depth - 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and root is not None:
+        if reference in known:
+            return False
+        known.add(reference)
         target: Any = root
         for part in reference.split("/")[1:]:
             target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
-        return inner(target)
+        return _allows_strings(target, root, depth - 1, known)
     parts = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(parts, list):
-        return any(map(inner, parts))
+        return any(_allows_strings(part, root, depth - 1, known) for part in parts)
     if "const" in schema:
         return isinstance(schema["const"], str)
-    if "enum" in schema and "type" not in schema:
-        return any(isinstance(value, str) for value in schema["enum"])
+    values = schema.get("enum")
+    if isinstance(values, list) and "type" not in schema:
+        return any(isinstance(value, str) for value in values)
+    return _says_string(schema)
+
+
+def _says_string(schema: Mapping[str, Any]) -> bool:
+    """Tell whether strings are among the types that a schema allows."""
     kind = schema.get("type", "string")
     return kind == "string" or (isinstance(kind, list) and "string" in kind)
 
