@@ -250,6 +250,16 @@ CASES: Final = (
         content="I will look.",
         calls=(TIME,),
     ),
+    # The prompt ends with "<|start|>assistant", and the recipient may follow that at once.
+    Case(
+        HARMONY,
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"location": "Paris, France", "unit": "celsius"}'
+        "<|call|>",
+        calls=(PARIS,),
+        prompt_end="<|start|>assistant",
+    ),
+    Case(HARMONY, " to=", content=" to="),
+    Case(HARMONY, "\n to Rome.", content="\n to Rome."),
     Case(HARMONY, "Hello.<|return|>", content="Hello."),
     Case(
         GLM,

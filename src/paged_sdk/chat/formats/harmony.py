@@ -14,7 +14,8 @@ __all__ = ["FORMAT"]
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
-_RECIPIENT: Final = re.compile(r"\bto=functions\.([\w.-]+)")
+_TO: Final = "to="
+_RECIPIENT: Final = re.compile(rf"\b{_TO}functions\.([\w.-]+)")
 
 
 class _Harmony(AnswerFormat):
@@ -47,9 +48,17 @@ class _Harmony(AnswerFormat):
         return f"({message} {writer.text(f'<|end|>{_START}assistant')})* {writer.any_of((message, call))}"
 
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
-        mark: str | None = ""
+        # What the prompt has begun is the header of a message, which may go on with its recipient, before any mark.
+        place = reader.place
+        space = yield from reader.space()
+        mark: str | None = _START
+        if (yield from reader.literal(_TO)):
+            reader.at -= len(space + _TO)
+        else:
+            pieces.content(space, place)
+            mark = ""
         while mark is not None:
-            # What the prompt has begun is the header of a message. Other text between messages is content.
+            # Other text between messages is content.
             while mark not in (_START, _CHANNEL, None):
                 mark = yield from reader.pass_until((_START, _CHANNEL, _MESSAGE, *_ENDS), pieces.content)
             if mark is not None:
