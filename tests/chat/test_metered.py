@@ -65,6 +65,31 @@ def check_seeds(seeds: range) -> None:
     assert counted["text"] > len(seeds) // 4, counted
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages|join(', ', attribute='role') }}",
+        "{{ messages|join(', ', 'role') }}",
+        "{{ messages|map(attribute='role')|join(d='-') }}",
+        "{{ ['a', 'b']|join(d='-') }}",
+        "{{ messages|tojson(2) }}",
+        "{{ ['é']|tojson(true, 1) }}",
+        "{{ ['é']|tojson(false, none, (',', ':')) }}",
+        "{{ [1, 2, 4]|select('divisibleby', num=2)|list|length }}",
+        "{{ messages|rejectattr('role', 'sameas', other=none)|list|length }}",
+        "{{ 'axa'|replace(old='a', new='b', count=1) }}",
+        "{{ 'xax'|trim(chars='x') }}",
+    ],
+)
+def test_filters_take_what_those_of_the_sandbox_take(source: str) -> None:
+    template = ChatTemplate(source, TOKENS)
+    try:
+        messages = [Message(**each) for each in VARIABLES["messages"]]
+        assert template.render(messages) == sandboxed(source)
+    finally:
+        template.close()
+
+
 def test_random_templates_as_in_the_sandbox() -> None:
     check_seeds(range(60))
 

@@ -1,6 +1,7 @@
 """Do what templates ask for in the application's own process, at a cost in proportion to the operands, or not at all.
 
-Each operation charges what it makes to the account of the rendering, mostly before it makes it.
+Each operation charges what it makes to the account of the rendering, mostly before it makes it. It takes the arguments
+that Jinja's own takes, in the same order and by the same names; where it can do nothing with one, it is not cheap.
 """
 
 from __future__ import annotations
@@ -115,9 +116,9 @@ def _capitalize(context: MeteredContext, value: Any) -> str:
 
 
 @pass_context
-def _join(context: MeteredContext, value: Any, separator: str = "") -> str:
-    parts = _list(context, value)
-    if any(type(part) is not str for part in parts):
+def _join(context: MeteredContext, value: Any, d: str = "", attribute: Any = None) -> str:
+    parts, separator = _list(context, value), d
+    if attribute is not None or any(type(part) is not str for part in parts):
         raise NotCheapError("it joins something else than texts")
     context.charge(sum(map(len, parts)) + len(_text(separator)) * len(parts))
     return separator.join(parts)
@@ -134,13 +135,20 @@ def _list(context: MeteredContext, value: Iterable[Any]) -> list[Any]:
 
 
 @pass_context
-def _to_json(context: MeteredContext, value: Any, indent: int | None = None, **options: Any) -> str:
+def _to_json(
+    context: MeteredContext,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     size = context.measure(value)
-    if options.keys() - {"ensure_ascii"} or not (indent is None or type(indent) is int):
+    if separators is not None or sort_keys or not (indent is None or type(indent) is int):
         raise NotCheapError("it writes JSON in an unusual way")
     # A character takes up to 12: those beyond the first plane, as two escaped surrogates.
     context.charge(12 * size.chars + size.items * (ITEM_CHARS + abs(indent or 0) * (size.depth + 1)))
-    return to_json(value, indent=indent, **options)
+    return to_json(value, ensure_ascii, indent)
 
 
 @pass_context
@@ -153,32 +161,34 @@ def _items(context: MeteredContext, value: Any) -> Iterator[Any]:
 
 
 @pass_context
-def _select(context: MeteredContext, value: Any, *test: Any) -> Iterator[Any]:
-    _check_test(test)
+def _select(context: MeteredContext, value: Any, *test: Any, **options: Any) -> Iterator[Any]:
+    _check_test(test, options)
     return iter(_list(context, do_select(context, _timed_turns(context, value, 1), *test)))
 
 
 @pass_context
-def _reject(context: MeteredContext, value: Any, *test: Any) -> Iterator[Any]:
-    _check_test(test)
+def _reject(context: MeteredContext, value: Any, *test: Any, **options: Any) -> Iterator[Any]:
+    _check_test(test, options)
     return iter(_list(context, do_reject(context, _timed_turns(context, value, 1), *test)))
 
 
 @pass_context
-def _select_attr(context: MeteredContext, value: Any, attribute: Any, *test: Any) -> Iterator[Any]:
-    _check_test(test)
+def _select_attr(context: MeteredContext, value: Any, attribute: Any, /, *test: Any, **options: Any) -> Iterator[Any]:
+    _check_test(test, options)
     return iter(_list(context, do_selectattr(context, _timed_turns(context, value, 1), _text(attribute), *test)))
 
 
 @pass_context
-def _reject_attr(context: MeteredContext, value: Any, attribute: Any, *test: Any) -> Iterator[Any]:
-    _check_test(test)
+def _reject_attr(context: MeteredContext, value: Any, attribute: Any, /, *test: Any, **options: Any) -> Iterator[Any]:
+    _check_test(test, options)
     return iter(_list(context, do_rejectattr(context, _timed_turns(context, value, 1), _text(attribute), *test)))
 
 
-def _check_test(test: tuple[Any, ...]) -> None:
+def _check_test(test: tuple[Any, ...], options: Mapping[str, Any]) -> None:
     """Let tests pass that look at a value or compare it with a text or a number."""
     match test:
+        case _ if options:
+            pass
         case () | ("defined" | "undefined" | "none" | "string" | "mapping",):
             return
         case ("equalto" | "eq" | "==" | "ne" | "!=", other) if type(other) in _PLAIN:
