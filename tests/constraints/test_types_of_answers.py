@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import ipaddress
 import random
 import uuid
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NotRequired, Optional, Required, TypedDict
+from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired, Optional, Required, TypedDict
 
 import attrs
 import pydantic
@@ -17,9 +18,10 @@ from pydantic import Field
 from schemas import random_text
 from test_compiler import BYTES
 
-from paged_sdk import ConstraintError
+from paged_sdk import ConstraintError, InvalidRequestError
 from paged_sdk.constraints.compiler import GrammarCompiler
 from paged_sdk.structured import Structure
+from paged_sdk.types.function_schema import describe_type
 
 
 class Cat(pydantic.BaseModel):
@@ -58,6 +60,23 @@ class Sent:
     to: tuple[Literal["a", "b"], ...]
 
 
+@attrs.frozen
+class Box:
+    _size: int
+    color: Literal["red", "blue"] = attrs.field(alias="paint", default="red")
+
+
+@dataclass
+class Counted:
+    MOST: ClassVar[int] = 9
+    names: list[Literal["a", "b"]]
+    step: dataclasses.InitVar[Literal[1, 2]]
+    total: int = dataclasses.field(init=False, default=0)
+
+    def __post_init__(self, step: int) -> None:
+        self.total = step * len(self.names)
+
+
 class Record(TypedDict, total=False):
     sent: Required[Sent]
     paid: bool
@@ -93,6 +112,8 @@ TYPES: Final[dict[str, Any]] = {
     "unions by a tag": Owner,
     "dataclass": Invoice,
     "attrs class": Sent,
+    "attrs class with names of its constructor's own": Box,
+    "dataclass with what its constructor alone is told": Counted,
     "TypedDict": Record,
 }
 
@@ -126,6 +147,20 @@ def test_parts_are_instances_too() -> None:
     assert sent.invoice.id == uuid.UUID("2eb8aa08-aa98-11ea-b4aa-73b441d16380")
     assert sent.invoice.issued == datetime.datetime(2024, 2, 29, 12, 0, 0, 500_000, datetime.UTC)
     assert (sent.invoice.due, str(sent.invoice.total), sent.to) == (None, "19.90", ("a",))
+
+
+def test_parts_have_the_names_that_their_constructor_has() -> None:
+    assert describe_type(Box) == {
+        "type": "object",
+        "properties": {"size": {"type": "integer"}, "paint": {"type": "string", "enum": ["red", "blue"]}},
+        "required": ["size"],
+    }
+    assert Structure.of(Box).parse('{"size": 3, "paint": "blue"}') == Box(size=3, paint="blue")
+    assert list(describe_type(Counted)["properties"]) == ["names", "step"]
+    assert Structure.of(Counted).parse('{"names": ["a", "b"], "step": 2}').total == 4
+    untyped: Any = attrs.make_class("Untyped", ["x"])
+    with pytest.raises(InvalidRequestError, match=r"Untyped\.x"):
+        describe_type(untyped)
 
 
 class Several(pydantic.BaseModel):

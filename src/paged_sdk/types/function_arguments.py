@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import attrs
 
-from paged_sdk.types.function_schema import required_keys
+from paged_sdk.types.function_schema import arguments_of, required_keys
 
 __all__ = ["bind_arguments", "convert"]
 
@@ -183,6 +183,7 @@ def _instance(cls: Any, values: dict[str, Any], where: str, depth: int) -> Any:
             inspect.signature(cls).bind(**values)
         except TypeError as exc:
             raise ValueError(f"{where}: {exc}") from None
+        hints = {name: hint for name, (hint, _) in arguments_of(cls, hints).items()}
     plain_first = sorted(values, key=lambda name: isinstance(values[name], dict | list))
     read = {name: _converted(hints.get(name, Any), values[name], f"{where}.{name}", depth) for name in plain_first}
     converted = {name: read[name] for name in values}

@@ -13,13 +13,13 @@ import typing
 import uuid
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
 import attrs
 
 from paged_sdk.errors import InvalidRequestError, shortened
 
-__all__ = ["FunctionSchema", "describe_function", "describe_type", "required_keys"]
+__all__ = ["FunctionSchema", "arguments_of", "describe_function", "describe_type", "required_keys"]
 
 _MAX_DEPTH: Final = 16
 _PLAIN: Final[Mapping[Any, str]] = {
@@ -235,20 +235,36 @@ def _fields_of(cls: Any, where: str, depth: int, classes: _Classes) -> dict[str,
             "tools", f"{where}: {_name_of(cls)}", f"a class whose annotations resolve ({exc})"
         ) from exc
     if typing.is_typeddict(cls):
-        names = list(hints)
         needed = required_keys(cls, hints)
-        required = [each for each in names if each in needed]
-    elif dataclasses.is_dataclass(cls):
-        fields = [each for each in dataclasses.fields(cls) if each.init]
-        names = [each.name for each in fields]
-        nothing = dataclasses.MISSING
-        required = [each.name for each in fields if each.default is nothing and each.default_factory is nothing]
+        fields = {name: (hint, name in needed) for name, hint in hints.items()}
     else:
-        attributes = [each for each in attrs.fields(cls) if each.init]
-        names = [each.name for each in attributes]
-        required = [each.name for each in attributes if each.default is attrs.NOTHING]
-    properties = {name: _schema_of(hints[name], f"{where}.{name}", depth, classes) for name in names}
+        fields = arguments_of(cls, hints)
+    properties = {name: _schema_of(hint, f"{where}.{name}", depth, classes) for name, (hint, _) in fields.items()}
+    required = [name for name, (_, is_required) in fields.items() if is_required]
     return {"type": "object", "properties": properties, "required": required}
+
+
+def arguments_of(cls: Any, hints: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
+    """Return what a dataclass or an attrs class is made of, by the name that its constructor has for it: its type, and
+    whether it must be there.
+
+    :param hints: the annotations of the class
+    """
+    if attrs.has(cls):
+        # Of a private attribute, _size, the constructor's name is size.
+        return {
+            each.alias or each.name: (hints.get(each.name, each.type), each.default is attrs.NOTHING)
+            for each in attrs.fields(cls)
+            if each.init
+        }
+    nothing = dataclasses.MISSING
+    found = {}
+    for each in cls.__dataclass_fields__.values():  # beside fields, what is for the constructor alone is in there
+        hint = hints[each.name]
+        if each.init and ClassVar not in (hint, get_origin(hint)):
+            required = each.default is nothing and each.default_factory is nothing
+            found[each.name] = (hint.type if isinstance(hint, dataclasses.InitVar) else hint, required)
+    return found
 
 
 def required_keys(cls: Any, hints: Mapping[str, Any]) -> frozenset[str]:
