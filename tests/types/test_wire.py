@@ -159,6 +159,23 @@ def test_a_completion_is_what_openais_client_reads() -> None:
     assert choice.logprobs.text_offset == [0, 4, 7, 7, 8]
 
 
+@pytest.mark.parametrize(
+    ("parts", "text", "offsets"),
+    [
+        ((b"\xff", b"a", b"b"), "\ufffdab", [0, 1, 2]),
+        ((b"\xe2", b"a", b"b"), "\ufffdab", [0, 1, 2]),
+        ((b"a\xe2\x98", b"\xe2", b"\x98\x83b", b"", b"c"), "a\ufffd☃bc", [0, 2, 2, 4, 4]),
+        ((b" \xf0\x9f", b"\x98", b"\x80\x80", b"x"), " \U0001f600\ufffdx", [0, 1, 1, 3]),
+        ((b" \xff", b"a"), "\ufffda", [0, 1]),
+    ],
+)
+def test_offsets_count_what_stands_for_bytes_that_are_no_character(
+    parts: tuple[bytes, ...], text: str, offsets: list[int]
+) -> None:
+    sent = completion(text, logprobs(*map(token, parts))).to_dict()
+    assert sent["choices"][0]["logprobs"]["text_offset"] == offsets
+
+
 def test_offsets_stay_within_a_text_that_was_cut() -> None:
     sent = completion("Once", logprobs(token("Once"), token(" up"), token(" on"))).to_dict()
     assert sent["choices"][0]["logprobs"]["text_offset"] == [0, 4, 4]

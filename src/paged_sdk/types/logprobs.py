@@ -106,11 +106,15 @@ def _offsets(tokens: tuple[TokenLogprob, ...], text: str) -> list[int]:
     Characters may be cut by tokens, and the text may lack what the tokens have: a leading space that decoding takes
     away, and the token that ended it.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # as in the text
     first = bytes(tokens[0].bytes) if tokens else b""
     before = -1 if first.startswith(b" ") and not text.startswith(" ") else 0
     offsets = []
     for token in tokens:
-        offsets.append(min(max(before, 0), len(text)))
-        before += len(decoder.decode(bytes(token.bytes)))
+        data = bytes(token.bytes)
+        before += len(decoder.decode(data[:1]))
+        # The first byte may have shown that the bytes before it were no character, or be in the middle of one.
+        begin = before if not data or decoder.getstate()[0] else before - 1
+        before += len(decoder.decode(data[1:]))
+        offsets.append(min(max(begin, 0), len(text)))
     return offsets
