@@ -346,6 +346,15 @@ def test_lists_of_one_item(compiler: GrammarCompiler, template: str) -> None:
         assert sizes == {least, 1}
 
 
+def test_a_fence_in_an_argument_ends_no_call(compiler: GrammarCompiler) -> None:
+    style = AnswerStyle.of_template(answers.GEMMA)
+    tools = arguments(x={"enum": ["```", "a\n```tool_code\nf()\n```"]})
+    values = {written(compiler, style, tools, seed, several=False) for seed in range(8)}
+    found = [read(style, text, tools) for text in values]
+    assert {json.loads(each.calls[0].arguments)["x"] for each in found} == set(tools["f"]["properties"]["x"]["enum"])
+    assert all(not each.content and len(each.calls) == 1 for each in found)
+
+
 def test_a_thought_that_the_prompt_has_begun_ends_at_once(compiler: GrammarCompiler) -> None:
     style = AnswerStyle.of_template(answers.QWEN3)
     for end, thought in (("<think>\n", "\n</think>\n\n"), ("<think>", "</think>"), ("<think>\n\n</think>\n\n", "")):

@@ -198,6 +198,12 @@ CASES: Final = (
     ),
     Case(GEMMA, "```tool_code\nget_time()", calls=(TIME,)),
     Case(
+        GEMMA,
+        "```tool_code\nget_weather(location='```a`', unit=\"\\\"```'\")\n```\nSo.\n```tool_code\nprint('``)\n```",
+        content="So.\n```tool_code\nprint('``)\n```",
+        calls=(("get_weather", {"location": "```a`", "unit": "\"```'"}),),
+    ),
+    Case(
         GEMMA4,
         '<|channel>thought\nHm.<channel|><|tool_call>call:get_weather{location:<|"|>Paris, a:"France" {b:<|"|>,days:3,'
         'tags:[<|"|>x<|"|>,null,{y:true}]}<tool_call|><|tool_call>call:get_time{}<tool_call|>',

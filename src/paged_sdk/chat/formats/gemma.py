@@ -70,8 +70,27 @@ class _Gemma(MarkedCalls):
         if mark in _ENDS:
             return (yield from _quoted_call(reader, _QUOTES[list(_ENDS).index(mark)], _ENDS[mark], pieces, tools))
         found = PythonCalls(beginner(pieces, tools), tools)
-        yield from _up_to(reader, "```", watch=found)
+        yield from _python_block(reader, found)
         return found.end()
+
+
+def _python_block(reader: TextReader, watch: Callable[[str], None]) -> Steps[None]:
+    """Take Python up to the mark that ends its block. In a string, which ends with its line, that mark is text.
+
+    :param watch: gets the text as it arrives
+    """
+    quote = ""
+    while True:
+        ends = (quote, "\\", "\n") if quote else ("```", '"', "'")
+        found = yield from _up_to(reader, *ends, watch=watch)
+        if found in ("", "```"):
+            return
+        watch(found)
+        if found != "\\":
+            quote = "" if quote else found
+        elif reader.at < len(reader.text) or (yield from reader.more()):
+            watch(reader.text[reader.at])
+            reader.at += 1
 
 
 def _quoted_form(writer: GrammarWriter, tools: ToolSchemas, dialect: Dialect) -> str:
