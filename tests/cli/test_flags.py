@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from attrs import evolve, field, frozen
 from typer.testing import CliRunner
 
@@ -27,7 +28,7 @@ from paged_sdk import (
 )
 from paged_sdk.cli import talk
 from paged_sdk.cli.app import app
-from paged_sdk.cli.loading import AnyBuilder, Builder
+from paged_sdk.cli.loading import AnyBuilder, Builder, check_arch
 from paged_sdk.cli.terminal import Terminal
 from paged_sdk.cli.text_options import PromptOptions
 
@@ -199,6 +200,29 @@ def test_command_lines_of_mistralrs_mean_the_same(command_line: CommandLine, arg
         assert result.exit_code == 0, result.output
         said.append(command_line.calls.pop())
     assert said[0] == said[1]
+
+
+NAMES_OF_FAMILIES = {
+    "deepseekv2": "deepseek_v2",
+    "deepseekv3": "deepseek_v3",
+    "gemma2": "gemma2",
+    "glm4moelite": "glm4_moe_lite",
+    "gpt_oss": "gpt_oss",
+    "phi2": "phi",
+    "phi3": "phi3",
+    "phi3.5moe": "phimoe",
+    "qwen3moe": "qwen3_moe",
+    "qwen3next": "qwen3_next",
+    "Starcoder2": "starcoder2",
+}
+"""How mistral.rs's command line calls a family -> its ``model_type``."""
+
+
+@pytest.mark.parametrize("arch", NAMES_OF_FAMILIES)
+def test_families_have_mistralrs_s_names(arch: str) -> None:
+    check_arch(NAMES_OF_FAMILIES[arch], arch)
+    with pytest.raises(typer.BadParameter, match=f"the model is of the family llama, not {arch}"):
+        check_arch("llama", arch)
 
 
 def test_what_follows_a_flag_without_its_value_is_the_prompt(command_line: CommandLine) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 import typer
@@ -51,6 +52,9 @@ RIVALS: Final = (
     ("imatrix", "calibration_file"),
 )
 """Options of which one can be given, by their names: they say the same, or exclude each other."""
+
+FAMILIES_OF_MISTRALRS: Final[Mapping[str, str]] = MappingProxyType({"phi2": "phi", "phi3.5moe": "phimoe"})
+"""What mistral.rs's command line calls families whose ``model_type`` is more than underscores away from it."""
 
 
 def with_rivals(given: Collection[str]) -> set[str]:
@@ -112,7 +116,10 @@ def check_arch(loaded: str, arch: str | None) -> None:
     :param arch: None: none was
     :raises typer.BadParameter: it is of another
     """
-    if arch is not None and arch.lower().replace("_", "") != loaded.removesuffix("_text").replace("_", ""):
+    if arch is None:
+        return
+    family = FAMILIES_OF_MISTRALRS.get(arch.lower(), arch.lower())
+    if family.replace("_", "") != loaded.removesuffix("_text").replace("_", ""):
         raise typer.BadParameter(f"the model is of the family {loaded}, not {arch}", param_hint="--arch")
 
 
