@@ -93,6 +93,26 @@ def ended(*arguments: str, redirected: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+CTRL_C_MEANWHILE = """
+import sys
+from paged_sdk.cli import main
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+main()
+"""
+
+
+def test_ctrl_c_before_a_command_has_begun_is_no_traceback() -> None:
+    command = [sys.executable, "-c", CTRL_C_MEANWHILE]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "")
+
+
 def test_streams_may_be_closed_from_the_start() -> None:
     run = ended("run", redirected="<&- >&-")
     assert run.returncode == 2

@@ -10,6 +10,9 @@ from typing import Final
 
 __all__ = ["main"]
 
+_INTERRUPTED: Final = 130
+"""128 + SIGINT, what a shell reports."""
+
 _NOT_WRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What writing to a file or terminal fails with that takes no more; a reader that goes is no error."""
 
@@ -20,10 +23,12 @@ def main() -> None:
     Exit codes: 0; 1 for an error of this package; 2 for a command line that cannot be understood; 130 for Ctrl-C.
     """
     _prepare_streams()
-    from paged_sdk.cli.app import app
-
     try:
+        from paged_sdk.cli.app import app
+
         app()
+    except KeyboardInterrupt:  # before a command has begun, which knows it too
+        sys.exit(_INTERRUPTED)
     except OSError as error:
         if error.errno not in _NOT_WRITTEN:
             raise
