@@ -367,6 +367,12 @@ def test_a_closed_runner(tiny_checkpoint: Path) -> None:
     runner.close()
     with pytest.raises(ModelClosedError):
         chat(runner)
+    (name,) = runner.list_models()
+    assert not runner.is_model_loaded(name)
+    assert runner.list_models_with_status() == [(name, "unloaded")]
+    for change in (runner.reload_model, runner.unload_model):
+        with pytest.raises(ModelClosedError, match="make another one"):
+            change(name)
 
 
 def test_an_open_runner_does_not_keep_the_interpreter(tiny_checkpoint: Path) -> None:

@@ -43,16 +43,17 @@ class Residence:
         :raises ModelLoadError: it cannot be, any more
         """
         with self._lock:
-            if self._is_closed:
-                raise ModelClosedError("the runner is closed: make another one")
+            self._check_open()
             return self._model or self._reload()
 
     def unload(self) -> None:
         """Free the model's memory; requests under way end.
 
         :raises ConfigError: it is unloaded already
+        :raises ModelClosedError: it is closed for good
         """
         with self._lock:
+            self._check_open()
             if self._model is None:
                 raise ConfigError.of("unload_model", self._status, "a model that is loaded")
             self._model.close()
@@ -62,10 +63,12 @@ class Residence:
         """Load an unloaded model again.
 
         :raises ConfigError: it is loaded
+        :raises ModelClosedError: it is closed for good
         :raises ModelLoadError: it cannot be loaded any more
         """
         with self._lock:
-            if self._model is not None or self._is_closed:
+            self._check_open()
+            if self._model is not None:
                 raise ConfigError.of("reload_model", self._status, "a model that was unloaded")
             self._reload()
 
@@ -75,6 +78,11 @@ class Residence:
             self._is_closed = True
             if self._model is not None:
                 self._model.close()
+                self._model, self._status = None, "unloaded"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ModelClosedError("the runner is closed: make another one")
 
     def _reload(self) -> BlockingModel:
         self._status = "reloading"

@@ -391,6 +391,7 @@ class Runner:
         with the adapters that ``which`` names.
 
         :raises ConfigError: it is no model of the runner's, or unloaded already
+        :raises ModelClosedError: the runner is closed
         """
         self._check_model(model_id, is_needed=True)
         self._residence.unload()
@@ -399,6 +400,7 @@ class Runner:
         """Load an unloaded model again.
 
         :raises ConfigError: it is no model of the runner's, or is loaded
+        :raises ModelClosedError: the runner is closed
         :raises ModelLoadError: it cannot be loaded any more
         """
         self._check_model(model_id, is_needed=True)
