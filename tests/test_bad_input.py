@@ -6,7 +6,8 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -163,6 +164,18 @@ async def test_a_setting_that_cannot_be_used(
         await change(builder).build()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_none_is_taken_where_a_builder_s_signature_has_it() -> None:
+    builder, taking = TextModelBuilder("model"), []
+    for name in dir(builder):
+        if not name.startswith("with_"):
+            continue
+        first = next((each for each in get_type_hints(getattr(builder, name)) if each != "return"), None)
+        if first is not None and NoneType in get_args(get_type_hints(getattr(builder, name))[first]):
+            getattr(builder, name)(None)
+            taking.append(name)
+    assert taking == ["with_prefix_cache_n", "with_speculation"]
 
 
 async def test_one_build_is_one_model(builder: TextModelBuilder) -> None:

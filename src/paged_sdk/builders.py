@@ -160,14 +160,14 @@ class _ModelBuilder(ABC):
         """Set the most tokens of one step: with more, the memory of a step grows, and long prompts may be faster."""
         return self._with(max_num_batched_tokens=n)
 
-    def with_max_slowdown(self, factor: float | None) -> Self:
+    def with_max_slowdown(self, factor: float) -> Self:
         """Set by what factor the tokens of a text may take longer while a prompt is computed beside it.
 
         The more, the sooner the prompt has its first token: with 3, a token takes three times as long as without the
-        prompt, and the prompt one and a half times as long as without the text; with 2, each takes twice as long. None
+        prompt, and the prompt one and a half times as long as without the text; with 2, each takes twice as long. 0
         computes as much of the prompt in each step as :meth:`with_max_num_batched_tokens` allows.
 
-        :raises ConfigError: for 1 and less
+        :raises ConfigError: for anything but 0 and finite numbers above 1
         """
         return self._with(max_slowdown=factor)
 
