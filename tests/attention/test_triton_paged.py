@@ -17,11 +17,12 @@ from plain_varlen import plain_varlen
 
 pytest.importorskip("triton")
 
-from paged_sdk.attention.backend import AttentionBackend
+from paged_sdk.attention.backend import AttentionBackend, AttentionSetup
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
-from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills
+from paged_sdk.attention.triton_paged import TritonPagedBackend, choose_prefills, triton_storage
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.layers.rotary import RotaryEmbedding
@@ -138,6 +139,16 @@ def test_chunks_by_another_backend(
     for got, wanted in zip(attended(backend, texts, triton_device, steps), expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=2e-5)
     assert calls == [count for count in (17, 7, 11, 5) for _ in windows]
+
+
+def test_room_is_left_for_splits_of_long_contexts() -> None:
+    """The least that steps over long contexts take, whatever serves chunks of prompts."""
+    engine = EngineConfig(max_num_batched_tokens=2048, max_model_len=131_072)
+    setup = AttentionSetup(model=shape(), engine=engine, dtype=torch.float32, device=CPU)
+    storage = triton_storage(setup)
+    assert storage.scratch == {CPU: 2048 * 4 * 16 * (16 + 1) * 4}  # tokens, heads, splits, a vector and a sum
+    short = evolve(setup, engine=evolve(engine, max_model_len=4096))
+    assert triton_storage(short).scratch[CPU] == 2 * 8 * 64 * (16 + 1) * 4  # programs of one processor, rows of each
 
 
 @pytest.mark.parametrize("cache_type", CACHE_TYPES)

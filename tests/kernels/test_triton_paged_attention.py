@@ -5,6 +5,7 @@ Tolerances are those of the query's dtype: weights are rounded to it before they
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any, Final
 
 import pytest
@@ -15,6 +16,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
+from paged_sdk.kernels.triton import paged_attention as paged_attention_module
+from paged_sdk.kernels.triton import paged_decode, paged_prefill
 from paged_sdk.kernels.triton.attention_tile import Tile
 from paged_sdk.kernels.triton.paged_attention import paged_attention
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
@@ -304,12 +307,88 @@ def test_more_than_32768_blocks(kernel: str, triton_device: torch.device) -> Non
 
 def test_splits_fill_the_device_and_end_with_the_keys() -> None:
     # One sequence: as many splits as programs fit, but none below 128 keys.
-    assert plan_splits(8, 65_536, 64, 132) == SplitPlan(num_splits=132, parts=132, shortest=128, longest=8192)
-    assert plan_splits(8, 1024, 64, 132).num_splits == 8
+    assert plan_splits(8, 65_536, 64, 132, 999) == SplitPlan(num_splits=132, parts=132, shortest=128, longest=8192)
+    assert plan_splits(8, 1024, 64, 132, 999).num_splits == 8
     # A full device: rows are split only where one is long.
-    assert plan_splits(2048, 4096, 64, 132).num_splits == 1
-    assert plan_splits(2048, 65_536, 64, 132).num_splits == 8
-    assert plan_splits(8, 0, 64, 132).num_splits == 1
+    assert plan_splits(2048, 4096, 64, 132, 999).num_splits == 1
+    assert plan_splits(2048, 65_536, 64, 132, 999).num_splits == 8
+    assert plan_splits(8, 0, 64, 132, 999).num_splits == 1
+    # No more than there is memory for: they hold all keys then.
+    assert plan_splits(8, 65_536, 64, 132, 3) == SplitPlan(num_splits=3, parts=3, shortest=128, longest=21_888)
+    assert plan_splits(2048, 65_536, 64, 132, 5) == SplitPlan(num_splits=5, parts=1, shortest=128, longest=13_120)
+    assert plan_splits(8, 65_536, 64, 132, 1).num_splits == 1
+
+
+class PartialBytes(dict[object, Any]):
+    """Takes the place of a kernel, and notes the bytes of the partial results that it is given."""
+
+    def __init__(self) -> None:
+        self.found = 0
+
+    def __missing__(self, grid: object) -> Any:
+        return self.note
+
+    def note(self, **arguments: Any) -> None:
+        if arguments.get("partial") is not None:
+            self.found = arguments["partial"].nbytes + arguments["partial_lse"].nbytes
+
+
+@pytest.fixture
+def partial_bytes(monkeypatch: pytest.MonkeyPatch) -> PartialBytes:
+    noted = PartialBytes()
+    for module, names in ((paged_decode, ("_attend_split", "_join_splits")), (paged_prefill, ("_attend_tile",))):
+        for name in names:
+            monkeypatch.setattr(module, name, noted)
+    for each in (paged_attention_module, paged_decode):
+        monkeypatch.setattr(each, "num_multiprocessors", lambda device: 132)
+    return noted
+
+
+def attend_without_device(counts: list[int], longest: int, heads: tuple[int, int, int]) -> None:
+    """Launch attention of rows with so many new tokens; ``heads`` as in :class:`PagedCase`."""
+    meta = torch.device("meta")
+    pages = torch.empty(1, 32, heads[1], heads[2], dtype=torch.bfloat16, device=meta)
+    rows = PagedRows(
+        block_tables=torch.empty(len(counts), 1, dtype=torch.int32, device=meta),
+        context_lens=torch.empty(len(counts), dtype=torch.int32, device=meta),
+        cu_seqlens_q=torch.empty(len(counts) + 1, dtype=torch.int32, device=meta),
+        max_seqlen_q=max(counts),
+        max_context_len=longest,
+    )
+    query = torch.empty(sum(counts), heads[0], heads[2], dtype=torch.bfloat16, device=meta)
+    paged_attention(query, LayerCache(pages, pages), rows, ScoreOptions(scale=SCALE))
+
+
+@pytest.mark.parametrize(("heads", "count"), [((32, 8, 128), 16), ((32, 32, 96), 64), ((16, 1, 256), 4)])
+def test_a_few_tokens_beside_many_decodes_take_little_memory(
+    heads: tuple[int, int, int], count: int, partial_bytes: PartialBytes
+) -> None:
+    """As many places for each row as one row has tokens would be one to three gigabytes."""
+    attend_without_device([*[1] * 255, count], 131_072, heads)
+    of_token = 16 * heads[0] * (heads[2] + 1) * 4
+    assert partial_bytes.found == (255 + count) * of_token
+
+
+def test_partial_results_are_within_what_is_left_free(partial_bytes: PartialBytes) -> None:
+    random = Random(0)
+    most = 0
+    for _ in range(300):
+        group, num_kv_heads, head_dim = random.choice(((1, 32, 96), (4, 8, 128), (7, 4, 128), (16, 1, 256), (8, 8, 64)))
+        longest = random.choice((100, 4096, 8192, 32_768, 131_072))
+        counts = [random.choice((1, 1, 5, 17))] * random.choice((1, 2, 9, 32, 256))
+        counts[-1] = random.choice((1, 3, 16, 64, 700))
+        partial_bytes.found = 0
+        attend_without_device(counts, longest, (group * num_kv_heads, num_kv_heads, head_dim))
+        allowed = paged_decode.most_partial_bytes(
+            num_tokens=sum(counts),
+            num_heads=group * num_kv_heads,
+            head_dim=head_dim,
+            max_context_len=longest,
+            multiprocessors=132,
+        )
+        assert partial_bytes.found <= allowed <= 2**28, (group, longest, counts)
+        most = max(most, partial_bytes.found)
+    assert most > 2**27
 
 
 @NEEDS_GPU

@@ -24,8 +24,10 @@ from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.kernels.transfer import to_device
+from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.kv_cache import copy_blocks, reshape_and_cache
 from paged_sdk.kernels.triton.paged_attention import paged_attention
+from paged_sdk.kernels.triton.paged_decode import most_partial_bytes
 from paged_sdk.kernels.triton.rotary import rotate_and_cache
 from paged_sdk.logs import get_logger
 from paged_sdk.types.step import StepRow
@@ -39,20 +41,28 @@ _MAX_NUM_SEQS: Final = 32
 
 def triton_storage(setup: AttentionSetup) -> KvStorage:
     """Make the storage of a pool on a CUDA device. Log what serves chunks of prompts."""
-    prefills = choose_prefills(setup.model, setup.pool)
+    model, engine = setup.model, setup.engine
+    prefills = choose_prefills(model, setup.pool)
     for window, choice in prefills.items():
         of_what = "prompts" if window is None else f"prompts in windows of {window} tokens"
         _log.info("Attention of %s: %s.", of_what, choice)
+    of_splits = most_partial_bytes(
+        num_tokens=engine.max_num_batched_tokens,
+        num_heads=model.num_heads,
+        head_dim=model.head_dim,
+        max_context_len=engine.max_model_len,
+        multiprocessors=num_multiprocessors(setup.device),
+    )
     return KvStorage(
         make=partial(
             TritonPagedBackend,
-            setup.model,
+            model,
             setup.pool,
-            max_num_seqs=setup.engine.max_num_seqs,
-            max_model_len=setup.engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            max_model_len=engine.max_model_len,
             prefills=prefills,
         ),
-        scratch={setup.device: max(choice.most_gathered_bytes for choice in prefills.values())},
+        scratch={setup.device: max(of_splits, *(choice.most_gathered_bytes for choice in prefills.values()))},
     )
 
 

@@ -74,7 +74,7 @@ def trial_steps(
                 yield [row(index, count, end) for index in range(2)]
         if max_num_rows > 2 and count > 1 and max_num_rows - 1 + count <= max_num_tokens:
             # So many rows keep a device busy without splits of their contexts. Short ones do here: where longer ones
-            # are split all the same, two rows have shown it, and 256 would take a gigabyte for splits of 131,072 keys.
+            # are split all the same, two rows have shown it.
             for end in dict.fromkeys((count, *(window + 1 for window in held if window >= count))):
                 yield [*(row(index, 1, 1) for index in range(max_num_rows - 1)), row(max_num_rows - 1, count, end)]
 

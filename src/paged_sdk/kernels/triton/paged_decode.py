@@ -20,13 +20,17 @@ from paged_sdk.kernels.triton.attention_tile import Tile, attend, joined, load_q
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.paged_batch import PagedBatch
 
-__all__ = ["SplitPlan", "default_tile", "paged_decode_attention", "plan_splits"]
+__all__ = ["SplitPlan", "default_tile", "most_partial_bytes", "paged_decode_attention", "plan_splits"]
 
 # So many programs share a multiprocessor that the last ones to end do not leave it idle for long.
 _PROGRAMS_PER_MULTIPROCESSOR: Final = 8
 # A shorter split costs more to join than it gains; a longer one would hold up a batch of mixed lengths.
 _SHORTEST_SPLIT: Final = 128
 _LONGEST_SPLIT: Final = 8192
+# Partial results take no more memory, which KV blocks cannot use. It holds 16 splits, as a context of 131,072 tokens
+# has, of 1,016 tokens with 32 heads of 128 elements; where there are more tokens, splits are fewer and longer.
+_MOST_PARTIAL_BYTES: Final = 2**28
+_LARGEST_TILE: Final = 64
 # A program of the second kernel holds so many floats of partial results at once.
 _JOINED_AT_ONCE: Final = 8192
 
@@ -50,14 +54,16 @@ class SplitPlan:
     longest: int
 
 
-def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors: int) -> SplitPlan:
+def plan_splits(num_programs: int, num_keys: int, block_n: int, multiprocessors: int, most: int) -> SplitPlan:
     """Cut rows so that the device is full, and several programs share a long row among many short ones.
 
     :param num_programs: programs without splits: tiles of queries of all rows and KV heads
     :param num_keys: the most keys that a row reads
+    :param most: the most splits of a row whose results there is memory for, at least 1
     """
-    shortest, longest = max(_SHORTEST_SPLIT, block_n), _LONGEST_SPLIT
-    parts = triton.cdiv(_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors, num_programs)
+    shortest = max(_SHORTEST_SPLIT, block_n)
+    longest = max(_LONGEST_SPLIT, triton.cdiv(triton.cdiv(num_keys, most), block_n) * block_n)
+    parts = min(triton.cdiv(_PROGRAMS_PER_MULTIPROCESSOR * multiprocessors, num_programs), most)
     num_splits = min(max(parts, triton.cdiv(num_keys, longest)), triton.cdiv(num_keys, shortest))
     return SplitPlan(num_splits=max(1, num_splits), parts=parts, shortest=shortest, longest=longest)
 
@@ -72,7 +78,26 @@ def default_tile(num_rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     block_m = max(16, triton.next_power_of_2(num_rows))
     if head_dim > 128:
         return Tile(block_m=min(block_m, 32), block_n=32, num_warps=4, num_stages=3)
-    return Tile(block_m=min(block_m, 64), block_n=64, num_warps=4, num_stages=3)
+    return Tile(block_m=min(block_m, _LARGEST_TILE), block_n=64, num_warps=4, num_stages=3)
+
+
+def most_partial_bytes(
+    *, num_tokens: int, num_heads: int, head_dim: int, max_context_len: int, multiprocessors: int
+) -> int:
+    """Return how many bytes partial results take at most, of any batch within these limits.
+
+    :param num_tokens: the most query tokens of a batch
+    """
+    # Splits that fill the device are of so few programs that they have no more results together than this.
+    num_results = 2 * _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors * _LARGEST_TILE
+    if max_context_len > _LONGEST_SPLIT:
+        num_results = max(num_results, num_tokens * num_heads * triton.cdiv(max_context_len, _LONGEST_SPLIT))
+    return min(num_results * _bytes_of_result(head_dim), _MOST_PARTIAL_BYTES)
+
+
+def _bytes_of_result(head_dim: int) -> int:
+    """Return how many bytes a split's result takes for one token and head: a vector, and the log-sum of its weights."""
+    return (head_dim + 1) * torch.float32.itemsize
 
 
 def paged_decode_attention(
@@ -93,7 +118,7 @@ def paged_decode_attention(
     :param tile: None: that of :func:`default_tile`
     """
     query, num_rows, num_kv_heads, window = batch.query, batch.num_rows, batch.num_kv_heads, batch.scores.window
-    _, num_heads, head_dim = query.shape
+    num_tokens, num_heads, head_dim = query.shape
     output = query.new_empty(query.shape) if out is None else out
     if num_rows == 0 or query.numel() == 0:
         return output
@@ -104,16 +129,21 @@ def paged_decode_attention(
     # The first visible key of a window may be the last of its tile.
     visible = max_context_len if window is None else window + max_seqlen_q + tile.block_n
     num_keys = min(max_context_len, visible)
+    # Partial results are found by their tokens' places in the batch where that takes less memory than as many places
+    # for each row: one row may have several tokens among hundreds that have one.
+    by_row = num_rows * max_seqlen_q <= num_tokens
+    num_places = num_rows * max_seqlen_q if by_row else num_tokens
     if num_splits is None:
         programs = num_rows * num_kv_heads * num_tiles
-        plan = plan_splits(programs, num_keys, tile.block_n, num_multiprocessors(query.device))
+        most = max(1, _MOST_PARTIAL_BYTES // (num_places * num_heads * _bytes_of_result(head_dim)))
+        plan = plan_splits(programs, num_keys, tile.block_n, num_multiprocessors(query.device), most)
     else:
         longest = triton.cdiv(max(1, num_keys), tile.block_n) * tile.block_n
         plan = SplitPlan(num_splits=num_splits, parts=num_splits, shortest=tile.block_n, longest=longest)
 
     partial = partial_lse = None
     if plan.num_splits > 1:
-        size = (num_rows, max_seqlen_q, num_heads, plan.num_splits)
+        size = (num_places, num_heads, plan.num_splits)
         partial = query.new_empty((*size, head_dim), dtype=torch.float32)
         partial_lse = query.new_empty(size, dtype=torch.float32)
     splits = {"parts": plan.parts, "shortest": plan.shortest, "longest": plan.longest, "num_splits": plan.num_splits}
@@ -122,6 +152,7 @@ def paged_decode_attention(
         **splits,
         partial=partial,
         partial_lse=partial_lse,
+        places_of_row=max_seqlen_q if by_row else 0,
         max_seqlen_q=max_seqlen_q,
         num_tiles=num_tiles,
         num_heads=num_heads,
@@ -139,6 +170,7 @@ def paged_decode_attention(
             partial_lse=partial_lse,
             context_lens=batch.rows.context_lens,
             cu_seqlens_q=batch.rows.cu_seqlens_q,
+            places_of_row=max_seqlen_q if by_row else 0,
             max_seqlen_q=max_seqlen_q,
             window=window,
             **splits,
@@ -170,8 +202,28 @@ def _split_length(
     return tl.minimum(tl.maximum(length, shortest), longest)
 
 
+@triton.jit
+def _place_of_token(
+    row: tl.tensor, first_token: tl.tensor, token: tl.tensor, places_of_row: tl.tensor, num_heads: tl.constexpr
+) -> tl.tensor:
+    """Return where a token's partial results begin, in heads: among those of its row, or of all tokens.
+
+    :param places_of_row: tokens of which each row has results; 0: there are results of all tokens
+    """
+    return (tl.where(places_of_row > 0, row * places_of_row, first_token) + token) * num_heads
+
+
 @triton.jit(
-    do_not_specialize=("table_stride", "max_seqlen_q", "parts", "shortest", "longest", "num_splits", "num_tiles")
+    do_not_specialize=(
+        "table_stride",
+        "places_of_row",
+        "max_seqlen_q",
+        "parts",
+        "shortest",
+        "longest",
+        "num_splits",
+        "num_tiles",
+    )
 )
 def _attend_split(
     output: tl.tensor,
@@ -198,6 +250,7 @@ def _attend_split(
     scale_head_stride: tl.constexpr,
     context_lens: tl.tensor,
     cu_seqlens_q: tl.tensor,
+    places_of_row: tl.tensor,
     max_seqlen_q: tl.tensor,
     window: tl.tensor,
     parts: tl.tensor,
@@ -305,13 +358,13 @@ def _attend_split(
         tl.store(output + place[:, None] + dim[None, :], result, mask=mask)
     elif partial is not None:
         result = normalize(joined(sums), peak, total, None, head, valid)
-        place = ((row * max_seqlen_q + token) * num_heads + head) * num_splits + split
+        place = (_place_of_token(row, first_token, token, places_of_row, num_heads) + head) * num_splits + split
         tl.store(partial + place[:, None] * head_dim + dim[None, :], result, mask=mask)
         lse = peak + tl.log2(tl.where(total == 0.0, 1.0, total))  # -inf where no key was seen
         tl.store(partial_lse + place, lse, mask=valid)
 
 
-@triton.jit(do_not_specialize=("max_seqlen_q", "parts", "shortest", "longest", "num_splits"))
+@triton.jit(do_not_specialize=("places_of_row", "max_seqlen_q", "parts", "shortest", "longest", "num_splits"))
 def _join_splits(
     output: tl.tensor,
     output_token_stride: tl.tensor,
@@ -320,6 +373,7 @@ def _join_splits(
     partial_lse: tl.tensor,
     context_lens: tl.tensor,
     cu_seqlens_q: tl.tensor,
+    places_of_row: tl.tensor,
     max_seqlen_q: tl.tensor,
     window: tl.tensor,
     parts: tl.tensor,
@@ -350,7 +404,7 @@ def _join_splits(
         return
 
     dim = tl.arange(0, padded_size)
-    place = ((row * max_seqlen_q + token) * num_heads + head) * num_splits
+    place = (_place_of_token(row, first_token, token, places_of_row, num_heads) + head) * num_splits
     accumulator = tl.zeros((1, padded_size), tl.float32)
     peak = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)
