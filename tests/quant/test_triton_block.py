@@ -106,6 +106,21 @@ def test_few_rows_of_gate_and_up_are_one_launch(triton_device: torch.device, mon
     assert products == [MAX_FEW_ROWS + 1]
 
 
+@pytest.mark.parametrize("at_once", [1 << 22, 2 * COLS])
+def test_the_weights_as_numbers(at_once: int, triton_device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DoRA's adapters ask for them, also of layers whose biases are in halves."""
+    monkeypatch.setattr("paged_sdk.quant.triton_block._WEIGHTS_AT_ONCE", at_once)
+    stored = matrices(12, 12, 14)
+    biases = [torch.arange(3.0, device=triton_device).bfloat16(), None, None]
+    layer = TritonBlockLinear(stored, biases, device=triton_device)
+    parts = list(layer.decoded(triton_device))
+    assert [part.first for part in parts] == ([0, 7] if at_once > COLS * 7 else [0, 2, 4, 6, 7, 9, 11])
+    weights = torch.cat([part.weight for part in parts])
+    assert torch.equal(weights.cpu(), torch.cat([matrix.decoded() for matrix in stored]))
+    expected = torch.tensor([0.0, 1.0, 2.0, *[0.0] * 9], device=triton_device)
+    torch.testing.assert_close(torch.cat([part.bias for part in parts]), expected, rtol=0, atol=0)
+
+
 def test_a_repacked_matrix_is_shared(triton_device: torch.device) -> None:
     matrix = repack(random_matrix(14, 4, COLS, torch.Generator().manual_seed(0))).to(triton_device)
     layer = TritonBlockLinear([matrix], [None], device=triton_device)

@@ -4,8 +4,9 @@ where Triton is installed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,9 +18,11 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.triton.quantized_linear import quantized_linear, quantized_swiglu
 from paged_sdk.kernels.triton.tile_choices import MAX_FEW_ROWS
 from paged_sdk.kernels.triton_blocks import TritonBlockMatrix, concatenate
-from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.linear import DecodedRows, Linear
 
 __all__ = ["TritonBlockLinear"]
+
+_WEIGHTS_AT_ONCE: Final = 1 << 22  # that are decoded: some tens of MiB of a device whose memory the KV blocks have
 
 
 class TritonBlockLinear(Linear):
@@ -75,6 +78,18 @@ class TritonBlockLinear(Linear):
         if self._gate_up is None or is_one_product:
             return super().forward_gated(x, activation, ctx)
         return quantized_swiglu(x, *self._gate_up, activation)
+
+    def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
+        """Do what :meth:`Linear.decoded` says: the numbers of the blocks."""
+        before = 0
+        for weight, bias in zip(self._weights, self._biases, strict=True):
+            step = max(1, _WEIGHTS_AT_ONCE // weight.cols)
+            for first in range(0, weight.rows, step):
+                rows = slice(first, min(first + step, weight.rows))
+                values = weight.at(rows).decoded()
+                own = values.new_zeros(len(values)) if bias is None else bias[rows].float()
+                yield DecodedRows(before + first, values, own)
+            before += weight.rows
 
     def _as_gate_and_up(self) -> tuple[TritonBlockMatrix, TritonBlockMatrix] | None:
         """Return both halves of the rows, which share the weights' memory; None: types change within a half, or there
