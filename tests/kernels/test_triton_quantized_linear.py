@@ -169,9 +169,9 @@ def test_splits_and_bias(triton_device: torch.device, kind: str, num_splits: int
     assert_close(result, x.double() @ matrix.decoded().double().T + bias, torch.float32)
 
 
-@pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 600])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 5, 255, 256, 600])
 def test_the_launcher_serves_any_number_of_rows(triton_device: torch.device, num_rows: int) -> None:
-    """Plans of its own choice; from 512 rows on the matrix is decoded first."""
+    """Plans of its own choice; from 256 rows on the matrix is decoded first."""
     from paged_sdk.kernels.triton.quantized_linear import quantized_linear
 
     matrix = random_matrix(Q4_K, 3, 256, generator())

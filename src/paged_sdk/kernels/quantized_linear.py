@@ -26,7 +26,7 @@ __all__ = [
 def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T + bias``, summed in float32.
 
-    With more than 4 rows of float16 or bfloat16, Triton's kernels round weights to that dtype before the product.
+    With more than one row of float16 or bfloat16, Triton's kernels round weights to that dtype before the product.
 
     :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
     :param bias: ``[rows]`` of the dtype of ``x``, or None
