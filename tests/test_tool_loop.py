@@ -181,6 +181,15 @@ async def test_a_model_that_goes_on_calling_meets_the_bound() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("choice", ["required", "weather"])
+async def test_a_required_call_is_one_of_the_first_answer(choice: str) -> None:
+    async with fake_model(call("weather", city="Paris"), "It is warm.") as model:
+        run = await model.send_chat_with_tools(ASK.with_tools([weather], choice))
+        assert run.response.choices[0].message.content == "It is warm."
+        assert [request.options.tool_choice for request in model.requests] == [choice, "auto"]
+
+
+@pytest.mark.anyio
 async def test_cancelling_ends_a_run_within_a_tool() -> None:
     begun = anyio.Event()
     ended = []

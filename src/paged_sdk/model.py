@@ -173,7 +173,8 @@ class Model:
         The calls of one answer run at once: async functions in this event loop, others each in a thread. What they
         return goes back to the model, a text as it is and other values as JSON, until it answers without a call.
 
-        :param request: has its tools from :meth:`RequestBuilder.with_tools`, each with a function
+        :param request: has its tools from :meth:`RequestBuilder.with_tools`, each with a function. Where it requires a
+            call, that is one of the first answer; the later ones are free to answer
         :param max_rounds: how often tools are run at most
         :param on_error: what an exception in a tool does, or arguments that do not fit its annotations: "tell" tells
             the model of it, "raise" ends the run

@@ -55,6 +55,8 @@ async def run_tools(
 ) -> ToolRun:
     """Send a request, run the tools that are called and send what they return, until an answer calls none.
 
+    A call that the request requires is one of its first answer: later ones are free, or none would be without a call.
+
     :raises InvalidRequestError: a tool without a function, several choices, or an argument that cannot be used
     :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
     :raises ToolRoundsError: tools were called once more after ``max_rounds`` rounds
@@ -80,6 +82,7 @@ async def run_tools(
                 responses=responses,
             )
         messages += await _answers(message.tool_calls, tools, response, on_error, seconds)
+        request = request.with_tools(request.options.tools)
 
 
 def _check(request: RequestBuilder, max_rounds: object, on_error: object) -> None:
