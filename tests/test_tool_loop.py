@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
+import sys
 import threading
 from typing import Annotated, Any, Final, Literal
 
@@ -243,6 +244,37 @@ async def test_a_conversation_keeps_the_turns_of_tools() -> None:
         assert model.requests[2].messages == chat.messages[:-1]
         with pytest.raises(InvalidRequestError, match="cannot be streamed"):
             chat.stream("And now?")
+
+
+def leave() -> str:
+    """End the program."""
+    sys.exit(3)
+
+
+async def leave_soon() -> str:
+    """End the program."""
+    await anyio.lowlevel.checkpoint()
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("tool", [leave, leave_soon])
+def test_a_tool_that_ends_the_program_does(tool: Any) -> None:
+    with BlockingModel(fake_model(call(tool.__name__), "Still here.")) as model:
+        with pytest.raises(SystemExit) as ended:
+            model.send_chat_with_tools(ASK.with_tools([tool]))
+        assert ended.value.code == 3
+        assert model.send_chat_request(ASK).choices[0].message.content == "Still here."
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_tool_that_ends_the_program_does_in_an_event_loop_of_its_own(backend: str) -> None:
+    async def main() -> None:
+        async with fake_model(f"{call('leave')}{call('cities')}") as model:
+            await model.send_chat_with_tools(ASK.with_tools([leave, cities]))
+
+    with pytest.raises(SystemExit) as ended:
+        anyio.run(main, backend=backend)
+    assert ended.value.code == 3
 
 
 def test_synchronous_code_runs_tools_too() -> None:

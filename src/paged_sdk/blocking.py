@@ -103,10 +103,7 @@ class BlockingModel:
         self._pid = os.getpid()
         self._portal, thread = _start_portal()
         try:
-            built = _result(self._portal.start_task_soon(_await, building))
-            if isinstance(built, SystemExit):
-                raise built
-            self._model = built
+            self._model = _run(self._portal, _await, building)
         except BaseException:
             _stop_portal(self._portal, thread)
             raise
@@ -301,26 +298,34 @@ class BlockingModel:
             )
         if not self._finalizer.alive:
             raise ModelClosedError("the model is closed: build another one")
-        return _result(self._portal.start_task_soon(function, *args))
+        return _run(self._portal, function, *args)
 
 
-def _result(future: Future[_T]) -> _T:
-    """Wait for a task of the portal."""
+def _run(portal: BlockingPortal, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
+    """Run a function as a task of the portal, and wait for its end."""
+    future = portal.start_task_soon(_caught, function, *args)
     try:
-        return future.result()
+        result = future.result()
     except BaseException:
         # Ctrl-C while waiting: nobody will take the result, so the task ends too. If it has, this does nothing.
         future.cancel()
         raise
+    if isinstance(result, SystemExit):
+        raise result
+    return result
 
 
-async def _await(building: Awaitable[Model]) -> Model | SystemExit:
-    if not isinstance(building, Awaitable):
-        raise ConfigError.of("building", building, "a builder's build(), such as TextModelBuilder(...).build()")
+async def _caught(function: Callable[..., Awaitable[_T]], *args: object) -> _T | SystemExit:
     try:
-        return await building
+        return await function(*args)
     except SystemExit as ended:  # which would end this event loop, and is for the other thread
         return ended
+
+
+async def _await(building: Awaitable[Model]) -> Model:
+    if not isinstance(building, Awaitable):
+        raise ConfigError.of("building", building, "a builder's build(), such as TextModelBuilder(...).build()")
+    return await building
 
 
 def _start_portal() -> tuple[BlockingPortal, threading.Thread]:

@@ -112,9 +112,13 @@ async def _answers(
     on_error: OnToolError,
     seconds: float | None,
 ) -> list[Message]:
-    """Run all calls of one answer at once, and return what they answer, in order."""
+    """Run all calls of one answer at once, and return what they answer, in order.
+
+    :raises SystemExit: a tool ends the program
+    """
     texts: dict[int, str] = {}
     failed: list[tuple[str, Exception]] = []
+    exits: list[SystemExit] = []
 
     async def run(call: ToolCallResponse, scope: anyio.CancelScope) -> None:
         try:
@@ -123,6 +127,9 @@ async def _answers(
                 texts[call.index] = _as_text(result)
             if limit.cancelled_caught:
                 raise TimeoutError(f"it did not return within {seconds:g} seconds")
+        except SystemExit as error:  # the caller's to raise: this task's would end the event loop amid everything
+            exits.append(error)
+            scope.cancel()
         except Exception as error:
             if on_error == "raise":
                 failed.append((call.function.name, error))
@@ -132,6 +139,8 @@ async def _answers(
     async with anyio.create_task_group() as tasks:
         for call in calls:
             tasks.start_soon(run, call, tasks.cancel_scope)
+    if exits:
+        raise exits[0]
     if failed:
         name, error = failed[0]
         raise ToolError(
