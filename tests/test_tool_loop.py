@@ -125,6 +125,29 @@ async def test_an_exception_is_told_to_the_model_or_ends_the_run() -> None:
 
 
 @pytest.mark.anyio
+async def test_names_that_are_no_unicode_go_to_the_model() -> None:
+    """As os.listdir has them, and as errors of the system quote them."""
+
+    def names() -> list[str]:
+        return ["a.txt", "b\udcff.txt"]
+
+    def first() -> str:
+        return "b\udcff.txt"
+
+    def read() -> str:
+        raise FileNotFoundError("no file b\udcff.txt")
+
+    async with fake_model(f"{call('names')}{call('first')}{call('read')}", "There are two.") as model:
+        run = await model.send_chat_with_tools(ASK.with_tools([names, first, read]))
+        assert run.response.choices[0].message.content == "There are two."
+        assert answers_of(model.requests[1]) == [
+            ("names", '["a.txt", "b\\udcff.txt"]'),
+            ("first", "b\\udcff.txt"),
+            ("read", "Error: FileNotFoundError: no file b\\udcff.txt"),
+        ]
+
+
+@pytest.mark.anyio
 async def test_a_tool_that_hangs_is_told_of_or_ends_the_run() -> None:
     ends = threading.Event()
 

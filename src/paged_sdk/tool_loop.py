@@ -149,7 +149,7 @@ async def _answers(
             partial_response=response,
             tool=name,
         ) from error
-    return [Message("tool", texts[call.index], name=call.function.name, tool_call_id=call.id) for call in calls]
+    return [Message("tool", _writable(texts[call.index]), name=call.function.name, tool_call_id=call.id) for call in calls]
 
 
 async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
@@ -176,6 +176,13 @@ def _as_text(result: object) -> str:
     if isinstance(result, str):
         return result
     return json.dumps(result, ensure_ascii=False, default=_plain)
+
+
+def _writable(text: str) -> str:
+    """Return a text that tokens can be made of. Names of files that are no UTF-8 have lone surrogates in Python, which
+    are written as JSON writes them.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Any) -> object:
