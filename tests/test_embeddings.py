@@ -253,14 +253,21 @@ async def test_vectors_are_made_as_the_checkpoint_says(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_tokens_of_a_prompt_are_not_pooled_where_the_checkpoint_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "settings"), [("Once upon: ", {}), ("ONCE UPON: ", {"do_lower_case": True})], ids=["as is", "lower case"]
+)
+async def test_tokens_of_a_prompt_are_not_pooled_where_the_checkpoint_says_so(
+    prompt: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     directory = tiny.make_checkpoint("llama", tmp_path)
     write_modules(directory, "Transformer", "Pooling", pooling_mode="weightedmean", include_prompt=False)
-    write_json(directory / "config_sentence_transformers.json", {"prompts": {"query": "Once upon: "}})
+    write_json(directory / "config_sentence_transformers.json", {"prompts": {"query": prompt}})
+    write_json(directory / "sentence_bert_config.json", settings)
     encode = tiny.tokenizer().encode
     async with builder_of(directory).build() as model:
         response = await model.embed("a time", prompt_name="query")
-        whole, before = encode("Once upon: a time").ids, encode("Once upon: ").ids
+        said = prompt.lower() if settings else prompt
+        whole, before = encode(f"{said}a time").ids, encode(said).ids
         np.testing.assert_allclose(response.embeddings[0], pooled("weighted_mean", whole, first=len(before)), atol=1e-5)
 
 

@@ -138,9 +138,9 @@ class Embedder:
         num_before, suffix = 0, tokenizer.special.suffix
         if isinstance(text, str):
             whole = put_before + text
-            token_ids: Sequence[int] = tokenizer.encode(
-                whole.lower() if self._recipe.lower_case else whole, add_special_tokens=True
-            )
+            if self._recipe.lower_case:
+                whole, put_before = whole.lower(), put_before.lower()
+            token_ids: Sequence[int] = tokenizer.encode(whole, add_special_tokens=True)
             if put_before:
                 num_before = len(tokenizer.encode(put_before, add_special_tokens=True)) - len(suffix)
         else:
