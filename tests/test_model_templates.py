@@ -48,9 +48,11 @@ async def test_a_timeout_ends_the_rendering() -> None:
 
 async def test_cancelling_ends_the_rendering() -> None:
     async with model_with(ENDLESS, PATIENT) as model:
+        stream = model.stream_chat_request(BOMB)
         with anyio.move_on_after(0.2):
-            await model.send_chat_request(BOMB)
+            await anext(stream)
         await idle(model)
+        assert (await stream.collect()).choices[0].finish_reason == "canceled"
 
 
 async def test_others_are_answered_meanwhile() -> None:

@@ -255,6 +255,21 @@ async def test_a_stream_has_one_reader_at_a_time(saying: Saying, *, begun: bool)
         assert model.stats().blocks_used == 0
 
 
+async def test_a_stream_that_is_cancelled_before_it_has_begun_has_ended(saying: Saying) -> None:
+    """It does not begin anew with whoever reads on, with another deadline."""
+    async with saying() as model:
+        stream = model.stream_completion_request("Once", GREEDY)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        response = await stream.collect()
+        assert response.choices[0].finish_reason == "canceled"
+        assert response.usage.total_tokens == 0
+        assert model.stats().steps == 0
+
+
 async def test_a_stream_that_is_closed_before_it_has_begun(saying: Saying) -> None:
     """By another task, while its prompt is made into tokens."""
     async with saying() as model:

@@ -186,7 +186,11 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         if self._timeout is not None:
             self._deadline = anyio.current_time() + self._timeout
         with self._limit():
-            requests = await self._prepare()
+            try:
+                requests = await self._prepare()
+            except anyio.get_cancelled_exc_class():
+                self._ended = True  # as it ends if that comes later; what makes the tokens has been told to stop
+                raise
             if self._ended:  # closed meanwhile, by another task
                 return
             subscription = Subscription(self._parts.num_choices)
