@@ -80,6 +80,19 @@ async def test_a_prompt_is_truncated_only_if_that_is_asked_for() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("context", "max_len", "num_left"),
+    [(64, None, 63 // 4), (64, 10, 9), (64, 1, 0), (64, 1000, 63 // 2), (40_000, None, 4096)],
+)
+async def test_a_truncated_prompt_leaves_room_for_the_answer(context: int, max_len: int | None, num_left: int) -> None:
+    async with fake_model("y" * 5000, max_model_len=context) as model:
+        response = await model.send_completion_request("x" * 50_000, SamplingParams(max_len=max_len), truncation=True)
+        assert response.usage.prompt_tokens == context - 1 - num_left
+        assert response.usage.completion_tokens == num_left + 1
+        assert response.choices[0].finish_reason == "length"
+
+
+@pytest.mark.anyio
 async def test_a_cache_salt_keeps_prefixes_apart() -> None:
     async with fake_model("yes") as model:
         cached = []

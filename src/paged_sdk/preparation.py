@@ -39,6 +39,10 @@ _T = TypeVar("_T")
 MOST_BLOCKS: Final = 1024
 """Of a prompt so many blocks are named, 32,768 tokens as a rule: on the event loop this takes half a millisecond."""
 
+OPEN_ANSWER: Final = 4096
+"""Of a prompt that is cut, so much is cut more for an answer whose length nobody has bounded, or a quarter of the
+context if that is less. An answer that has to fit into what a cut prompt leaves would be one token."""
+
 
 @frozen(kw_only=True)
 class RequestPreparer:
@@ -325,7 +329,10 @@ class RequestPreparer:
                 limit=self.max_prompt_tokens,
             )
         # Leave tokens for the output that was asked for, but never more than half: the prompt matters more.
-        reserved = min((sampling.max_len or 1) - 1, self.max_prompt_tokens // 2)
+        if sampling.max_len is None:
+            reserved = min(OPEN_ANSWER, self.max_prompt_tokens // 4)
+        else:
+            reserved = min(sampling.max_len - 1, self.max_prompt_tokens // 2)
         return prompt_token_ids[len(prompt_token_ids) - (self.max_prompt_tokens - reserved) :]
 
 

@@ -244,7 +244,11 @@ class RequestBuilder(MessageList):
         return self._with(cache_salt=_given("cache_salt", salt))
 
     def with_truncation(self) -> RequestBuilder:
-        """Cut a prompt that is too long at its front instead of refusing it."""
+        """Cut a prompt that is too long at its front instead of refusing it.
+
+        Room is left for an answer of ``max_len`` tokens, as far as half of the context; where that is open, a quarter,
+        but at most 4,096 tokens.
+        """
         return self._with(truncation=True)
 
     def with_special_tokens_in_content(self) -> RequestBuilder:
