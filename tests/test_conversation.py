@@ -72,6 +72,25 @@ async def test_a_stream_that_fails_or_whose_model_is_closed_changes_nothing() ->
         assert said(chat) == []
 
 
+async def test_an_answer_with_tools_is_kept_only_if_it_is_whole() -> None:
+    def now() -> str:
+        return "noon"
+
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    async with fake_model(call, "Hello!" * 1500, delay=0.001) as model, anyio.create_task_group() as tasks:
+        chat = Conversation(model, tools=[now])
+
+        async def close_soon() -> None:
+            while len(model.requests) < 2 or not model.stats().running:
+                await anyio.sleep(0.001)
+            await model.aclose()
+
+        tasks.start_soon(close_soon)
+        response = await chat.send("Hi!")
+        assert response.choices[0].finish_reason == "canceled"
+        assert said(chat) == []
+
+
 async def test_a_stream_tells_when_it_is_whole() -> None:
     async with fake_model("Hello!") as model:
         stream = model.stream_completion_request("Hi!")

@@ -61,7 +61,8 @@ class Conversation:
         run = await self._model.send_chat_with_tools(
             self.request(text), max_rounds=self._max_rounds, tool_timeout=self._tool_timeout
         )
-        self._keep(text, *run.messages)
+        if run.response.choices[0].finish_reason != "canceled":  # the model was closed amid the answer
+            self._keep(text, *run.messages)
         return run.response
 
     def stream(self, text: str) -> ChatStream:
