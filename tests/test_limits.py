@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.to_thread
 import pytest
 
 from paged_sdk import (
@@ -27,6 +29,7 @@ from paged_sdk import (
 )
 from paged_sdk.models import any_model
 from paged_sdk.runner.device import address_space
+from paged_sdk.testing import fake_model
 from talk import until
 
 LONG = SamplingParams(temperature=0, max_len=2000, ignore_eos=True)
@@ -222,6 +225,38 @@ def test_a_forked_child_is_told_at_once_and_can_exit(tiny_checkpoint: Path) -> N
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "child ends" in result.stdout
     assert "parent goes on" in result.stdout
+
+
+@pytest.mark.anyio
+async def test_the_application_s_threads_may_all_wait_for_the_model() -> None:
+    """As those do in which a web framework runs its endpoints: nothing of a request needs one of them."""
+    busy, done = threading.Event(), threading.Event()
+    answers: list[str] = []
+
+    def hold() -> None:
+        busy.set()
+        done.wait(60)
+
+    async def use(model: Model) -> None:
+        response = await model.send_completion_request("Hello", SHORT)
+        answers.append(response.choices[0].text)
+        assert (await model.score("ab")).scores
+
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    usual, limiter.total_tokens = limiter.total_tokens, 2
+    async with anyio.create_task_group() as tasks, fake_model("Yes", "ab") as model:
+        tasks.start_soon(anyio.to_thread.run_sync, hold)
+        await until(busy.is_set)
+        try:
+            with anyio.fail_after(30):
+                await anyio.to_thread.run_sync(anyio.from_thread.run, use, model, abandon_on_cancel=True)
+                tasks.start_soon(anyio.to_thread.run_sync, hold)
+                await until(lambda: limiter.available_tokens == 0)
+                await model.aclose()
+        finally:
+            done.set()
+            limiter.total_tokens = usual
+    assert answers == ["Yes"]
 
 
 @pytest.mark.anyio

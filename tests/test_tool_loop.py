@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import attrs
 import pytest
 
@@ -101,6 +102,28 @@ async def test_calls_of_one_answer_run_at_once_and_sync_ones_in_threads() -> Non
     async with fake_model(call("meet") * 2, "Done.") as model:
         await model.send_chat_with_tools(ASK.with_tools([meet]))
         assert answers_of(model.requests[1]) == [("meet", "False yes")] * 2
+
+
+@pytest.mark.anyio
+async def test_tools_that_hang_take_no_thread_from_others() -> None:
+    go_on = threading.Event()
+
+    def hang() -> str:
+        go_on.wait(60)
+        return "late"
+
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    usual, limiter.total_tokens = limiter.total_tokens, 1
+    async with fake_model(call("hang") * 2, "Done.") as model:
+        try:
+            with anyio.fail_after(30):
+                await model.send_chat_with_tools(ASK.with_tools([hang]), tool_timeout=0.01)
+                assert await anyio.to_thread.run_sync(lambda: "here") == "here"
+        finally:
+            go_on.set()
+            limiter.total_tokens = usual
+        told = ("hang", "Error: TimeoutError: it did not return within 0.01 seconds")
+        assert answers_of(model.requests[1]) == [told] * 2
 
 
 def fails(city: str) -> str:

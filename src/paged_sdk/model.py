@@ -395,7 +395,8 @@ class Model:
         join = partial(self._worker.join, None if drain else JOIN_SECONDS)
         try:
             with anyio.CancelScope(shield=not drain), thread_must_start("to wait for the engine in"):
-                await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
+                own = anyio.CapacityLimiter(1)  # an application's threads may all be busy
+                await anyio.to_thread.run_sync(join, abandon_on_cancel=True, limiter=own)
         finally:
             self._preparer.text.close()
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
+import anyio
 import anyio.to_thread
+from anyio.lowlevel import RunVar
 from attrs import evolve, field, frozen
 
 from paged_sdk.chat.renderer import Interruption
@@ -38,6 +40,11 @@ _T = TypeVar("_T")
 
 MOST_BLOCKS: Final = 1024
 """Of a prompt so many blocks are named, 32,768 tokens as a rule: on the event loop this takes half a millisecond."""
+
+MOST_THREADS: Final = 40
+"""In one event loop so many threads make tokens at a time, beside as many that anyio gives an application."""
+# It belongs to the event loop that a request is made in, as anyio's own limiter does.
+_threads: Final[RunVar[anyio.CapacityLimiter]] = RunVar("paged_sdk.preparation.threads")
 
 OPEN_ANSWER: Final = 4096
 """Of a prompt that is cut, so much is cut more for an answer whose length nobody has bounded, or a quarter of the
@@ -337,9 +344,17 @@ class RequestPreparer:
 
 
 async def in_thread(function: Callable[[], _T]) -> _T:
-    """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop."""
+    """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop.
+
+    It takes none of the threads that anyio has for the application: there may be no other than those that wait for
+    this request, as where a web framework's endpoints ask a model from threads.
+    """
+    limiter = _threads.get(None)
+    if limiter is None:
+        limiter = anyio.CapacityLimiter(MOST_THREADS)
+        _threads.set(limiter)
     with thread_must_start("to make tokens in"):
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
 
 
 def _cache_keys(

@@ -149,7 +149,9 @@ async def _answers(
             partial_response=response,
             tool=name,
         ) from error
-    return [Message("tool", _writable(texts[call.index]), name=call.function.name, tool_call_id=call.id) for call in calls]
+    return [
+        Message("tool", _writable(texts[call.index]), name=call.function.name, tool_call_id=call.id) for call in calls
+    ]
 
 
 async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
@@ -159,8 +161,9 @@ async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
     given = bind_arguments(function, arguments)
     if inspect.iscoroutinefunction(function):
         return await function(**given)
+    own = anyio.CapacityLimiter(1)  # nobody is to wait for a thread that a tool takes its time in
     with thread_must_start("to run a tool in"):
-        result = await anyio.to_thread.run_sync(partial(function, **given), abandon_on_cancel=True)
+        result = await anyio.to_thread.run_sync(partial(function, **given), abandon_on_cancel=True, limiter=own)
     return await result if inspect.isawaitable(result) else result
 
 
