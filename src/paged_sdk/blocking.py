@@ -303,7 +303,7 @@ class BlockingModel:
 
 def _run(portal: BlockingPortal, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
     """Run a function as a task of the portal, and wait for its end."""
-    future = portal.start_task_soon(_caught, function, *args)
+    future: Future[_T | SystemExit] = portal.start_task_soon(_caught, function, *args)
     try:
         result = future.result()
     except BaseException:
