@@ -88,6 +88,7 @@ EXPORTS: Final[tuple[str, ...]] = (
     "TextMessageRole",
     "TextMessages",
     "TextModelBuilder",
+    "TextOffsets",
     "TextScore",
     "TextSpeculativeBuilder",
     "TokenLogprob",

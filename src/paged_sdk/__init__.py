@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from paged_sdk.types.logits_processor import BatchLogitsProcessor as BatchLogitsProcessor
     from paged_sdk.types.logits_processor import LogitsProcessor as LogitsProcessor
     from paged_sdk.types.logprobs import Logprobs as Logprobs
+    from paged_sdk.types.logprobs import TextOffsets as TextOffsets
     from paged_sdk.types.logprobs import TokenLogprob as TokenLogprob
     from paged_sdk.types.logprobs import TopLogprob as TopLogprob
     from paged_sdk.types.memory_plan import MemoryPlan as MemoryPlan
@@ -159,7 +160,7 @@ _HOME = {
     "types.embedding": ("EmbeddingResponse",),
     "types.image": ("Image",),
     "types.logits_processor": ("BatchLogitsProcessor", "LogitsProcessor"),
-    "types.logprobs": ("Logprobs", "TokenLogprob", "TopLogprob"),
+    "types.logprobs": ("Logprobs", "TextOffsets", "TokenLogprob", "TopLogprob"),
     "types.memory_plan": ("MemoryPlan",),
     "types.messages": ("Message", "TextMessageRole", "TextMessages", "VisionMessages"),
     "types.request": ("CompletionOptions", "ReadingOptions", "RequestBuilder"),

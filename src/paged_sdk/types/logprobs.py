@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
 
 from paged_sdk.types.wire import Wire
 
-__all__ = ["Logprobs", "TokenLogprob", "TopLogprob"]
+__all__ = ["Logprobs", "TextOffsets", "TokenLogprob", "TopLogprob"]
 
 LOWEST_LOGPROB = -9999.0
 """OpenAI's API writes this for a token that cannot occur: JSON has no infinity."""
@@ -69,14 +70,45 @@ class Logprobs(Wire):
         A token whose bytes are no UTF-8 by themselves is written ``bytes:\\xe2\\x98``, as OpenAI's API does, since
         tokens are the keys of ``top_logprobs``.
 
-        :param text: the text that the tokens make up; ``text_offset`` counts its characters
+        :param text: the text that the tokens make up; ``text_offset`` counts its characters, so that each piece of a
+            stream counts from its own beginning: :class:`TextOffsets` counts from that of the whole
         """
         return {
-            "text_offset": _offsets(self.content, text),
+            "text_offset": [min(offset, len(text)) for offset in TextOffsets().take(self.content, text)],
             "token_logprobs": [_finite(token.logprob) for token in self.content],
             "tokens": [_key(token) for token in self.content],
             "top_logprobs": [{_key(top): _finite(top.logprob) for top in token.top_logprobs} for token in self.content],
         }
+
+
+class TextOffsets:
+    """Tells where the tokens of one text begin in it, in characters, piece by piece.
+
+    Characters may be cut by tokens, and the text may lack what the tokens have: a leading space that decoding takes
+    away, and the token that ended it.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # as in the text
+        self._num_chars: int | None = None
+
+    def take(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
+        """Return where the next tokens begin, counted from the beginning of the whole text.
+
+        :param text: the piece of the text that comes with them
+        """
+        if self._num_chars is None and tokens:
+            lacks_space = bytes(tokens[0].bytes).startswith(b" ") and not text.startswith(" ")
+            self._num_chars = -1 if lacks_space else 0
+        offsets = []
+        for token in tokens:
+            data, before = bytes(token.bytes), self._num_chars or 0
+            before += len(self._decoder.decode(data[:1]))
+            # The first byte may have shown that the bytes before it were no character, or be in the middle of one.
+            begin = before if not data or self._decoder.getstate()[0] else before - 1
+            self._num_chars = before + len(self._decoder.decode(data[1:]))
+            offsets.append(max(begin, 0))
+        return offsets
 
 
 def _token_fields(token: TopLogprob | TokenLogprob) -> dict[str, Any]:
@@ -98,23 +130,3 @@ def _key(token: TopLogprob | TokenLogprob) -> str:
         return data.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _offsets(tokens: tuple[TokenLogprob, ...], text: str) -> list[int]:
-    """Return where each token begins in the text, in characters.
-
-    Characters may be cut by tokens, and the text may lack what the tokens have: a leading space that decoding takes
-    away, and the token that ended it.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # as in the text
-    first = bytes(tokens[0].bytes) if tokens else b""
-    before = -1 if first.startswith(b" ") and not text.startswith(" ") else 0
-    offsets = []
-    for token in tokens:
-        data = bytes(token.bytes)
-        before += len(decoder.decode(data[:1]))
-        # The first byte may have shown that the bytes before it were no character, or be in the middle of one.
-        begin = before if not data or decoder.getstate()[0] else before - 1
-        before += len(decoder.decode(data[1:]))
-        offsets.append(min(max(begin, 0), len(text)))
-    return offsets

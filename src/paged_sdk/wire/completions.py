@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Required, TypeAlias
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from paged_sdk import (
     CompletionChunkResponse,
@@ -16,7 +14,7 @@ from paged_sdk import (
     InvalidRequestError,
     Model,
     SamplingParams,
-    TokenLogprob,
+    TextOffsets,
 )
 from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
@@ -106,7 +104,7 @@ class _TextWriter:
 
     call: CompletionCall
     _begun: set[int] = field(factory=set)
-    _offsets: dict[int, _Offsets] = field(factory=dict)
+    _offsets: dict[int, TextOffsets] = field(factory=dict)
 
     def begin(self, answer: CompletionResponse) -> str:
         return ""
@@ -115,7 +113,7 @@ class _TextWriter:
         body = {**chunk.to_dict(), "model": self.call.model}
         for piece, choice in zip(chunk.choices, body["choices"], strict=True):
             if piece.logprobs is not None:
-                offsets = self._offsets.setdefault(piece.index, _Offsets())
+                offsets = self._offsets.setdefault(piece.index, TextOffsets())
                 choice["logprobs"]["text_offset"] = offsets.take(piece.logprobs.content, piece.text)
             if choice["index"] not in self._begun:
                 self._begun.add(choice["index"])
@@ -127,28 +125,6 @@ class _TextWriter:
 
     def failed(self, problem: Problem) -> str:
         return event(openai_error(problem))
-
-
-@define
-class _Offsets:
-    """Knows where the tokens of one text begin in it, over all its chunks, whose own offsets begin anew in each."""
-
-    _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("ignore"))
-    _next: int | None = None
-
-    def take(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
-        """Return where the tokens of the next chunk begin.
-
-        :param text: the chunk's
-        """
-        if self._next is None:  # decoding takes away a space at the beginning of some texts
-            lacks_space = text and not text.startswith(" ") and bytes(tokens[0].bytes).startswith(b" ")
-            self._next = -1 if lacks_space else 0
-        offsets = []
-        for token in tokens:
-            offsets.append(max(self._next, 0))
-            self._next += len(self._decoder.decode(bytes(token.bytes)))
-        return offsets
 
 
 def read_completion(value: object) -> CompletionCall:
