@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,23 @@ async def test_the_application_s_threads_may_all_wait_for_the_model() -> None:
             done.set()
             limiter.total_tokens = usual
     assert answers == ["Yes"]
+
+
+@pytest.mark.anyio
+async def test_the_application_s_threads_may_all_wait_for_a_model_that_is_built(tiny_checkpoint: Path) -> None:
+    done = threading.Event()
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    usual, limiter.total_tokens = limiter.total_tokens, 1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, partial(done.wait, 60))
+        try:
+            await until(lambda: limiter.available_tokens == 0)
+            with anyio.fail_after(30):
+                async with TextModelBuilder(str(tiny_checkpoint)).build() as model:
+                    assert (await model.send_completion_request([5], SHORT)).choices[0].text
+        finally:
+            done.set()
+            limiter.total_tokens = usual
 
 
 @pytest.mark.anyio

@@ -515,6 +515,12 @@ def test_callbacks_do_tools() -> None:
             runner.send_chat_completion_request(evolve(request, tool_schemas=[other]))
 
 
+def test_a_model_can_be_told_of_names_of_files_that_are_no_utf8() -> None:
+    with runner_of(CALL, "That one.", callbacks={"weather": lambda name, arguments: "b\udcff.txt"}) as runner:
+        request = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER])
+        assert runner.send_chat_completion_request(request).choices[0].message.content == "That one."
+
+
 def test_callbacks_end_at_their_bound() -> None:
     with runner_of(CALL, callbacks={"weather": lambda name, arguments: "?"}) as runner:
         request = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER], max_tool_rounds=2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
-
 from paged_sdk.build.collector import collector_paused
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -15,7 +13,7 @@ from paged_sdk.errors import ModelLoadError
 from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
 from paged_sdk.opening import Opening
-from paged_sdk.threads import thread_must_start
+from paged_sdk.threads import in_own_thread
 
 __all__ = ["Building"]
 
@@ -69,8 +67,7 @@ class Building(Opening[Model]):
             return load_parts(self._source, self._settings, environment, go_on=go_on)
 
         try:
-            with thread_must_start("to load a model in"):
-                parts = await anyio.to_thread.run_sync(load, abandon_on_cancel=True)
+            parts = await in_own_thread(load, "to load a model in")
         except BaseException:
             cancelled.set()  # the thread notices before the next tensor, and what it has loaded goes
             raise

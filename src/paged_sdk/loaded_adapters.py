@@ -9,13 +9,12 @@ from os import PathLike
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
-import anyio.to_thread
 
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.config.checks import path_text
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
-from paged_sdk.threads import thread_must_start
+from paged_sdk.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.worker import Worker
@@ -91,8 +90,7 @@ class LoadedAdapters:
             self._uses[source.name] = None
         number = None
         try:
-            with thread_must_start("to read an adapter in"):
-                fitted = await anyio.to_thread.run_sync(bank.read, location, abandon_on_cancel=True)
+            fitted = await in_own_thread(partial(bank.read, location), "to read an adapter in")
             with anyio.CancelScope(shield=True):  # it takes a step, and would be in the bank for good
                 number = await self._worker.call(partial(_add, bank, fitted))
         finally:

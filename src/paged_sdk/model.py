@@ -28,7 +28,7 @@ from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.scorer import Scorer
 from paged_sdk.streaming import collect_all
 from paged_sdk.structured import Structure
-from paged_sdk.threads import thread_must_start
+from paged_sdk.threads import in_own_thread
 from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
@@ -394,9 +394,8 @@ class Model:
         self._worker.close(drain=drain)
         join = partial(self._worker.join, None if drain else JOIN_SECONDS)
         try:
-            with anyio.CancelScope(shield=not drain), thread_must_start("to wait for the engine in"):
-                own = anyio.CapacityLimiter(1)  # an application's threads may all be busy
-                await anyio.to_thread.run_sync(join, abandon_on_cancel=True, limiter=own)
+            with anyio.CancelScope(shield=not drain):
+                await in_own_thread(join, "to wait for the engine in")
         finally:
             self._preparer.text.close()
 

@@ -1,13 +1,19 @@
-"""Say with a typed error that the system gives a process no more threads."""
+"""Start threads, and say with a typed error that the system gives a process no more of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
 
 from paged_sdk.errors import EngineError
 
-__all__ = ["thread_must_start"]
+__all__ = ["in_own_thread", "thread_must_start"]
+
+_T = TypeVar("_T")
 
 
 @contextmanager
@@ -23,3 +29,15 @@ def thread_must_start(purpose: str) -> Iterator[None]:
         if "start new thread" not in str(error):  # Python has no class of its own for it
             raise
         raise EngineError(f"no thread {purpose}: the system gives this process no more ({error})") from error
+
+
+async def in_own_thread(function: Callable[[], _T], purpose: str) -> _T:
+    """Run a function in a thread that is none of the 40 that anyio has for an event loop's applications: all of these
+    may be waiting for what the function does. Whoever is cancelled does not wait for its end.
+
+    :param purpose: what the thread is for
+    :raises EngineError: the system gives this process no more threads
+    """
+    own = anyio.CapacityLimiter(1)
+    with thread_must_start(purpose):
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=own)

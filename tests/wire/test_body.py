@@ -28,6 +28,7 @@ class Body(TypedDict, total=False):
     mode: Annotated[Literal["fast"] | None, "there is one mode"]
     words: str | list[str] | list[int]
     few: Annotated[list[bool], Bounds(1, 2)]
+    many: Annotated[list[bool], Bounds(1, 1 << 20)]
     lots: Annotated[list[dict[str, Any]], Bounds(1)]
     weights: dict[str, float]
     anything: Any
@@ -91,6 +92,7 @@ def test_lists_are_said_in_words() -> None:
     for body, said in (
         ({"words": 1}, "a string or a list of strings or a list of integers"),
         ({"few": []}, "a list of from 1 to 2 items, each true or false"),
+        ({"many": []}, "a list of from 1 to 1048576 items, each true or false"),
         ({"lots": []}, "a list of >= 1 objects"),
     ):
         with pytest.raises(InvalidRequestError) as caught:

@@ -81,6 +81,8 @@ class Rounds:
                     result_content=text,
                 )
             )
+            # Tokens are made of UTF-8, which lone surrogates, as of names of files, are none of.
+            text = text.encode("utf-8", "backslashreplace").decode()
             yield Message("tool", text, name=name, tool_call_id=call.id)
 
 

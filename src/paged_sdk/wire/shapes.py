@@ -53,12 +53,16 @@ class Bounds:
 
     def __str__(self) -> str:
         if self.low is None or self.high is None:
-            return f">= {self.low:g}" if self.low is not None else f"<= {self.high:g}"
-        return f"from {self.low:g} to {self.high:g}"
+            return f">= {_shown(self.low)}" if self.low is not None else f"<= {_shown(self.high)}"
+        return f"from {_shown(self.low)} to {_shown(self.high)}"
 
     def schema(self, low: str, high: str) -> dict[str, Any]:
         """Return the bounds under the keywords of a JSON schema."""
         return {key: value for key, value in ((low, self.low), (high, self.high)) if value is not None}
+
+
+def _shown(bound: float | None) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 class Shape(ABC):
