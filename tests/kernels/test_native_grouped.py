@@ -193,6 +193,19 @@ def test_weights_that_are_not_finite_stay_in_their_output(kind: str, bad: float)
             assert product.isfinite().logical_not().any(0).nonzero().flatten().tolist() == [5]
 
 
+@every_level
+@pytest.mark.parametrize("group", [0, 1], ids=["first half", "second half"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_scale_of_16_columns_that_is_not_finite_stays_in_its_output(isa: str, bad: float, group: int) -> None:
+    matrix = make("e2m1", (20, 256, 16))
+    scales = matrix.scales.clone()
+    scales[5, group] = bad
+    weight = pack(evolve(matrix, scales=scales))
+    for form in (weight, weight.rotated()):
+        product = NativeLinear(workspace(isa), [form])(torch.rand(7, 256))
+        assert product.isfinite().logical_not().any(0).nonzero().flatten().tolist() == [5]
+
+
 @pytest.mark.parametrize(
     ("bits", "group_size", "expected"), [(4, 128, 4.25), (4, 64, 4.5), (3, 128, 3.25), (8, 128, 8.25)]
 )

@@ -100,10 +100,11 @@ template <class Format>
   if constexpr (kPlanes == Planes::kBytes || kHalves) butterfly_quads<4>(v);
 }
 
-// One scale for a group whose halves have two: the larger of them, and factors of both in units of 2^-15.
+// One scale for a group whose halves have two: the larger of them, and factors of both in units of 2^-15. A NaN among
+// them is the larger.
 inline Floats common_scale(const float* low, const float* high, Shorts (&halves)[2]) {
   const Floats a = load_floats(low), b = load_floats(high);
-  const Floats larger = maximum(maximum(a, sub(zero_floats(), a)), maximum(b, sub(zero_floats(), b)));
+  const Floats larger = as_floats(max_magnitude(max_magnitude(zero_ints(), a), b));
   const Floats inverse =
       choose_greater(larger, zero_floats(), div(broadcast(32767.0f), larger), zero_floats());
   halves[0] = twice(to_nearest(mul(a, inverse)));
