@@ -269,6 +269,27 @@ def test_a_tokens_result_depends_on_no_batch_chunk_or_thread(isa: str, window: i
 
 
 @every_level
+@pytest.mark.parametrize("window", [None, 1300])
+def test_a_token_of_a_long_text_depends_on_no_chunk(isa: str, window: int | None) -> None:
+    """The last 30 of 2,300 tokens: of their keys, tiles take 1,024 at a time, and few tokens 128 at a time."""
+    shape = AttentionShape(2, 1, 16, scale=0.3, window=window)
+    case = Case(evolve(shape, window=None), [(30, 2300)], torch.float32)
+    whole = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, shape)
+    for chunks in ([1] * 30, [8, 9, 8, 5]):
+        parts, done = [], 0
+        for chunk in chunks:
+            done += chunk
+            batch = VarlenBatch(
+                torch.tensor([0, chunk], dtype=torch.int32),
+                case.batch.block_tables,
+                torch.tensor([2270 + done], dtype=torch.int32),
+            )
+            query = case.query[done - chunk : done]
+            parts.append(native_paged_attention(workspace(isa, 2), query, case.cache, batch, shape))
+        assert torch.equal(torch.cat(parts), whole)
+
+
+@every_level
 def test_what_is_not_finite_stays_in_its_sequence(isa: str) -> None:
     case = Case(AttentionShape(4, 2, 32, scale=0.2), [(1, 40), (1, 40), (3, 60)], torch.float32)
     clean = native_paged_attention(workspace(isa), case.query, case.cache, case.batch, case.shape)

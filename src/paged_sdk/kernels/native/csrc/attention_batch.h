@@ -37,7 +37,7 @@ struct AttentionPlan {
   const paged_heads& heads;
   const paged_batch& batch;
   int group;
-  bool has_runs;  // of several spans, in split sequences; otherwise each span is a run, as it is in tiles
+  bool has_runs;  // of several spans, in split sequences; otherwise each span is one, and they are merged as in tiles
   int tile_tokens;
   bool cuts_tiles;  // each run of a tile is an item
   int split_heads;  // KV heads of an item of a split sequence
@@ -406,16 +406,25 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   store_tile(item.tile, total, first_row, item.kv_head, heads, out);
 }
 
-// Merges the partial results of a tile's runs, for one KV head, in order, and stores what comes of them.
+// Merges the partial results of a tile's runs, for one KV head, in order, and stores what comes of them. Those of
+// single spans, the first of which is span `first_span`, are merged as tiles merge them: a run's spans, then the runs.
 inline void merge_runs(const AttentionPlan& plan, const Output& out, const QueryTile& tile, int num_runs,
-                       int64_t first_token, int kv_head, float* partials) {
+                       int64_t first_token, int kv_head, float* partials, int first_span = -1) {
   const paged_heads& heads = plan.heads;
   const auto of_run = [&](int run) {
     const int64_t place = static_cast<int64_t>(run) * heads.num_kv_heads + kv_head;
     return Partial::at(partials + place * Partial::floats(tile.rows(), heads.head_dim), tile.rows(), heads.head_dim);
   };
+  const auto end_of_run = [&](int run) {
+    return first_span < 0 ? run + 1 : std::min(((first_span + run) / kTileRun + 1) * kTileRun - first_span, num_runs);
+  };
   const Partial total = of_run(0);
-  for (int run = 1; run < num_runs; ++run) total.merge(of_run(run), tile.rows(), heads.head_dim);
+  for (int run = 0, end; run < num_runs; run = end) {
+    end = end_of_run(run);
+    const Partial own = of_run(run);
+    for (int span = run + 1; span < end; ++span) own.merge(of_run(span), tile.rows(), heads.head_dim);
+    if (run > 0) total.merge(own, tile.rows(), heads.head_dim);
+  }
   store_tile(tile, total, first_token, kv_head, heads, out);
 }
 
@@ -454,7 +463,8 @@ inline void merge_items(const AttentionPlan& plan, const Output& out, const Atte
     float* partials = scratch.partials + scratch.offsets.partials[s];
     if (plan.is_split(s)) {
       if (tokens > 0)
-        merge_runs(plan, out, {length - tokens, tokens, plan.group}, plan.num_runs(s), first_token, kv_head, partials);
+        merge_runs(plan, out, {length - tokens, tokens, plan.group}, plan.num_runs(s), first_token, kv_head, partials,
+                   plan.has_runs ? -1 : plan.first_run(s));
       continue;
     }
     for (int t = 0; plan.cuts_tiles && t < plan.num_tiles(s); ++t) {
