@@ -141,6 +141,15 @@ def test_a_router_in_bfloat16() -> None:
     assert_near(mixture, rows, mixture.run(rows))
 
 
+def test_experts_may_read_what_no_norm_has_changed() -> None:
+    """As in olmo2's layers, whose norms are of what is added to the residual stream."""
+    mixture = Mixture(4, 2)
+    rows = F.rms_norm(mixture.rows(7), (HIDDEN,), None, 1e-6)
+    mixture.norm = torch.ones(HIDDEN)
+    mixture.layer = evolve(mixture.layer, mlp_norm=None)
+    assert_near(mixture, rows, mixture.run(rows))
+
+
 @every_level
 def test_likelihoods_far_apart(isa: str) -> None:
     """All but the likeliest few are 0 in float32: some take part with no weight."""

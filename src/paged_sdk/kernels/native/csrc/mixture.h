@@ -136,12 +136,12 @@ inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_la
   co_await job.phase(rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
     for (int64_t t = first; t < last; ++t) {
       float* const normed = scratch.normed + t * hidden;
-      if (layer.norm == PAGED_LAYER_NORM) {
+      if (layer.norm == PAGED_LAYER_NORM && layer.mlp_norm != nullptr) {
         normalize_layer(stream + t * hidden, hidden, layer.mlp_norm, layer.mlp_norm_bias, layer.norm_eps, normed);
-      } else {
-        __builtin_memcpy(normed, stream + t * hidden, sizeof(float) * hidden);
-        normalize(normed, hidden, layer.mlp_norm, layer.norm_eps);
+        continue;
       }
+      __builtin_memcpy(normed, stream + t * hidden, sizeof(float) * hidden);
+      if (layer.mlp_norm != nullptr) normalize(normed, hidden, layer.mlp_norm, layer.norm_eps);
     }
   });
   // A float32 product takes as long as eight of bytes.
