@@ -23,10 +23,11 @@ from native_weights import (
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native.experts import NativeExperts
-from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
+from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.library import available_levels
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight, decode_rows
+from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
 
 pytestmark = needs_library
 
@@ -204,6 +205,22 @@ def test_a_scale_of_16_columns_that_is_not_finite_stays_in_its_output(isa: str, 
     for form in (weight, weight.rotated()):
         product = NativeLinear(workspace(isa), [form])(torch.rand(7, 256))
         assert product.isfinite().logical_not().any(0).nonzero().flatten().tolist() == [5]
+
+
+@pytest.mark.parametrize(("bits", "stored"), [(1, 2), (3, 4), (4, 8), (7, 8)])
+def test_stored_bits_above_a_codes_own_count_for_nothing(bits: int, stored: int) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    words = torch.randint(0, 256, (16, 64 * stored // 8), generator=generator, dtype=torch.uint8)
+    matrix = GroupedMatrix(
+        codes=PackedCodes(words=words, form=CodeForm.STREAM, shape=(16, 64), bits=stored),
+        scales=torch.rand(16, 2, generator=generator),
+        minima=torch.rand(16, 2, generator=generator),
+        group_size=32,
+        bits=bits,
+    )
+    torch.testing.assert_close(decode_grouped(library(), matrix), matrix.decoded())
+    whole = evolve(matrix, codes=matrix.codes & ((1 << bits) - 1))
+    assert torch.equal(pack(matrix).data, pack(whole).data)
 
 
 @pytest.mark.parametrize(

@@ -203,25 +203,26 @@ class _Codes:
 
     @classmethod
     def of(cls, matrix: GroupedMatrix) -> _Codes:
+        mask = (1 << matrix.bits) - 1  # codes may be stored in more bits, which count for nothing
         match matrix.stored:
             case PackedCodes(words=words, form=CodeForm.COLUMNS | CodeForm.OF_EIGHT_ROWS as form, bits=bits):
                 words = words if words.stride(1) == 1 else words.contiguous()
                 word_bytes = words.stride(0) * words.itemsize
                 number = _STREAM if form is CodeForm.COLUMNS else _OF_EIGHT_ROWS
-                return cls(_described(words, words.itemsize, bits, number, word_bytes=word_bytes), words)
+                return cls(_described(words, words.itemsize, bits, number, mask=mask, word_bytes=word_bytes), words)
             case PackedCodes(words=words, form=form, bits=bits):
                 words = words.contiguous()
                 row_bytes = words.shape[1] * words.itemsize
                 number = _HIGH_FIRST if form is CodeForm.HIGH_FIRST else _STREAM
                 flip = 128 if form is CodeForm.SIGNED else 0
-                return cls(_described(words, row_bytes, bits, number, flip=flip), words)
+                return cls(_described(words, row_bytes, bits, number, mask=mask, flip=flip), words)
             case codes:
                 words = codes.contiguous()
-                return cls(_described(words, words.shape[1], 8, _STREAM, mask=(1 << matrix.bits) - 1), words)
+                return cls(_described(words, words.shape[1], 8, _STREAM, mask=mask), words)
 
 
 def _described(
-    words: Tensor, row_bytes: int, bits: int, form: int, *, word_bytes: int = 4, mask: int = 255, flip: int = 0
+    words: Tensor, row_bytes: int, bits: int, form: int, *, mask: int, word_bytes: int = 4, flip: int = 0
 ) -> Codes:
     return Codes(
         data=words.data_ptr(), row_bytes=row_bytes, word_bytes=word_bytes, bits=bits, form=form, mask=mask, flip=flip

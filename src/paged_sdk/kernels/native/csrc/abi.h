@@ -325,7 +325,7 @@ struct paged_codes {
   int64_t word_bytes;  // from one word of 32 bits of a row to the next, or from one column's word to the next's
   int32_t bits;
   int32_t form;
-  int32_t mask;  // what is kept of each code, and what is exchanged in it then
+  int32_t mask;  // what is kept of each code, once `flip` is exchanged in it
   int32_t flip;
 };
 

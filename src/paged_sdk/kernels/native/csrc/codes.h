@@ -46,8 +46,8 @@ inline void split_stream(const uint8_t* p, int bits, uint8_t* q) {
   }
 }
 
-// 32 codes of a row from column `col` on, a multiple of 32, as bytes.
-inline void read_codes(const paged_codes& codes, int64_t row, int col, uint8_t* q) {
+// 32 codes of a row from column `col` on, a multiple of 32, as bytes, with all bits that they are stored in.
+inline void take_out_codes(const paged_codes& codes, int64_t row, int col, uint8_t* q) {
   if (codes.form == PAGED_CODES_OF_EIGHT_ROWS) {
     static constexpr int kShifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
     const uint8_t* word = codes.data + row / 8 * codes.row_bytes + col * codes.word_bytes;
@@ -71,8 +71,13 @@ inline void read_codes(const paged_codes& codes, int64_t row, int col, uint8_t* 
   } else {
     split_stream(p, codes.bits, q);
   }
+}
+
+// The same, as numbers: their other bits count for nothing.
+inline void read_codes(const paged_codes& codes, int64_t row, int col, uint8_t* q) {
+  take_out_codes(codes, row, col, q);
   if (codes.mask == 255 && codes.flip == 0) return;
-  for (int i = 0; i < kGroup; ++i) q[i] = static_cast<uint8_t>((q[i] & codes.mask) ^ codes.flip);
+  for (int i = 0; i < kGroup; ++i) q[i] = static_cast<uint8_t>((q[i] ^ codes.flip) & codes.mask);
 }
 
 }  // namespace
