@@ -111,6 +111,29 @@ async def test_nan_in_the_weights_reaches_the_request_as_an_error(copy: Path) ->
         assert model.stats().blocks_used == 0
 
 
+@pytest.mark.parametrize("paged", [True, False])
+async def test_what_begins_like_a_prompt_that_ended_in_nan_is_computed_anew(
+    copy: Path, paged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN may be in the KV of the tokens before it, too, which were computed in one chunk with it."""
+    weights = load_file(copy / "model.safetensors")
+    weights["model.embed_tokens.weight"][77] = float("nan")
+    save_file(weights, copy / "model.safetensors")
+    builder = TextModelBuilder(copy).with_dtype("float32").with_max_num_batched_tokens(64)
+    same, short = [5, 6, 7, 8] * 10, SamplingParams(max_len=2, temperature=0)
+
+    async def num_cached(model: Model) -> int:
+        usage = (await model.send_completion_request([*same, 9], short)).usage
+        return usage.prompt_tokens_details.cached_tokens
+
+    monkeypatch.setenv("MISTRALRS_PAGED_ATTN", "on" if paged else "off")
+    async with builder.build() as model:
+        with pytest.raises(NumericalError):
+            await model.send_completion_request([*same, 77, *[9] * 100], short)
+        assert await num_cached(model) == 0
+        assert await num_cached(model) >= 32
+
+
 async def test_a_template_that_tries_to_reach_python(tiny_checkpoint: Path) -> None:
     hostile = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
     async with TextModelBuilder(tiny_checkpoint).with_chat_template(hostile).build() as model:

@@ -85,6 +85,22 @@ def test_of_two_blocks_with_the_same_content_the_first_stays_known() -> None:
     assert pool.usage == KvUsage(total=2, used=1, cached=0, free=1)
 
 
+def test_blocks_that_are_withdrawn_are_found_no_more_and_taken_first() -> None:
+    pool = BlockPool(3)
+    kept, freed = pool.take(), pool.take()
+    pool.publish(kept, b"a")
+    pool.publish(freed, b"b")
+    pool.release(freed)
+    assert pool.usage == KvUsage(total=3, used=1, cached=1, free=1)
+    for digest in (b"a", b"b", b"b", b"unknown"):
+        pool.withdraw(digest)
+    assert pool.find(b"a") is pool.find(b"b") is None
+    assert pool.usage == KvUsage(total=3, used=1, cached=0, free=2)
+    assert pool.take() is freed
+    pool.release(kept)
+    assert pool.usage == KvUsage(total=3, used=1, cached=0, free=2)
+
+
 def test_forgetting_hashes_empties_cached_blocks_and_leaves_references() -> None:
     pool = BlockPool(2)
     kept, freed = pool.take(), pool.take()

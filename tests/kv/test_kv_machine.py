@@ -151,6 +151,15 @@ class PagedMachine(RuleBasedStateMachine):
         if park:
             self.parked.append(sequence)
 
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        """End a sequence whose KV nobody may use."""
+        sequence = data.draw(st.sampled_from(self.live))
+        self.manager.forget(sequence.table, sequence.token_ids)
+        self._free(sequence)
+        assert self.manager.match(KvTable(sequence.cache_keys), sequence.token_ids).num_tokens == 0
+
     @rule()
     def reset(self) -> None:
         self.manager.reset_prefix_cache()

@@ -13,7 +13,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import Listener, Outbox
 from paged_sdk.engine.metrics import Metrics
 from paged_sdk.engine.output import OutputProcessor
-from paged_sdk.errors import InvalidRequestError, RequestFailedError
+from paged_sdk.errors import InvalidRequestError, NumericalError, RequestFailedError
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.logs import get_logger
 from paged_sdk.runner.image_queue import ImageQueue
@@ -291,11 +291,16 @@ class Engine:
         return new_tokens.num_tokens
 
     def _end_failed(self, output: SchedulerOutput, result: RunnerOutput) -> None:
-        """End the requests whose rows failed, such as those with non-finite logits; other requests are not touched."""
+        """End the requests whose rows failed, such as those with non-finite logits; other requests are not touched, nor
+        later ones that begin alike: a NaN of one token gets into the KV of tokens before it, as attention gives it a
+        weight of 0, which it makes NaN.
+        """
         for row, error in result.failed.items():
             if not output.scheduled[row].is_current:  # scheduled before its text was known to have ended
                 continue
             for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
+                if isinstance(error, NumericalError):
+                    self._kv.forget(sequence.table, sequence.token_ids)
                 self._scheduler.finish(sequence, "canceled")
 
     def _count(

@@ -128,6 +128,17 @@ class BlockPool:
             self._by_hash[digest] = block
             block.hash = digest
 
+    def withdraw(self, digest: bytes) -> None:
+        """Let the block with this hash, if there is one, be found no more."""
+        block = self._by_hash.pop(digest, None)
+        if block is None:
+            return
+        block.hash = None
+        if block.ref_count == 0:
+            self._num_cached -= 1
+            self._free_list.remove(block)
+            self._free_list.prepend(block)
+
     def forget_hashes(self) -> None:
         """Forget all hashes, so that no block can be found any more."""
         for block in self._by_hash.values():

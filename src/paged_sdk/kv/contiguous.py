@@ -134,6 +134,14 @@ class SequenceKvManager:
         else:
             self._keep(slot, _Kept(list(token_ids[:num_computed]), table.cache_keys))
 
+    def forget(self, table: KvTable, token_ids: list[int]) -> None:
+        """Keep neither its slot nor those that it can have begun with."""
+        table.epoch = -1  # as of before a reset
+        for slot, kept in list(self._kept.items()):
+            if kept.token_ids[:1] == token_ids[:1]:
+                del self._kept[slot]
+                self._released.append(slot)
+
     def take_copies(self) -> list[KvCopy]:
         copies = list(self._copies.values())
         self._copies.clear()

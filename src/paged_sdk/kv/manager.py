@@ -191,6 +191,12 @@ class KvManager(Protocol):
         """
         ...
 
+    def forget(self, table: KvTable, token_ids: list[int]) -> None:
+        """Let no sequence find the KV of a table's tokens any more, whoever computed it: it holds NaN, which would make
+        NaN of all that attend to it. The table is to be freed next.
+        """
+        ...
+
     def take_copies(self) -> list[KvCopy]:
         """Return the copies to do before the next step's writes, all reads before all writes or in this order."""
         ...

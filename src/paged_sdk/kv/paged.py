@@ -171,6 +171,11 @@ class KvCacheManager:
         table.ids = []
         table.capacity = table.num_published = table.num_out_of_window = 0
 
+    def forget(self, table: KvTable, token_ids: list[int]) -> None:
+        """Withdraw the blocks of its tokens, those that a window has left too."""
+        for digest in table.hashes:
+            self._pool.withdraw(digest)
+
     def take_copies(self) -> list[KvCopy]:
         copies = list(self._copies.values())
         self._copies.clear()
