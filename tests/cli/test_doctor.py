@@ -88,6 +88,15 @@ def test_a_plan_is_what_the_built_model_has(model: Path) -> None:
     assert plan["weight_bytes"] == sum(tensor.numel() * 4 for tensor in stored.values())
 
 
+def test_a_plan_of_more_ranks_than_key_value_heads(tmp_path: Path) -> None:
+    """Two ranks hold the same head then, each for queries of its own."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    builder = TextModelBuilder(tiny.make_checkpoint("llama", tmp_path, **heads))
+    one, two, four = (plan_memory(builder.with_tensor_parallel(ranks)).bytes_per_token for ranks in (1, 2, 4))
+    assert two == one
+    assert four == 2 * one
+
+
 def test_a_plan_of_other_forms(model: Path, tmp_path: Path) -> None:
     dense = plan_memory(TextModelBuilder(model).with_dtype("float32"))
     fp8 = found("--plan", model, *FLAGS, "--pa-cache-type", "f8e4m3")["plan"]

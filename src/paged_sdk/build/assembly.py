@@ -42,6 +42,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.shard import shape_of_ranks
 from paged_sdk.processors import keep_on, kept_on, usable_processors
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
@@ -182,7 +183,7 @@ def _load(
     )
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
     if followers is not None and on_devices is None:  # all ranks have their pools in the memory of this machine
-        placed[0] = (loaded.shape_of_ranks(followers.group.size), loaded.placement)
+        placed[0] = (shape_of_ranks(loaded.shape, followers.group.size), loaded.placement)
     config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
     if on_devices is not None:
         config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))

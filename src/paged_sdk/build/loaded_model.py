@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.collector import collector_paused
@@ -86,13 +86,6 @@ class LoadedModel:
     def placement(self) -> Placement:
         """Return what is on which device."""
         return self.placed.placement
-
-    def shape_of_ranks(self, size: int) -> DecoderConfig:
-        """Return the model's shape with as many key-value heads as so many ranks hold together that it is divided
-        among.
-        """
-        held = sum(len(shard_of(self.shape, rank, size).kv_heads) for rank in range(size))
-        return evolve(self.shape, num_kv_heads=held)
 
     @property
     def text(self) -> TextProcessor:

@@ -11,6 +11,7 @@ from paged_sdk.build.kv_memory import block_layout, size_pools
 from paged_sdk.build.loaded_model import place
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
+from paged_sdk.build.ranks import choose_seats
 from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -20,6 +21,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.models.any_model import plan_model
+from paged_sdk.parallel.shard import shape_of_ranks
 from paged_sdk.quant.isq import blocks_for
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 from paged_sdk.types.memory_plan import MemoryPlan
@@ -60,8 +62,11 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     config = resolve_engine_config(
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
-    config = size_pools(config, [(plan.config, placed.placement)], dtype=dtype, activations=weights)
-    layout = block_layout(config, [plan.config], dtype)
+    shape = plan.config
+    if devices[0].type == "cpu":  # all ranks have their pools in one memory
+        shape = shape_of_ranks(shape, len(choose_seats(settings)))
+    config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=weights)
+    layout = block_layout(config, [shape], dtype)
     tokens = config.num_blocks * config.block_size if config.paged else max_model_len
     bytes_per_token = layout.block_bytes / layout.block_size
     return MemoryPlan(

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import ConfigError
 
-__all__ = ["SETTING", "WHOLE", "Shard", "shard_of", "token_slices"]
+__all__ = ["SETTING", "WHOLE", "Shard", "shape_of_ranks", "shard_of", "token_slices"]
 
 SETTING: Final = "with_tensor_parallel"
 
@@ -166,6 +166,16 @@ def shard_of(config: DecoderConfig, rank: int, size: int) -> Shard:
         kv_holders=holders,
         shape=config,
     )
+
+
+def shape_of_ranks(config: DecoderConfig, size: int) -> DecoderConfig:
+    """Return a model's shape with as many key-value heads as so many ranks hold together that it is divided among.
+
+    :raises ConfigError: there are ranks for which there would be no head
+    """
+    if size == 1:
+        return config
+    return evolve(config, num_kv_heads=sum(len(shard_of(config, rank, size).kv_heads) for rank in range(size)))
 
 
 def token_slices(count: int, size: int) -> Sequence[slice]:
