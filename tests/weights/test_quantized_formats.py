@@ -237,9 +237,10 @@ def test_modules_that_are_not_packed_are_read_as_they_are(tmp_path: Path) -> Non
         ".norm.weight": torch.randn(8).bfloat16(),
         ".head.weight": torch.randn(8, 8).half(),
         ".bias": torch.ones(8),
+        ".position_ids": torch.arange(8)[None],
     }
     source = opened(tmp_path, write(weight()).tensors | plain, {**settings, "modules_to_not_convert": ["head"]})
-    assert set(source.names()) == {"m.weight", "m.norm.weight", "m.head.weight", "m.bias"}
+    assert set(source.names()) == {"m.weight", "m.norm.weight", "m.head.weight", "m.bias", "m.position_ids"}
     assert "m.qweight" not in source
     assert source.matrix("m.head.weight").is_dense
     for suffix, tensor in plain.items():

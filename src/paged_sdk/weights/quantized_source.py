@@ -87,12 +87,14 @@ class QuantizedSource:
         return self._known[name]
 
     def _found(self, name: str) -> str:
-        """Return the name of a tensor that is not packed, and holds numbers to compute with.
+        """Return the name of a tensor that is not packed, and holds numbers to compute with, or of positions.
 
         :raises CheckpointError: it holds codes, or is no tensor
         """
         dtype = self._stored.dtype(name)
-        if name not in self._plain or not dtype.is_floating_point or dtype.itemsize < 2:
+        # Older image encoders hold the numbers of their patches' positions, in 64 bits, which no codes have.
+        is_number = dtype.is_floating_point and dtype.itemsize >= 2
+        if name not in self._plain or not (is_number or dtype == torch.int64):
             path = self._stored.path_of(name)
             raise CheckpointError(
                 f"{path}: tensor {shown(name)} has elements of {dtype}, and nothing beside it says what they stand for",
