@@ -16,7 +16,7 @@ import pytest
 import torch
 import transformers
 from attrs import frozen
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import paged_sdk
@@ -191,6 +191,22 @@ def test_written_files_are_the_converters(name: str, made: Callable[[str], Made]
     if not name.startswith("llava"):  # whose older converter exchanges names, which is undone
         shapes = [{each.name: tuple(each.shape) for each in read_tensors(path)} for path in (written, files.mmproj)]
         assert shapes[0] == shapes[1]
+
+
+def test_the_row_after_patches_where_tied_embeddings_have_the_output_projections_name(tmp_path: Path) -> None:
+    """As safetensors' save_model keeps them: a Ministral 3B that was trained further, say."""
+    checkpoint = tmp_path / "checkpoint"
+    make_vision_checkpoint("mistral3", checkpoint)
+    tensors = load_file(checkpoint / "model.safetensors")
+    (head,) = (name for name in tensors if name.endswith("lm_head.weight"))
+    tensors[head] = tensors.pop(next(name for name in tensors if name.endswith("embed_tokens.weight")))
+    save_file(tensors, checkpoint / "model.safetensors")
+    config = json.loads((checkpoint / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    written = paged_sdk.write_mmproj(checkpoint, tmp_path / "mmproj.gguf", type="F32")
+    row = next(each for each in read_tensors(written) if each.name == "v.token_embd.img_break")
+    token = tokenizer().token_to_id("[IMG_BREAK]")
+    assert np.array_equal(row.data, tensors[head][token].float().numpy())
 
 
 def test_each_tensor_is_read_once(made: Callable[[str], Made], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectu
 from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.kernels.stored_matrix import DenseMatrix
 from paged_sdk.models.family import find_family, read_config
-from paged_sdk.models.loading import names_in
+from paged_sdk.models.loading import names_in, stored_table
 from paged_sdk.vision.encoder import config_of_model
 from paged_sdk.vision.family import find_vision_family
 from paged_sdk.vision.processor import load_image_processor, make_image_processor
@@ -73,7 +73,7 @@ def write(source: str | Path, target: str | Path, type: str, *, show_progress: b
         find_vision_family(checkpoint.config)
         kind, processor = export_of(config), load_image_processor(path)
         with tensor_encoder() as encoder:
-            tensors = _tensors(checkpoint, kind, config, encoder, type)
+            tensors = _tensors(checkpoint, kind, config, shape, encoder, type)
             metadata = _metadata(kind, config, shape, processor.to_dict(), path.resolve().name, type)
             with (
                 new_file(target, sum(tensor.num_bytes for tensor in tensors)) as part,
@@ -121,7 +121,7 @@ def _side(value: Any) -> int:
 
 
 def _tensors(
-    checkpoint: Checkpoint, kind: ExportedEncoder, config: Any, encoder: TensorEncoder, type: str
+    checkpoint: Checkpoint, kind: ExportedEncoder, config: Any, shape: DecoderConfig, encoder: TensorEncoder, type: str
 ) -> list[PlannedTensor]:
     """Plan the tensors; each is read when it is written, once.
 
@@ -141,10 +141,10 @@ def _tensors(
                 f"{checkpoint.path}: GGUF has no name for tensor {shown(name)}", architecture=str(config.model_type)
             )
 
-        for own, shape in pieces.shapes(name, stored).items():
-            planned.append(_planned(own, shape, encoder, type, partial(pieces.read, name, stored, own)))
+        for own, size in pieces.shapes(name, stored).items():
+            planned.append(_planned(own, size, encoder, type, partial(pieces.read, name, stored, own)))
     if kind.breaks_rows:
-        row = _break_row(checkpoint, names.table)
+        row = _break_row(checkpoint, stored_table(source, shape, names))
         planned.append(_planned(IMAGE_BREAK, tuple(row.shape), encoder, type, lambda: row))
     return planned
 

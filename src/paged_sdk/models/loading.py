@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
@@ -31,7 +31,15 @@ from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.weights.source import WeightSource
 
-__all__ = ["have_same_values", "load_model", "loading_threads", "names_in", "read_shape", "reload_model"]
+__all__ = [
+    "have_same_values",
+    "load_model",
+    "loading_threads",
+    "names_in",
+    "read_shape",
+    "reload_model",
+    "stored_table",
+]
 
 _log = get_logger(__name__)
 
@@ -186,17 +194,19 @@ def _adaptable_embedding(config: DecoderConfig, names: TensorNames, device: torc
     return AdaptableShape({name: slice(0, config.hidden_size)}, config.vocab_size, device)
 
 
-def _stored_table(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> str:
+def stored_table(stored: Container[str], config: DecoderConfig, names: TensorNames) -> str:
     """Return the tensor that holds the embeddings: of two names of one matrix, some programs save the output
     projection's.
+
+    :param stored: the names of the checkpoint's tensors
     """
     head = f"{names.head}.weight"
-    return head if config.tie_embeddings and names.table not in loader and head in loader else names.table
+    return head if config.tie_embeddings and names.table not in stored and head in stored else names.table
 
 
 def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Embedding:
     return loader.embedding(
-        _stored_table(loader, config, names),
+        stored_table(loader, config, names),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         scale=config.embedding_scale,
@@ -246,7 +256,7 @@ def _work_alone(others: int) -> None:
 
 def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
     if config.tie_embeddings:  # on another device than the embeddings
-        table = _stored_table(loader, config, names)
+        table = stored_table(loader, config, names)
         return loader.untied_head(names.head, table, vocab_size=config.vocab_size, hidden_size=config.hidden_size)
     return loader.linear(
         [names.head],
