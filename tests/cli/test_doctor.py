@@ -90,8 +90,8 @@ def test_a_plan_is_what_the_built_model_has(model: Path) -> None:
 
 def test_a_plan_of_more_ranks_than_key_value_heads(tmp_path: Path) -> None:
     """Two ranks hold the same head then, each for queries of its own."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    builder = TextModelBuilder(tiny.make_checkpoint("llama", tmp_path, **heads))
+    model = tiny.make_checkpoint("llama", tmp_path, num_attention_heads=4, num_key_value_heads=2)
+    builder = TextModelBuilder(model).with_force_cpu()
     one, two, four = (plan_memory(builder.with_tensor_parallel(ranks)).bytes_per_token for ranks in (1, 2, 4))
     assert two == one
     assert four == 2 * one
