@@ -221,8 +221,13 @@ def test_an_output_projection_that_is_the_embeddings(tmp_path: Path) -> None:
     async def run(each: TextModelBuilder) -> None:
         async with each.with_adapter(tmp_path / "a").build() as model:
             adapted, unadapted = await asyncio.gather(scores(model, "a"), scores(model, None))
+            both = await asyncio.gather(
+                *(model.score(prompt[1:], prefix=prompt[:1], adapter=name) for name in ("a", None))
+            )
         assert torch.allclose(adapted, expected, atol=1e-3)
         assert not torch.allclose(unadapted, expected, atol=0.1)
+        for response, logprobs in zip(both, (adapted, unadapted), strict=True):
+            assert response.scores[0].logprobs.tolist() == pytest.approx(logprobs.tolist(), abs=1e-3)
 
     for each in (builder, builder.without_paged_attn(), builder.with_max_num_batched_tokens(7)):
         asyncio.run(run(each))

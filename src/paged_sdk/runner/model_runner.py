@@ -268,7 +268,7 @@ class _Parts:
         if host is None:
             host = HostRows.prepare(self.sampler, scheduled, on_host)
         add_prompt_logprobs(late, first_tokens, hidden, adapted, self.model)
-        self.reader.read(late, first_tokens, hidden, self.model)
+        self.reader.read(late, first_tokens, hidden, adapted, self.model)
         if not targets:
             return self._unsampled(late, hidden)
         if host.prepared.settled:

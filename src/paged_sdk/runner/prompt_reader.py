@@ -13,6 +13,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import NumericalError
+from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.sampling import argmax
 from paged_sdk.kernels.transfer import HostCopies, to_device
 from paged_sdk.models.causal_model import CausalModel
@@ -39,12 +40,20 @@ class PromptReader:
     def __init__(self) -> None:
         self._gathered: dict[int, _Gathered] = {}
 
-    def read(self, late: LateResults, first_tokens: Sequence[int], hidden: Tensor, model: CausalModel) -> None:
+    def read(
+        self,
+        late: LateResults,
+        first_tokens: Sequence[int],
+        hidden: Tensor,
+        adapted: AdaptedRows | None,
+        model: CausalModel,
+    ) -> None:
         """Read what a step has computed. A prompt whose hidden states or logits are not finite fails alone.
 
         :param late: gets what was read of the prompts that end with the step
         :param first_tokens: the index of each row's first token among those of the step
         :param hidden: of all tokens of the step, ``[num_tokens, hidden_size]``
+        :param adapted: which adapter each of these goes through
         """
         wanted = [(index, row) for index, row in enumerate(late.scheduled) if row.sequence.request.reading is not None]
         if not wanted:
@@ -66,7 +75,7 @@ class PromptReader:
                     gathered.add(model.normed(hidden[offset + start : offset + end]))
             else:
                 scored.append(_Span(index, row, gathered, start, end, offset))
-        _score(scored, hidden, model, late)
+        _score(scored, hidden, adapted, model, late)
         for index, row in wanted:
             if row.end == row.sequence.num_prompt_tokens:
                 gathered = self._gathered.pop(row.sequence.seq_id)
@@ -90,7 +99,9 @@ def _ending(gathered: _Gathered, index: int, output: RunnerOutput, request_id: s
     return take_in
 
 
-def _score(spans: Sequence[_Span], hidden: Tensor, model: CausalModel, late: LateResults) -> None:
+def _score(
+    spans: Sequence[_Span], hidden: Tensor, adapted: AdaptedRows | None, model: CausalModel, late: LateResults
+) -> None:
     """Look up how likely tokens are, each by the logits of the one before it, those of all prompts together."""
     if not spans:
         return
@@ -99,8 +110,9 @@ def _score(spans: Sequence[_Span], hidden: Tensor, model: CausalModel, late: Lat
     tiles: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(positions), LOGITS_TILE):
         tile = slice(start, start + LOGITS_TILE)
+        own = None if adapted is None else adapted.of_logits(positions[tile])
         # No name holds the logits, which go before those of the next tile come.
-        tiles.append(_look_up(model.logits(select_rows(hidden, positions[tile])), targets[tile], waits=late.waits))
+        tiles.append(_look_up(model.logits(select_rows(hidden, positions[tile]), own), targets[tile], waits=late.waits))
     copies, wanted, begin = HostCopies(*map(torch.cat, zip(*tiles, strict=True))), np.array(targets), 0
     for span in spans:
         end = begin + span.end - span.start
