@@ -53,7 +53,9 @@ def drafting_model(builder: TextModelBuilder, directory: Path, gamma: int = 5) -
     draft = load_weights(directory, builder.settings, environment, device, None, lambda: None)
     config = evolve(target.config, gamma=gamma)
     balance = DraftAccount(times).open_balance()
-    drafts = make_draft_model(draft, config, times=times, balance=balance, workspace=None)
+    drafts = make_draft_model(
+        draft, config, target_vocab_size=target.vocab_size, times=times, balance=balance, workspace=None
+    )
     drafts._own_times = NoTime()  # on a busy machine guesses took too long to pay, and some texts had none
     return drafts
 

@@ -36,7 +36,7 @@ from paged_sdk.config.sampling import DryParams
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 from talk import until
-from tiny import make_checkpoint, make_gguf
+from tiny import VOCAB_SIZE, make_checkpoint, make_gguf
 
 PROMPTS: Final = ([5, 6, 7, 8] * 6, [40, 41, 42] * 5, list(range(60, 90)))
 BASE: Final = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True)
@@ -331,6 +331,18 @@ async def test_a_model_with_a_smaller_one(
     assert await texts(builder.with_speculation(None)) == (expected, 0)
     with pytest.raises(ModelLoadError, match="nowhere"):
         await builder.build()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_smaller_model_with_more_logits(builder: TextModelBuilder, tmp_path: Path) -> None:
+    """Vocabularies are padded to different sizes: what only the smaller model has is not guessed."""
+    small(tmp_path, vocab_size=VOCAB_SIZE + 700)
+    builder = builder.with_max_model_len(LENGTH)
+    plain = await run(builder, [BASE, DRAWN], None)
+    drafted = await run(builder, [BASE, DRAWN], drafting_model(builder, tmp_path))
+    assert list(map(said, drafted.responses)) == list(map(said, plain.responses))
+    assert drafted.stats.drafted_tokens
 
 
 @pytest.mark.anyio

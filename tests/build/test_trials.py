@@ -88,6 +88,7 @@ def test_the_kernels_of_a_draft_models_steps_are_compiled(
     make_draft_model(
         loaded,
         evolve(config, paged=paged, gamma=4),
+        target_vocab_size=512,
         times=times,
         balance=DraftAccount(times).open_balance(),
         workspace=None,

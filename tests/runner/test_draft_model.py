@@ -14,6 +14,7 @@ from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.runner.draft_model import FIRST_CHUNK, DraftModel
+from paged_sdk.sampling.truncation import NOT_DRAWN
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.types.step import StepRow
@@ -88,6 +89,19 @@ def test_a_text_that_ends_while_it_is_read_leaves_nothing(builder: TextModelBuil
     draft.forget([0])
     assert draft.num_followed == 0
     assert draft._kv.usage.used == 0
+
+
+def test_nothing_is_guessed_from_logits_that_are_not_finite(
+    builder: TextModelBuilder, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device has a number for them that is no token, and that no model can compute."""
+    draft = drafting_model(builder, tiny_checkpoint, gamma=3)
+    results = iter([[7], [NOT_DRAWN], [8], [9], [10]])
+    monkeypatch.setattr(draft, "_step", lambda rows: next(results))
+    sequence = running(0, LONG[:8])
+    assert draft.propose([sequence]) == [[7]]
+    sequence.token_ids += [7, 11]
+    assert draft.propose([sequence]) == [[8, 9, 10]]
 
 
 class Watched:

@@ -234,6 +234,7 @@ def _load(
             own = make_draft_model(
                 draft,
                 config,
+                target_vocab_size=vocab_size,
                 times=scheduler.times,
                 balance=scheduler.drafts.open_balance(),
                 workspace=workspace,

@@ -57,6 +57,7 @@ def make_draft_model(
     draft: LoadedModel,
     config: EngineConfig,
     *,
+    target_vocab_size: int,
     times: StepTimes,
     balance: DraftBalance,
     workspace: Workspace | None,
@@ -64,6 +65,7 @@ def make_draft_model(
     """Give a smaller model KV memory of its own, for as many tokens as the target has.
 
     :param config: the target's settings
+    :param target_vocab_size: how many tokens the target has
     :param times: how long the target's steps take
     :param balance: whether drafts have paid so far
     """
@@ -78,6 +80,7 @@ def make_draft_model(
         backend,
         make_kv_manager(own),
         vocab_size=shape.vocab_size,
+        target_vocab_size=target_vocab_size,
         gamma=config.gamma,
         max_tokens=min(draft.max_model_len, shape.rope_switch or draft.max_model_len),
         max_batched_tokens=config.max_num_batched_tokens,

@@ -57,6 +57,7 @@ class DraftModel:
     :param backend: keeps its KV, under the ids of ``kv``
     :param kv: its KV memory
     :param vocab_size: how many tokens it has
+    :param target_vocab_size: how many the target has
     :param gamma: the most drafts of one text
     :param max_tokens: the longest text that it can read
     :param max_batched_tokens: how many tokens it computes at once
@@ -71,6 +72,7 @@ class DraftModel:
         kv: KvManager,
         *,
         vocab_size: int,
+        target_vocab_size: int,
         gamma: int,
         max_tokens: int,
         max_batched_tokens: int,
@@ -81,6 +83,7 @@ class DraftModel:
         self._backend = backend
         self._kv = kv
         self._vocab_size = vocab_size
+        self._target_vocab_size = target_vocab_size
         self._gamma = gamma
         self._max_tokens = min(max_tokens, kv.max_sequence_tokens)
         self._max_batched_tokens = max_batched_tokens
@@ -202,7 +205,7 @@ class DraftModel:
             self._own_times.note(len(texts), time.monotonic() - start)
             for text, token in zip(texts, tokens, strict=True):
                 text.num_computed += text.num_unread
-                text.add(token)
+                text.add(token, self._target_vocab_size)
             texts = [text for text in texts if len(text.drafts) < text.num_wanted]
 
     def _step(self, rows: list[StepRow]) -> list[int]:
@@ -305,9 +308,15 @@ class _Text:
         text.tokens += sequence.token_ids[sequence.num_prompt_tokens + len(text.tokens) :]
         text.move_to(sequence.num_output_tokens)
 
-    def add(self, token: int) -> None:
-        """Take in the next draft. One that no sentence of the constraint goes on with is wrong, and none follows it."""
-        if self._grammar is not None and self._grammar.num_allowed([*self.drafts, token]) <= len(self.drafts):
+    def add(self, token: int, vocab_size: int) -> None:
+        """Take in the next draft. One that no sentence of the constraint goes on with is wrong, and none follows it. So
+        is what is no token of the target: a number of the columns by which the smaller model has more logits, or, on a
+        device, the one that stands for logits that are not finite.
+
+        :param vocab_size: how many tokens the target has
+        """
+        is_token, grammar = 0 <= token < vocab_size, self._grammar
+        if not is_token or (grammar is not None and grammar.num_allowed([*self.drafts, token]) <= len(self.drafts)):
             self.num_wanted = len(self.drafts)
             self._acceptance.note(0, right=False)
         else:
