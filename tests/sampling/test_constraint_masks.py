@@ -13,6 +13,7 @@ from rows import make_grammar, make_request, make_row
 
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.constraints.masks import Mask, MaskFiller, Positions
+from paged_sdk.errors import ConstraintError
 from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.row import SampleRow
@@ -87,3 +88,19 @@ def test_a_token_that_is_allowed_needs_no_mask_and_none_is_chosen_otherwise(plac
                 output += tokens
     assert num_chosen == counts[0].num
     assert 0 < counts[1].num < counts[0].num
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_stop_token_ends_no_text_in_the_middle_of_its_sentence(*, ahead: bool) -> None:
+    """Neither where it is the only one that may follow, and so needs no logits."""
+    stop = TOKENS.index(b"H")
+    params = SamplingParams(temperature=0.0, seed=0, stop_token_ids=(stop,))
+    request = make_request(params, stop_token_ids=frozenset({2, stop}))
+    request = evolve(request, grammar=make_grammar(Constraint.regex("DFHJ"), TOKENS))
+    sampler = Sampler(len(TOKENS), torch.device("cpu"), default_processors(len(TOKENS), lambda text: [], ahead=ahead))
+    output: list[int] = []
+    for _ in range(2):
+        output += sampled(sampler, [make_row(request, output)], seed=0)[0]
+    assert [TOKENS[token] for token in output] == [b"D", b"F"]
+    result = sampler.sample(torch.zeros(1, len(TOKENS)), sampler.prepare([make_row(request, output)]))
+    assert isinstance(result.failed[0], ConstraintError)

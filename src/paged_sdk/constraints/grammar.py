@@ -100,9 +100,11 @@ class GrammarText:
         """Return the tokens to which there is no alternative where the grammar stands; they may go on after them.
 
         The same text may be made of other tokens: these are the tokenizer's, up to where it would join them with what
-        may follow.
+        may follow, or to one that ends this text, which is not allowed where more has to follow.
         """
-        return self.matcher.compute_ff_tokens()
+        tokens: list[int] = self.matcher.compute_ff_tokens()
+        ends = (place for place, token in enumerate(tokens) if token in self.end_ids)
+        return tokens[: next(ends, len(tokens))]
 
     def may_end(self) -> bool:
         """Tell whether the text is a sentence where the grammar stands."""
