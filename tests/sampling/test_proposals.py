@@ -33,6 +33,8 @@ SETTINGS: Final = {
     "top-k": SamplingParams(temperature=1.0, top_k=4),
     "all of them": SamplingParams(temperature=1.3, top_k=20, top_p=0.8, min_p=0.05),
     "top-p and min-p": SamplingParams(temperature=1.3, top_p=0.9, min_p=0.1),
+    # So near to 1 that all that is allowed does not reach it, as sums are rounded.
+    "top-p of nearly all": SamplingParams(temperature=1.0, top_p=1 - 1e-9),
 }
 PLACES: Final = {
     "likely": {3: 3.0, 5: 2.5, 7: 2.0, 11: 1.0, 8: 1.0, 20: 0.5},

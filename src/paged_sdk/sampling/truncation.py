@@ -231,7 +231,7 @@ def _keep(values: npt.NDArray[np.float32], settings: Settings, totals: Floats) -
     before[:, 1:] = cumulative[:, :-1]
     keep = np.arange(num_columns) < settings.top_k
     keep &= before < settings.top_p * totals
-    keep &= weights >= settings.min_p
+    keep &= (weights >= settings.min_p) & (weights > 0)  # what is banned is not kept, and may have been proposed
     return cumulative, keep.sum(axis=1, keepdims=True)
 
 
