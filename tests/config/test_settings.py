@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 from collections.abc import Callable
@@ -137,6 +138,18 @@ def test_values_are_frozen_and_hashable() -> None:
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         meta.block_size = 16  # type: ignore[misc]
     assert len({meta, PagedAttentionMeta(gpu_memory=MemoryGpuConfig.ContextSize(64))}) == 1
+
+
+def test_sampling_with_a_bias_is_a_value_like_any_other() -> None:
+    sampling = SamplingParams(logits_bias={7: -math.inf, 5: 1.5})
+    same = SamplingParams(logits_bias={5: 1.5, 7: -math.inf})
+    assert len({sampling, same, SamplingParams(logits_bias={5: 1.5}), SamplingParams()}) == 3
+    for other in (pickle.loads(pickle.dumps(sampling)), copy.deepcopy(sampling), copy.copy(sampling), same):
+        assert other == sampling
+        assert other.logits_bias == {5: 1.5, 7: -math.inf}
+    assert "logits_bias={7: -inf, 5: 1.5}" in repr(sampling)
+    with pytest.raises(TypeError):
+        sampling.logits_bias[5] = 2.0  # type: ignore[index]
 
 
 def test_the_builder_returns_new_builders() -> None:

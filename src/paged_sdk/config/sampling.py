@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from attrs import Attribute, evolve, field, frozen
@@ -26,6 +25,7 @@ from paged_sdk.config.checks import (
     name_of,
     plain,
 )
+from paged_sdk.config.frozen_mapping import FrozenMapping
 from paged_sdk.errors import ConfigError
 
 __all__ = ["DryParams", "GenerationDefaults", "SamplingParams"]
@@ -56,7 +56,7 @@ def _top_k(value: int | None) -> int | None:
 def _frozen_bias(value: Mapping[int, float] | None) -> Mapping[int, float] | None:
     if not isinstance(value, Mapping):
         return value  # the validator says what is wrong with it
-    return MappingProxyType({plain(token): plain(bias) for token, bias in value.items()})
+    return FrozenMapping({plain(token): plain(bias) for token, bias in value.items()})
 
 
 def _is_bias(instance: object, attribute: Attribute[Any], value: object) -> None:
