@@ -33,6 +33,20 @@ def test_texts_begin_with_the_bytes_taken_back() -> None:
     assert len({text[1] for text in texts if text[0] != b"a"}) == len(TOKENS)  # then all of them may come
 
 
+def test_a_minimum_of_tokens_comes_after_what_was_taken_back() -> None:
+    """As many as without healing, and as a maximum does."""
+    end = TOKENS.index(b"c")
+    request = make_request(SamplingParams(temperature=0.0, min_tokens=2), stop_token_ids=frozenset({end}))
+    request = evolve(request, healing=HEALING)
+    sampler = Sampler(len(TOKENS), torch.device("cpu"), default_processors(len(TOKENS), encode))
+    output: list[int] = []
+    while end not in output:
+        logits = torch.zeros(1, len(TOKENS))
+        logits[0, [2, 3, end]] = torch.tensor([1.0, 2.0, 3.0])
+        output += sampler.sample(logits, sampler.prepare([make_row(request, output)])).token_ids[0]
+    assert b"".join(TOKENS[token] for token in output) == b"ab" + b"bb" + b"c"
+
+
 def test_drafts_are_taken_back() -> None:
     state = HealingState(HEALING, [0])
     first = state.change()

@@ -17,7 +17,8 @@ __all__ = ["MinTokens"]
 
 
 class MinTokens(Processor[SparseChange]):
-    """Bans a request's stop tokens before ``SamplingParams.min_tokens`` tokens of output.
+    """Bans a request's stop tokens before ``SamplingParams.min_tokens`` tokens of output. Tokens that were taken back
+    from the prompt's end are chosen anew in addition, as they are to ``max_len``.
 
     :param vocab_size: columns of the logits
     """
@@ -26,12 +27,12 @@ class MinTokens(Processor[SparseChange]):
         self._vocab_size = vocab_size
 
     def applies_until(self, request: Request) -> int:
-        return request.sampling.min_tokens
+        return _least(request)
 
     def begin(self, request: Request) -> MinTokensState:
         tokens = np.array([token for token in request.stop_token_ids if token < self._vocab_size], np.int64)
         ban = SparseChange(tokens, np.full(len(tokens), -np.inf, np.float32))
-        return MinTokensState(ban, request.sampling.min_tokens)
+        return MinTokensState(ban, _least(request))
 
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> Failures:
         add_sparse(logits, changes)
@@ -60,3 +61,8 @@ class MinTokensState(ProcessorState[SparseChange]):
 
     def change(self) -> SparseChange | None:
         return self._ban if self._num_missing > 0 else None
+
+
+def _least(request: Request) -> int:
+    least, healing = request.sampling.min_tokens, request.healing
+    return least + healing.num_tokens if least and healing is not None else least
