@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import TypeVar, Unpack
 
 import anyio
-import anyio.to_thread
 
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.chat.renderer import Interruption

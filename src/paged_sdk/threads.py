@@ -31,13 +31,14 @@ def thread_must_start(purpose: str) -> Iterator[None]:
         raise EngineError(f"no thread {purpose}: the system gives this process no more ({error})") from error
 
 
-async def in_own_thread(function: Callable[[], _T], purpose: str) -> _T:
+async def in_own_thread(function: Callable[[], _T], purpose: str, *, abandon_on_cancel: bool = True) -> _T:
     """Run a function in a thread that is none of the 40 that anyio has for an event loop's applications: all of these
-    may be waiting for what the function does. Whoever is cancelled does not wait for its end.
+    may be waiting for what the function does.
 
     :param purpose: what the thread is for
+    :param abandon_on_cancel: whoever is cancelled does not wait for its end
     :raises EngineError: the system gives this process no more threads
     """
     own = anyio.CapacityLimiter(1)
     with thread_must_start(purpose):
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=own)
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=abandon_on_cancel, limiter=own)

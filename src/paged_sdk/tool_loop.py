@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import anyio
-import anyio.to_thread
 import attrs
 from attrs import frozen
 

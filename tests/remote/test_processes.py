@@ -16,6 +16,7 @@ from pathlib import Path
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import httpx2
 import pytest
 from replica_builders import Dying, Endless, Fakes, Refusing
@@ -101,6 +102,26 @@ def _nothing_is_left() -> Iterator[None]:
     wait_for(lambda: not {each for each in threading.enumerate() if each.name.startswith("paged-sdk")} - threads)
     assert len(os.listdir("/proc/self/fd")) <= len(files)
     assert children() <= before
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_they_begin_and_end_where_all_threads_of_the_application_are_busy() -> None:
+    done = threading.Event()
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    usual, limiter.total_tokens = limiter.total_tokens, 1
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, done.wait, 60)
+        await until(lambda: limiter.available_tokens == 0)
+        try:
+            with anyio.fail_after(30):
+                async with ReplicaSet([Fakes()], in_processes=True) as model:
+                    running = pids(model)
+                with pytest.raises(ConfigError, match="none at all"):
+                    await ReplicaSet([Refusing()], in_processes=True)
+        finally:
+            done.set()
+            limiter.total_tokens = usual
+    assert not any(map(is_running, running))
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

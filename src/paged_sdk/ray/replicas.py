@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from paged_sdk.config.env import read_hang_limits
 from paged_sdk.config.hang_limits import HangLimits
@@ -34,7 +33,7 @@ from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.routing.routed_worker import RoutedWorker
 from paged_sdk.routing.waiting_room import WaitingRoom
-from paged_sdk.threads import thread_must_start
+from paged_sdk.threads import in_own_thread
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -257,5 +256,4 @@ async def in_loop(loop: RayLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 async def _in_thread(function: Callable[[], _T]) -> _T:
-    with thread_must_start("to wait for Ray in"):
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
+    return await in_own_thread(function, "to wait for Ray in")

@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Final
 
 import anyio
-import anyio.to_thread
 from attrs import frozen
 
 from paged_sdk.build.child_process import Child, start_program
@@ -32,7 +31,7 @@ from paged_sdk.remote.messages import FromEngine, Ping, Pong
 from paged_sdk.remote.packing import pack, unpack
 from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
-from paged_sdk.threads import thread_must_start
+from paged_sdk.threads import in_own_thread, thread_must_start
 from paged_sdk.worker.event_loop import EventLoop
 from paged_sdk.worker.owner import Owner
 
@@ -252,8 +251,8 @@ class ProcessModel(RemoteModel):
 
     async def aclose(self, *, drain: bool = False) -> None:
         await super().aclose(drain=drain)
-        with anyio.CancelScope(shield=True), thread_must_start("to end a replica in"):
-            await anyio.to_thread.run_sync(self._process.end)
+        with anyio.CancelScope(shield=True):
+            await in_own_thread(self._process.end, "to end a replica in")
 
 
 def _pickled(builder: object) -> bytes:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 from attrs import frozen
 
 from paged_sdk.config.build import BuildSettings
@@ -17,7 +16,7 @@ from paged_sdk.logs import show_logs
 from paged_sdk.preparation import RequestPreparer
 from paged_sdk.processors import numa_nodes, usable_processors
 from paged_sdk.remote.process import EngineProcess, ProcessModel, Replied
-from paged_sdk.threads import thread_must_start
+from paged_sdk.threads import in_own_thread
 
 __all__ = ["Seat", "build_in_processes", "seats_of"]
 
@@ -57,8 +56,7 @@ async def build_in_processes(
             )
 
     try:
-        with thread_must_start("to start replicas in"):
-            await anyio.to_thread.run_sync(start)
+        await in_own_thread(start, "to start replicas in", abandon_on_cancel=False)
         replied = await _all_built(processes)
         common = preparer or replied[0].preparer
         assert common is not None, "the first was asked for it"
@@ -68,7 +66,7 @@ async def build_in_processes(
         }
     except BaseException:
         with anyio.CancelScope(shield=True), suppress(Exception):
-            await anyio.to_thread.run_sync(partial(_end_all, processes))
+            await in_own_thread(partial(_end_all, processes), "to end replicas in")
         raise
 
 
