@@ -244,6 +244,25 @@ def test_what_is_no_schema_is_named(compiler: GrammarCompiler, template: str) ->
             compiler.compile(style.forced_calls(arguments(x=schema), token_of, "", several=True))
 
 
+@pytest.mark.parametrize("template", [answers.HERMES, answers.QWEN_CODER, answers.GEMMA, answers.GEMMA4])
+def test_what_no_value_fits_is_refused(compiler: GrammarCompiler, template: str) -> None:
+    """A grammar would have a value that does not fit, or none where one is due."""
+    style = AnswerStyle.of_template(template)
+    schemas: list[dict[str, Any]] = [
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 1},
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 0},
+        {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 2},
+        {"type": "string", "minLength": 3, "maxLength": 2},
+        {"enum": []},
+        {"anyOf": []},
+        {"type": []},
+    ]
+    for schema in schemas:
+        with pytest.raises(ConstraintError, match=r"\(tools\) cannot be enforced") as caught:
+            compiler.compile(style.forced_calls(arguments(x=schema), token_of, "", several=True))
+        assert "the tool f" in str(caught.value)
+
+
 @pytest.mark.parametrize("template", [answers.QWEN_CODER, answers.GLM, answers.GEMMA, answers.GEMMA4])
 def test_calls_of_tools_whose_schemas_are_none_are_read(template: str) -> None:
     text = {

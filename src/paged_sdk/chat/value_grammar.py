@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -27,8 +28,8 @@ _OF_OBJECTS: Final = frozenset({"properties", "required", "additionalProperties"
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
+def _is_choice(value: object) -> bool:
+    return isinstance(value, list) and bool(value)
 
 
 def _is_object(value: object) -> bool:
@@ -40,7 +41,7 @@ def _is_names(value: object) -> bool:
 
 
 def _is_kind(value: object) -> bool:
-    return isinstance(value, str) or _is_names(value)
+    return isinstance(value, str) or (_is_choice(value) and _is_names(value))
 
 
 def _is_count(value: object) -> bool:
@@ -49,15 +50,16 @@ def _is_count(value: object) -> bool:
 
 _SHAPES: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = MappingProxyType(
     {
-        "anyOf": (_is_list, "a list of schemas"),
-        "enum": (_is_list, "a list of values"),
+        "anyOf": (_is_choice, "a list of one schema or more"),
+        "enum": (_is_choice, "a list of one value or more"),
         "properties": (_is_object, "an object of schemas"),
         "required": (_is_names, "a list of names"),
-        "type": (_is_kind, "a name, or a list of names"),
+        "type": (_is_kind, "a name, or a list of one name or more"),
         **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (_is_count, "an int >= 0")),
     }
 )
 """What keywords have as their value, which is read here."""
+_RANGES: Final = (("minItems", "maxItems"), ("minLength", "maxLength"))
 
 
 @frozen(kw_only=True)
@@ -336,6 +338,9 @@ class ValueGrammar:
         for keyword, (fits, allowed) in _SHAPES.items():
             if keyword in schema and not fits(schema[keyword]):
                 raise self._refusal(keyword, f"{keyword} = {shown(schema[keyword])}: expected {allowed}")
+        for least, most in _RANGES:
+            if schema.get(least, 0) > schema.get(most, math.inf):
+                raise self._refusal(least, f"{least} = {schema[least]} is more than {most} = {schema[most]}")
 
     def _refusal(self, keyword: str, reason: str) -> ConstraintError:
         return ConstraintError(
