@@ -329,6 +329,8 @@ def test_patterns_of_texts_without_quotes_mean_what_they_mean_in_json(compiler: 
         ("^.$", {"a": True, "\r": False, "\u2028": False}),
         ("^[a&&b]{2}$", {"a&": True, "bb": True, "c&": False}),
         (r"^[^\d]$", {"a": True, "5": False, "\u0663": False}),
+        (r"^a\\$", {"a\\": True, "a\\b": False, "a$": False}),
+        (r"^a\$", {"a$": True, "a$b": True, "a": False}),
     ):
         grammar = compiler.compile(
             style.forced_calls(arguments(x={"type": "string", "pattern": pattern}), token_of, "", several=False)

@@ -25,6 +25,8 @@ _OF_STRINGS: Final = frozenset({"minLength", "maxLength", "pattern", "format"})
 _OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _OF_LISTS: Final = frozenset({"items", "minItems", "maxItems"})
 _OF_OBJECTS: Final = frozenset({"properties", "required", "additionalProperties"})
+_ENDS_THERE: Final = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
+"""Finds the end of a text, which a dollar sign behind a backslash that is no text itself does not mean."""
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 
 
@@ -310,7 +312,7 @@ class ValueGrammar:
             pattern = portable_pattern(pattern)
         except ValueError as error:
             raise self._refusal("pattern", f"{pattern!r}: {error}") from None
-        begins, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+        begins, ends = pattern.startswith("^"), _ENDS_THERE.search(pattern) is not None
         if (begins or ends) and _has_alternatives(pattern):
             raise self._refusal("pattern", f"{pattern!r} has alternatives beside ^ or $: put them in parentheses")
         inner = pattern[begins : len(pattern) - ends]
