@@ -177,6 +177,16 @@ def test_logprobs_of_a_stream_of_completions_say_where_tokens_are_in_the_text() 
     assert [offsets[0], offsets[1]] == expected
 
 
+def test_a_space_that_may_begin_a_stop_string_is_counted_though_it_comes_after_its_token() -> None:
+    fields: dict[str, Any] = {"model": "fake", "prompt": "a", "logprobs": 0, "max_tokens": 30, "stop": [" why"]}
+    with serving(fake_model(" world", delay=0.001)) as served:
+        offsets: list[int] = []
+        for chunk in served.openai.completions.create(**fields, stream=True):
+            for choice in chunk.choices:
+                offsets += (choice.logprobs and choice.logprobs.text_offset) or []
+    assert offsets == [0, 1, 2, 3, 4, 5, 6]
+
+
 def test_models(served: Serving) -> None:
     assert [model.id for model in served.openai.models.list()] == ["fake"]
     assert served.openai.models.retrieve("fake").owned_by == "paged_sdk"

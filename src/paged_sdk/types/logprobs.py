@@ -85,25 +85,28 @@ class TextOffsets:
     """Tells where the tokens of one text begin in it, in characters, piece by piece.
 
     Characters may be cut by tokens, and the text may lack what the tokens have: a leading space that decoding takes
-    away, and the token that ended it.
+    away, the token that ended it, and what a stop string has cut off, whose tokens begin where they would without it.
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # as in the text
-        self._num_chars: int | None = None
+        self._num_chars = 0
+        self._first: bytes | None = None  # the first token's, until there is text
 
     def take(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
         """Return where the next tokens begin, counted from the beginning of the whole text.
 
-        :param text: the piece of the text that comes with them
+        :param text: the piece of the text that comes with them; it may come later, where a stop string may begin
         """
-        if self._num_chars is None and tokens:
-            lacks_space = bytes(tokens[0].bytes).startswith(b" ") and not text.startswith(" ")
-            self._num_chars = -1 if lacks_space else 0
+        if self._first is None and tokens:
+            self._first = bytes(tokens[0].bytes)
+        if self._first and text:
+            self._num_chars -= self._first.startswith(b" ") and not text.startswith(" ")
+            self._first = b""
         offsets = []
         for token in tokens:
-            data, before = bytes(token.bytes), self._num_chars or 0
-            before += len(self._decoder.decode(data[:1]))
+            data = bytes(token.bytes)
+            before = self._num_chars + len(self._decoder.decode(data[:1]))
             # The first byte may have shown that the bytes before it were no character, or be in the middle of one.
             begin = before if not data or self._decoder.getstate()[0] else before - 1
             self._num_chars = before + len(self._decoder.decode(data[1:]))
