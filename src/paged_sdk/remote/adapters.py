@@ -38,7 +38,7 @@ class RemoteAdapters:
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         source = AdapterSource.of(path_text("load_adapter", path, "a path or a hub id"), name)
-        await self.engine.ask(LoadAdapter(source.location, source.name))
+        await self.engine.ask(LoadAdapter(source.location, source.name), undo=UnloadAdapter(source.name))
 
     async def unload(self, name: str) -> None:
         await self.engine.ask(UnloadAdapter(name if isinstance(name, str) else shown(name)))

@@ -149,9 +149,10 @@ class RemoteEngine:
         """Have the weights held in another type, as :meth:`paged_sdk.Model.re_isq_model` says."""
         await self.ask(Requantize(isq))
 
-    async def ask(self, operation: Operation) -> None:
+    async def ask(self, operation: Operation, *, undo: Operation | None = None) -> None:
         """Have something done, and wait until it is. Should the caller be cancelled, the other side is told.
 
+        :param undo: is done there, too, if it was too late to tell it: without anybody waiting for that
         :raises PagedError: what was raised there
         """
         self.check()
@@ -166,8 +167,14 @@ class RemoteEngine:
             await done.wait()
         except BaseException:
             self._link.send(pack(Forsake(number)))
+            if undo is not None:
+                future.add_done_callback(partial(self._undo, undo))
             raise
         future.result()
+
+    def _undo(self, undo: Operation, done: Future[None]) -> None:
+        if done.exception() is None:
+            self._link.send(pack(Ask(next(self._numbers), undo)))
 
     def close(self, *, drain: bool = False) -> None:
         """Refuse new work and have the engine end, without waiting for it. Idempotent."""

@@ -15,7 +15,7 @@ from attrs import evolve
 
 from paged_sdk.constraints.grammar import Language
 from paged_sdk.engine.events import RequestEvent
-from paged_sdk.errors import EngineDeadError, ModelClosedError
+from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.model_insides import ModelInsides
@@ -54,7 +54,7 @@ __all__ = ["EngineHost", "adapters_of"]
 
 _log = get_logger(__name__)
 
-_Task: TypeAlias = "Ask | tuple[int, Request, Language]"
+_Task: TypeAlias = "Ask | Forsake | tuple[int, Request, Language]"
 
 
 class EngineHost:
@@ -109,10 +109,8 @@ class EngineHost:
                 if request_id is not None:
                     self._aborted.add(number)
                     self._worker.abort(request_id)
-            case Ask():
+            case Ask() | Forsake():  # the one after the other: what has not begun is not known yet
                 self._loop.call_soon(partial(self._begin, message))
-            case Forsake(number):
-                self._loop.call_soon(partial(self._forsake, number))
             case Ping():  # answered by the thread that sends, which no step holds up
                 self.call_soon(self._answer_ping)
             case Close(drain) if self._owns_engine:
@@ -154,11 +152,16 @@ class EngineHost:
         """
         async with anyio.create_task_group() as tasks, self._to_do, self._tasks:
             async for task in self._to_do:
-                if isinstance(task, Ask):
-                    self._scopes[task.number] = scope = anyio.CancelScope()
-                    tasks.start_soon(self._answer, task, scope)
-                else:
-                    tasks.start_soon(self._compile, *task)
+                match task:
+                    case Ask(number):
+                        self._scopes[number] = scope = anyio.CancelScope()
+                        tasks.start_soon(self._answer, task, scope)
+                    case Forsake(number) if number in self._scopes:
+                        self._scopes[number].cancel()
+                    case Forsake():  # it is answered
+                        pass
+                    case _:
+                        tasks.start_soon(self._compile, *task)
             tasks.cancel_scope.cancel()
 
     def _begin(self, task: _Task) -> None:
@@ -172,6 +175,8 @@ class EngineHost:
                 await self._do(ask.operation)
             except Exception as error:
                 failure = SentError.of(error)
+        if scope.cancelled_caught:  # the other side knows by this that it was not done
+            failure = SentError.of(EngineError("nobody waits for it any more"))
         del self._scopes[ask.number]
         answer = Answer(ask.number, adapters_of(self._insides), failure)
         self.call_soon(partial(self._send_message, answer))
@@ -199,11 +204,6 @@ class EngineHost:
                 self._worker.abort(request.request_id)
         except Exception as error:
             self._refuse(number, error)
-
-    def _forsake(self, number: int) -> None:
-        scope = self._scopes.get(number)
-        if scope is not None:
-            scope.cancel()
 
     # On the thread that sends
 
