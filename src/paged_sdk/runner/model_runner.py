@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -16,7 +17,6 @@ from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.guard import clear_frames, request_failure
-from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import InsertedRows, StepContext
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
@@ -31,6 +31,7 @@ from paged_sdk.runner.prompt_logprobs import add_prompt_logprobs
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.runner.step_results import Recorded
+from paged_sdk.runner.step_states import StepStates
 from paged_sdk.runner.targets import Target, targets_of
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
@@ -264,27 +265,23 @@ class _Parts:
         is_over = self.model.device.type == "cpu"
         host = HostRows.prepare(self.sampler, scheduled, on_host) if is_over else None
         rows = (step or output.message()).rows
-        hidden, first_tokens, adapted, recorded = self._forward(rows, way, scheduled, inserted, result)
+        states, recorded = self._forward(rows, way, scheduled, inserted, result)
         if host is None:
             host = HostRows.prepare(self.sampler, scheduled, on_host)
-        add_prompt_logprobs(late, first_tokens, hidden, adapted, self.model)
-        self.reader.read(late, first_tokens, hidden, adapted, self.model)
+        add_prompt_logprobs(late, states)
+        self.reader.read(late, states)
         if not targets:
-            return self._unsampled(late, hidden)
+            return self._unsampled(late, states.hidden)
         if host.prepared.settled:
             settled = host.settled
             targets = [target for target in targets if target.place not in settled]
             for place, target in enumerate(targets):
                 target.place = place
-        positions = [first_tokens[target.index] + target.offset for target in targets]
-
-        def make_logits() -> Tensor:
-            own = None if adapted is None else adapted.of_logits(positions)
-            return self.model.logits(select_rows(hidden, positions), own)
-
+        positions = [states.first_tokens[target.index] + target.offset for target in targets]
+        make_logits = partial(states.logits, positions)
         if recorded is not None and recorded.positions != positions:
             recorded = None  # these are not the rows whose logits it has
-        logits = hidden[:0] if not positions else make_logits() if recorded is None else recorded.logits
+        logits = states.hidden[:0] if not positions else make_logits() if recorded is None else recorded.logits
         likeliest = None if recorded is None or on_host else recorded.likeliest
         return self._sample(logits, on_device, host, make_logits, late, likeliest)
 
@@ -306,16 +303,15 @@ class _Parts:
         scheduled: Sequence[ScheduledSequence],
         inserted: InsertedRows | None,
         result: RunnerOutput,
-    ) -> tuple[Tensor, Sequence[int], AdaptedRows | None, Recorded | None]:
-        """Compute the hidden states of a step's tokens, the index of each row's first, which adapters they went
-        through, and what else a recorded step has computed.
+    ) -> tuple[StepStates, Recorded | None]:
+        """Compute the hidden states of a step's tokens, and say what else a recorded step has computed.
 
         :param inserted: what other ranks were told to take for embeddings
         """
         path = self.device_decoding
         if path is not None and way is not Way.LAUNCHED:
             recorded, first_tokens = path.run(way, rows)
-            return recorded.hidden, first_tokens, None, recorded
+            return StepStates(model=self.model, hidden=recorded.hidden, first_tokens=first_tokens), recorded
         batch = make_input_batch(rows, self.model.device, None if path is None else path.overlap)
         adapted = None if self.adapters is None else self.adapters.rows(rows)
         if self.others is None:
@@ -323,7 +319,8 @@ class _Parts:
         context = StepContext(
             attention=self.backend.prepare(rows), is_long=batch.is_long, adapted=adapted, inserted=inserted
         )
-        return self.model.forward(batch.token_ids, batch.positions, context), batch.first_tokens, adapted, None
+        hidden = self.model.forward(batch.token_ids, batch.positions, context)
+        return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None
 
     def _inserted(
         self, rows: Sequence[StepRow], scheduled: Sequence[ScheduledSequence], result: RunnerOutput

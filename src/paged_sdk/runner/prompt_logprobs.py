@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.transfer import HostCopies, to_device
-from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.late_results import LateResults
+from paged_sdk.runner.step_states import StepStates
 from paged_sdk.sampling.device_logprobs import LogprobRows
 from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.logprobs import LogprobTable
@@ -24,32 +23,21 @@ LOGITS_TILE: Final = 64
 """Logits of a prompt are computed for so many tokens at a time: a row of 150,000 float32 is 0.6 MB."""
 
 
-def add_prompt_logprobs(
-    late: LateResults,
-    first_tokens: Sequence[int],
-    hidden: Tensor,
-    adapted: AdaptedRows | None,
-    model: CausalModel,
-) -> None:
+def add_prompt_logprobs(late: LateResults, states: StepStates) -> None:
     """Collect the logprobs of prompt tokens, each from the logits of the token before it, where they were asked for. A
     row whose logits are not finite fails alone.
 
     :param late: gets them as ``prompt_logprobs``
-    :param first_tokens: the index of each row's first token among those of the step
-    :param hidden: of all tokens of the step, ``[num_tokens, hidden_size]``
-    :param adapted: which adapter each of these goes through
     """
     for index, row in enumerate(late.scheduled):
         sequence, top_n = row.sequence, row.sequence.request.sampling.prompt_logprobs
         last = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
         if top_n is None or last <= row.start:
             continue
-        token_ids, first = sequence.token_ids[row.start + 1 : last + 1], first_tokens[index]
+        token_ids, first = sequence.token_ids[row.start + 1 : last + 1], states.first_tokens[index]
 
         def logits(tile: range, first: int = first) -> Tensor:
-            tokens = range(first + tile.start, first + tile.stop)
-            own = None if adapted is None else adapted.of_logits(tokens)
-            return model.logits(hidden[tokens.start : tokens.stop], own)
+            return states.logits(range(first + tile.start, first + tile.stop))
 
         with late.guard(index):
             if late.waits:

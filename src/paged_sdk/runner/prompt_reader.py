@@ -13,14 +13,12 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import NumericalError
-from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.sampling import argmax
 from paged_sdk.kernels.transfer import HostCopies, to_device
-from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
-from paged_sdk.sampling.candidates import select_rows
+from paged_sdk.runner.step_states import StepStates
 from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.truncation import NOT_DRAWN, draw_greedy
 from paged_sdk.scheduler.output import ScheduledSequence
@@ -40,20 +38,10 @@ class PromptReader:
     def __init__(self) -> None:
         self._gathered: dict[int, _Gathered] = {}
 
-    def read(
-        self,
-        late: LateResults,
-        first_tokens: Sequence[int],
-        hidden: Tensor,
-        adapted: AdaptedRows | None,
-        model: CausalModel,
-    ) -> None:
+    def read(self, late: LateResults, states: StepStates) -> None:
         """Read what a step has computed. A prompt whose hidden states or logits are not finite fails alone.
 
         :param late: gets what was read of the prompts that end with the step
-        :param first_tokens: the index of each row's first token among those of the step
-        :param hidden: of all tokens of the step, ``[num_tokens, hidden_size]``
-        :param adapted: which adapter each of these goes through
         """
         wanted = [(index, row) for index, row in enumerate(late.scheduled) if row.sequence.request.reading is not None]
         if not wanted:
@@ -62,20 +50,20 @@ class PromptReader:
         for index, row in wanted:
             sequence, reading = row.sequence, row.sequence.request.reading
             assert reading is not None
-            states = reading.states(sequence.num_prompt_tokens)
-            start, end = max(row.start, states.start), min(row.end, states.stop)
-            if row.start <= states.start:  # after a preemption it is read anew: older steps add to what was read then
+            places = reading.states(sequence.num_prompt_tokens)
+            start, end = max(row.start, places.start), min(row.end, places.stop)
+            if row.start <= places.start:  # after a preemption it is read anew: older steps add to what was read then
                 self._gathered[sequence.seq_id] = _Pool(reading) if isinstance(reading, PooledVector) else _Scores()
             if start >= end:
                 continue
-            offset = first_tokens[index] - row.start
+            offset = states.first_tokens[index] - row.start
             gathered = self._gathered[sequence.seq_id]
             if isinstance(gathered, _Pool):
                 with late.guard(index):
-                    gathered.add(model.normed(hidden[offset + start : offset + end]))
+                    gathered.add(states.model.normed(states.hidden[offset + start : offset + end]))
             else:
                 scored.append(_Span(index, row, gathered, start, end, offset))
-        _score(scored, hidden, adapted, model, late)
+        _score(scored, states, late)
         for index, row in wanted:
             if row.end == row.sequence.num_prompt_tokens:
                 gathered = self._gathered.pop(row.sequence.seq_id)
@@ -99,9 +87,7 @@ def _ending(gathered: _Gathered, index: int, output: RunnerOutput, request_id: s
     return take_in
 
 
-def _score(
-    spans: Sequence[_Span], hidden: Tensor, adapted: AdaptedRows | None, model: CausalModel, late: LateResults
-) -> None:
+def _score(spans: Sequence[_Span], states: StepStates, late: LateResults) -> None:
     """Look up how likely tokens are, each by the logits of the one before it, those of all prompts together."""
     if not spans:
         return
@@ -110,9 +96,8 @@ def _score(
     tiles: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(positions), LOGITS_TILE):
         tile = slice(start, start + LOGITS_TILE)
-        own = None if adapted is None else adapted.of_logits(positions[tile])
         # No name holds the logits, which go before those of the next tile come.
-        tiles.append(_look_up(model.logits(select_rows(hidden, positions[tile]), own), targets[tile], waits=late.waits))
+        tiles.append(_look_up(states.logits(positions[tile]), targets[tile], waits=late.waits))
     copies, wanted, begin = HostCopies(*map(torch.cat, zip(*tiles, strict=True))), np.array(targets), 0
     for span in spans:
         end = begin + span.end - span.start

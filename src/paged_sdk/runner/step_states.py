@@ -1,0 +1,38 @@
+"""Holds the hidden states that a step has computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.sampling.candidates import select_rows
+
+__all__ = ["StepStates"]
+
+
+@frozen(eq=False, kw_only=True)
+class StepStates:
+    """Holds the hidden states of a step's tokens, and computes logits of them: whoever needs some gets them through the
+    adapter that their tokens go through.
+
+    :ivar hidden: of all tokens, ``[num_tokens, hidden_size]``
+    :ivar first_tokens: the index of each row's first token among them
+    :ivar adapted: which adapter each of them goes through; None: none does
+    """
+
+    model: CausalModel
+    hidden: Tensor
+    first_tokens: Sequence[int]
+    adapted: AdaptedRows | None = None
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """Compute the logits of some tokens, float32 ``[len(tokens), vocab_size]``.
+
+        :param tokens: their indices, ascending
+        """
+        own = None if self.adapted is None else self.adapted.of_logits(tokens)
+        return self.model.logits(select_rows(self.hidden, tokens), own)
