@@ -35,6 +35,19 @@ class Meeting(dict[str, Guest]):
         super().__setitem__(key, value)
 
 
+class Interrupted(dict[str, Guest]):
+    """Has another thread do something before the first is taken out of it."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.acts = [act]
+
+    def popitem(self) -> tuple[str, Guest]:
+        if self.acts:
+            self.acts.pop()()
+        return super().popitem()
+
+
 @pytest.mark.parametrize("ends", ["the absence has lasted too long", "the model is closed"])
 def test_whoever_comes_while_the_others_are_told_is_told_too(ends: str) -> None:
     later: list[Callable[[], object]] = []
@@ -47,7 +60,7 @@ def test_whoever_comes_while_the_others_are_told_is_told_too(ends: str) -> None:
         else:
             later[0]()
 
-    room._waiting = Meeting(end)
+    room._absence.waiting = Meeting(end)
     early, late = Guest("early"), Guest("late")
     assert room.put(early)
     waits = room.put(late)
@@ -64,3 +77,20 @@ def test_they_leave_as_they_came() -> None:
     assert room.discard("b")
     assert list(room.leave()) == [guests[0], guests[2]]
     assert not room.discard("a")
+
+
+def test_nobody_ends_with_an_absence_after_which_a_replica_has_come() -> None:
+    later: list[Callable[[], object]] = []
+    room = WaitingRoom[Guest](1.0, lambda seconds, act: later.append(act), limit=4)
+    first, second = Guest("first"), Guest("second")
+
+    def a_replica_comes_and_goes() -> None:
+        assert list(room.leave()) == [first]
+        assert room.put(second)
+
+    room._absence.waiting = Interrupted(a_replica_comes_and_goes)
+    assert room.put(first)
+    later[0]()
+    assert room.is_open
+    assert not second.errors
+    assert room.discard("second")

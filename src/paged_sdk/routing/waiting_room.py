@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
+from attrs import define, field
+
 from paged_sdk.errors import EngineDeadError, QueueFullError
 from paged_sdk.scheduler.request import Request
 
@@ -46,26 +48,23 @@ class WaitingRoom(Generic[GuestT]):
         self._seconds = seconds
         self._limit = limit
         self._call_later = call_later
-        self._waiting: dict[str, GuestT] = {}
-        self._num_absences = 0
-        self._is_absence = False
-        self._is_over = not seconds
+        self._absence = _Absence[GuestT](is_over=not seconds)
 
     @property
     def is_open(self) -> bool:
         """Tell whether requests may wait."""
-        return not self._is_over
+        return not self._absence.is_over
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._absence.waiting)
 
     def begin(self) -> None:
         """Take it that there is no replica any more. A second call does nothing."""
-        if self._is_absence or self._is_over:
+        absence = self._absence
+        if absence.has_begun or absence.is_over:
             return
-        self._is_absence = True
-        number = self._num_absences
-        self._call_later(self._seconds, lambda: self._give_up(number))
+        absence.has_begun = True
+        self._call_later(self._seconds, lambda: self._give_up(absence))
 
     def put(self, guest: GuestT) -> bool:
         """Have a request wait; False if it may not.
@@ -79,33 +78,47 @@ class WaitingRoom(Generic[GuestT]):
                 request_id=guest.request.request_id,
                 limit=self._limit,
             )
-        self._waiting[guest.request.request_id] = guest
+        self._absence.waiting[guest.request.request_id] = guest
         # Asked last: what is over by then has not heard of it, maybe.
         return self.is_open or not self.discard(guest.request.request_id)
 
     def leave(self) -> Iterable[GuestT]:
         """Take it that there is a replica again; return those that have waited."""
-        self._is_absence = False
-        self._is_over = not self._seconds
-        self._num_absences += 1
-        return self.empty()
+        ended, self._absence = self._absence, _Absence(is_over=not self._seconds)
+        return ended.empty()
 
     def discard(self, request_id: str) -> bool:
         """Know a request no more; False if it does not wait."""
-        return self._waiting.pop(request_id, None) is not None
+        return self._absence.waiting.pop(request_id, None) is not None
 
     def empty(self) -> Iterable[GuestT]:
         """Return those that have waited, which wait no more."""
+        return self._absence.empty()
+
+    def _give_up(self, absence: _Absence[GuestT]) -> None:
+        # Where a replica has come meanwhile, nobody looks at this absence any more, and nobody waits in it.
+        absence.is_over = True
+        for guest in absence.empty():
+            guest.fail_soon(EngineDeadError(f"no replica is running, and none has come within {self._seconds:g} s"))
+
+
+@define(eq=False)
+class _Absence(Generic[GuestT]):
+    """Is the time from one replica to the next.
+
+    :ivar is_over: it has lasted too long: nobody may wait any more
+    :ivar has_begun: there is no replica
+    :ivar waiting: requests by their ids
+    """
+
+    is_over: bool
+    has_begun: bool = False
+    waiting: dict[str, GuestT] = field(factory=dict)
+
+    def empty(self) -> Iterable[GuestT]:
         # One by one out of the same dict: whoever is put into it meanwhile is among them, or still there.
         waited: list[GuestT] = []
         with suppress(KeyError):  # it is empty
             while True:
-                waited.append(self._waiting.popitem()[1])
+                waited.append(self.waiting.popitem()[1])
         return reversed(waited)
-
-    def _give_up(self, number: int) -> None:
-        if number != self._num_absences:  # a replica has come meanwhile
-            return
-        self._is_over = True
-        for guest in self.empty():
-            guest.fail_soon(EngineDeadError(f"no replica is running, and none has come within {self._seconds:g} s"))
