@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from logging import getLogger
+from logging import LogRecord, getLogger
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -201,17 +202,25 @@ def _shrink_text(text: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from reporting that the text decoder was not in what it was given, and from showing a bar."""
+    """Keep transformers from reporting that the text decoder was not in what it was given, and from showing a bar.
+
+    The reports of other threads stay: one may load a model of its own meanwhile.
+    """
     from transformers.utils import logging
 
     reports: Any = logging  # parts of it have no annotations
     logger = getLogger("transformers.modeling_utils")
-    was, logger.disabled = logger.disabled, True
+    thread = get_ident()
+
+    def is_of_others(record: LogRecord) -> bool:
+        return get_ident() != thread
+
+    logger.addFilter(is_of_others)
     shows = reports.is_progress_bar_enabled()
     reports.disable_progress_bar()
     try:
         yield
     finally:
-        logger.disabled = was
+        logger.removeFilter(is_of_others)
         if shows:
             reports.enable_progress_bar()
