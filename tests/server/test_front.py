@@ -64,6 +64,49 @@ def test_a_bad_request_is_400_and_names_the_field(served: Serving, body: dict[st
     assert error["type"] == "invalid_request_error"
 
 
+STRICT: Final = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {"grammar": {"type": "regex", "value": "("}}, "grammar"),
+        ("chat/completions", {"grammar": {"type": "regex", "value": "("}, "stream": True}, "grammar"),
+        ("chat/completions", {"grammar": {"type": "lark", "value": ""}}, "grammar"),
+        (
+            "chat/completions",
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": STRICT, "strict": True}}]},
+            "tools",
+        ),
+        ("completions", {"prompt": "a", "grammar": {"type": "regex", "value": "("}}, "grammar"),
+        ("completions", {"prompt": "a", "grammar": {"type": "json_schema", "value": {"type": 1}}}, "grammar"),
+        (
+            "responses",
+            {"input": "a", "tools": [{"type": "function", "name": "f", "parameters": STRICT, "strict": True}]},
+            "tools",
+        ),
+        (
+            "responses",
+            {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 1}}}},
+            "text.format",
+        ),
+    ],
+)
+def test_a_constraint_that_cannot_be_is_named_as_the_path_has_it(
+    served: Serving, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = served.post(f"/v1/{path}", **body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_a_strict_tool_is_no_output_config(served: Serving) -> None:
+    tool = {"name": "f", "input_schema": STRICT, "strict": True}
+    response = served.post("/v1/messages", messages=HI, max_tokens=5, tools=[tool])
+    assert response.status_code == 400
+    assert "output_config" not in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "body", [b"{", b"[1]", b'{"a": NaN}', b"\xff", b'{"a": "\\ud800"}', b"[" * 100_000, b"1" * 5000]
 )

@@ -10,13 +10,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from paged_sdk import EngineDeadError, PagedError
-from paged_sdk.wire.problem import Problem, ProblemError, anthropic_error, openai_error, problem_of, responses_error
+from paged_sdk.wire.problem import (
+    Problem,
+    ProblemError,
+    anthropic_error,
+    completions_error,
+    openai_error,
+    problem_of,
+    responses_error,
+)
 
 __all__ = ["LOGGER_NAME", "path_of", "problem_for", "problem_response"]
 
 LOGGER_NAME: Final = "paged_sdk.server"
 
 BODIES: Final[Mapping[str, Callable[[Problem], dict[str, Any]]]] = {
+    "/v1/completions": completions_error,
     "/v1/messages": anthropic_error,
     "/v1/responses": responses_error,
 }

@@ -19,7 +19,7 @@ from paged_sdk import (
 from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
 from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
-from paged_sdk.wire.problem import Problem, openai_error
+from paged_sdk.wire.problem import Problem, completions_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
 __all__ = ["COMPLETION", "CompletionCall", "TokenIds", "read_completion"]
@@ -124,7 +124,7 @@ class _TextWriter:
         return "data: [DONE]\n\n"
 
     def failed(self, problem: Problem) -> str:
-        return event(openai_error(problem))
+        return event(completions_error(problem))
 
 
 def read_completion(value: object) -> CompletionCall:

@@ -24,6 +24,7 @@ __all__ = [
     "Problem",
     "ProblemError",
     "anthropic_error",
+    "completions_error",
     "openai_error",
     "problem_of",
     "responses_error",
@@ -44,6 +45,14 @@ WIRE_NAMES: Final[Mapping[str, str]] = {
     "truncation": "truncate_sequence",
 }
 """Maps names of the SDK's settings to those of fields."""
+
+CONSTRAINT_NAMES: Final[Mapping[str, str]] = {
+    "lark": "grammar",
+    "llguidance": "grammar",
+    "regex": "grammar",
+    "tools": "tools",
+}
+"""Maps kinds of constraints to the fields of chat completions that say them; a JSON schema is a response's format."""
 
 OF_DRY: Final = ("multiplier", "base", "allowed_length")
 
@@ -86,7 +95,7 @@ def problem_of(error: Exception) -> Problem:
         case ConfigError():
             return _of_field(error, error.setting)
         case ConstraintError():
-            return Problem(status=400, message=str(error), param="response_format")
+            return Problem(status=400, message=str(error), param=CONSTRAINT_NAMES.get(error.kind, "response_format"))
         case AdapterError():
             return Problem(status=400, message=str(error))
         case QueueFullError():
@@ -131,6 +140,11 @@ def anthropic_error(problem: Problem) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
+def completions_error(problem: Problem) -> dict[str, Any]:
+    """Return the body that OpenAI's API has for a problem of a plain text, which has no format."""
+    return openai_error(_renamed(problem, COMPLETIONS_NAMES))
+
+
 def responses_error(problem: Problem) -> dict[str, Any]:
     """Return the body that OpenAI's responses API has for a problem."""
     return openai_error(responses_problem(problem))
@@ -150,6 +164,9 @@ def _renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
         message = names[param] + message[len(param) :]
     return evolve(problem, message=message, param=names[param])
 
+
+COMPLETIONS_NAMES: Final[Mapping[str, str]] = {"response_format": "grammar"}
+"""Maps names of the fields of chat completions to those of plain texts."""
 
 RESPONSES_NAMES: Final[Mapping[str, str]] = {
     "max_tokens": "max_output_tokens",
