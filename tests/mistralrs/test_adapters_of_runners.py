@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 from attrs import evolve
 
 import tiny
 from adapter_files import write_adapter
-from paged_sdk import ConfigError, InvalidRequestError
+from paged_sdk import AdapterInfo, BlockingModel, ConfigError, InvalidRequestError
 from paged_sdk.mistralrs import (
     Architecture,
     ChatCompletionRequest,
@@ -25,6 +26,7 @@ from paged_sdk.mistralrs import (
     Runner,
     Which,
 )
+from paged_sdk.mistralrs.generations import AdapterLimits, Generations
 
 REQUEST: ChatCompletionRequest[Literal[False]] = ChatCompletionRequest("Hello!", "default", max_tokens=12)
 
@@ -145,6 +147,52 @@ def test_requests_of_many_threads_get_the_content_that_they_say(runner: Runner, 
     status = runner.lora_adapter_status()
     assert [generation.active_leases for generation in status.generations] == [0, 0]
     assert status.retired_generations == 0
+
+
+class Contents:
+    """Stands in for a model that has adapters: each content is a letter, whose digest is the same letter."""
+
+    def __init__(self) -> None:
+        self.digests = {"one": "a" * 64}
+        self._loaded = {"one"}
+
+    @property
+    def adapter_infos(self) -> tuple[AdapterInfo, ...]:
+        return tuple(AdapterInfo(name=name, digest=self.digests[name], rank=1, num_bytes=1) for name in [*self._loaded])
+
+    def load_adapter(self, path: str, *, name: str) -> None:
+        self.digests[name] = path * 64
+        self._loaded = {*self._loaded, name}
+
+    def unload_adapter(self, name: str) -> None:
+        self._loaded = self._loaded - {name}
+
+
+def test_a_content_is_selected_by_its_own_name_at_any_moment() -> None:
+    contents, ended = Contents(), threading.Event()
+    model, generations = cast(BlockingModel, contents), Generations({"one": "a"}, AdapterLimits())
+
+    def replace() -> None:
+        turn = 0
+        while not ended.is_set():
+            turn += 1
+            generations.load(model, "one", "ab"[turn % 2], is_replaced=True, expected=None)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            replacing = thread.submit(replace)
+            try:
+                for _ in range(2000):
+                    selected = generations.select(model, "one")
+                    assert selected is not None
+                    assert contents.digests[selected.name] == selected.generation
+            finally:
+                ended.set()
+            replacing.result()
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_what_cannot_be_done_has_a_code(runner: Runner, adapters: list[str], tmp_path: Path) -> None:

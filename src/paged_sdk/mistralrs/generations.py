@@ -73,10 +73,7 @@ class Generations:
 
     def infos(self, model: BlockingModel) -> list[LoraAdapterInfo]:
         """Return what each alias stands for."""
-        loaded = {info.name: info for info in model.adapter_infos}
-        with self._lock:
-            names = dict(self._names)
-            return [_info(alias, self._sources[name], loaded[name]) for alias, name in names.items() if name in loaded]
+        return [info for _, info in self._named_infos(model)]
 
     def select(self, model: BlockingModel, adapter: str | LoraAdapterGeneration | None) -> Selected | None:
         """Return the adapter that a request names; None: it names none.
@@ -85,14 +82,11 @@ class Generations:
         """
         if adapter is None:
             return None
-        infos = self.infos(model)
-        for info in infos:
+        named = self._named_infos(model)
+        for name, info in named:
             if adapter in (info.alias, info.exact()):
-                with self._lock:
-                    name = self._names.get(info.alias)
-                if name is not None:
-                    return Selected(name, info.generation)
-        aliases = ", ".join(info.alias for info in infos)
+                return Selected(name, info.generation)
+        aliases = ", ".join(info.alias for _, info in named)
         raise InvalidRequestError.of(
             "adapter", adapter, f"one of {aliases}" if aliases else "None: no adapter is loaded"
         )
@@ -217,6 +211,19 @@ class Generations:
         for info in model.adapter_infos:
             for code in self._exceeded(model, info):
                 raise _error(code, "adapters", info.name, f"nothing beyond {self._limits}")
+
+    def _named_infos(self, model: BlockingModel) -> list[tuple[str, LoraAdapterInfo]]:
+        """Return what each alias stands for, with the model's name for it.
+
+        All of it is of one moment: at any time an alias goes over to another content.
+        """
+        with self._lock:
+            loaded = {info.name: info for info in model.adapter_infos}
+            return [
+                (name, _info(alias, self._sources[name], loaded[name]))
+                for alias, name in self._names.items()
+                if name in loaded
+            ]
 
     def _new_name(self, alias: str) -> str:
         """Return a name that no content has had, since requests may still hold what a name stood for. No alias, which
