@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +16,20 @@ from attrs import evolve
 
 import tiny
 from adapter_files import write_adapter
-from paged_sdk import AdapterInfo, BlockingModel, ConfigError, InvalidRequestError
+from paged_sdk import (
+    AdapterInfo,
+    BlockingModel,
+    CalledFunction,
+    ChatCompletionResponse,
+    Choice,
+    ConfigError,
+    InvalidRequestError,
+    RequestBuilder,
+    ResponseMessage,
+    ToolCallResponse,
+    Usage,
+)
+from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.mistralrs import (
     Architecture,
     ChatCompletionRequest,
@@ -26,6 +41,7 @@ from paged_sdk.mistralrs import (
     Runner,
     Which,
 )
+from paged_sdk.mistralrs.answers import Answers
 from paged_sdk.mistralrs.generations import AdapterLimits, Generations
 
 REQUEST: ChatCompletionRequest[Literal[False]] = ChatCompletionRequest("Hello!", "default", max_tokens=12)
@@ -193,6 +209,79 @@ def test_a_content_is_selected_by_its_own_name_at_any_moment() -> None:
             replacing.result()
     finally:
         sys.setswitchinterval(before)
+
+
+class Calling(Contents):
+    """Calls a tool, and then says the letter of the content that it is asked through."""
+
+    generation_defaults = GenerationDefaults()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unloaded = threading.Event()
+
+    def unload_adapter(self, name: str) -> None:
+        super().unload_adapter(name)
+        self.unloaded.set()
+
+    def send_chat_request(self, request: RequestBuilder) -> ChatCompletionResponse:
+        adapter = request.options.adapter
+        if adapter not in self._loaded:
+            raise InvalidRequestError.of("adapter", adapter, "one that is loaded")
+        is_told = request.messages[-1].role.value == "tool"
+        call = ToolCallResponse(index=0, id="c", function=CalledFunction(name="weather", arguments="{}"))
+        message = ResponseMessage(
+            content=self.digests[adapter][0] if is_told else "", tool_calls=() if is_told else (call,)
+        )
+        return ChatCompletionResponse(
+            id="r",
+            choices=(Choice(finish_reason="stop", index=0, message=message),),
+            created=0,
+            model="calling",
+            usage=Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2),
+        )
+
+
+def test_a_content_stays_while_tools_are_run_for_a_request_through_it() -> None:
+    calling = Calling()
+    model, generations = cast(BlockingModel, calling), Generations({"one": "a"}, AdapterLimits())
+    told, replacing = [], []
+
+    def weather(name: str, arguments: dict[str, Any]) -> str:
+        told.append(name)
+        replacing.append(thread.submit(generations.load, model, "one", "b", is_replaced=True, expected=None))
+        while generations.infos(model)[0].generation != "b" * 64:
+            time.sleep(0.001)
+        calling.unloaded.wait(0.1)
+        return "20 degrees"
+
+    answers = Answers(lambda: model, generations, {"weather": weather}, seed=None)
+    schema = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    with ThreadPoolExecutor(1) as thread:
+        response = answers.chat(evolve(REQUEST, adapter="one", tool_schemas=[json.dumps(schema)]))
+        replaced = [each.result().generation for each in replacing]
+    assert not isinstance(response, ChatCompletionStream)
+    assert (response.choices[0].message.content, response.adapter_generation) == ("a", "a" * 64)
+    assert (told, replaced) == (["weather"], ["b" * 64])
+    assert calling.unloaded.is_set()
+    (left,) = generations.status(model).generations
+    assert (left.generation, left.active_leases) == ("b" * 64, 0)
+
+
+def test_a_tool_may_replace_the_content_that_it_is_run_for() -> None:
+    calling = Calling()
+    model, generations = cast(BlockingModel, calling), Generations({"one": "a"}, AdapterLimits())
+
+    def weather(name: str, arguments: dict[str, Any]) -> str:
+        if not calling.unloaded.is_set():
+            generations.load(model, "one", "b", is_replaced=True, expected=None)
+        return "20 degrees"
+
+    answers = Answers(lambda: model, generations, {"weather": weather}, seed=None)
+    schema = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    response = answers.chat(evolve(REQUEST, adapter="one", tool_schemas=[json.dumps(schema)]))
+    assert not isinstance(response, ChatCompletionStream)
+    assert (response.choices[0].message.content, response.adapter_generation) == ("b", "b" * 64)
 
 
 def test_what_cannot_be_done_has_a_code(runner: Runner, adapters: list[str], tmp_path: Path) -> None:

@@ -57,11 +57,13 @@ class Generations:
     def __init__(self, sources: Mapping[str, str], limits: AdapterLimits) -> None:
         self._limits: Final = limits
         self._lock: Final = threading.RLock()  # a stream that is collected while it is held lets its lease go
+        self._answered: Final = threading.Condition(self._lock)
         self._loading: Final = threading.Lock()  # one change after the other: an adapter is compared with what there is
         self._names: dict[str, str] = {alias: alias for alias in sources}
         self._sources: dict[str, str] = dict(sources)  # by the model's names
         self._initial: Final = dict(sources)
         self._leases: Counter[str] = Counter()
+        self._answering: Counter[tuple[str, int]] = Counter()  # by the model's name, and the thread that answers
         self._retiring: dict[str, AdapterInfo] = {}
         self._num_names = 0
 
@@ -93,11 +95,24 @@ class Generations:
 
     @contextmanager
     def leased(self, selected: Selected | None) -> Iterator[None]:
-        """Note that a request goes through an adapter, meanwhile."""
+        """Note that the calling thread answers a request through an adapter, whose content stays meanwhile: between two
+        answers of the model, while tools are run, the engine knows nothing of the request.
+        """
+        if selected is None:
+            yield
+            return
         self.lease(selected)
+        use = selected.name, threading.get_ident()
+        with self._lock:
+            self._answering[use] += 1
         try:
             yield
         finally:
+            with self._answered:
+                self._answering[use] -= 1
+                if not self._answering[use]:
+                    del self._answering[use]
+                self._answered.notify_all()
             self.release(selected)
 
     def lease(self, selected: Selected | None) -> None:
@@ -149,9 +164,9 @@ class Generations:
                 old = self._names.get(alias)
                 self._names[alias] = name
                 self._sources[name] = str(adapter_dir)
-            if before is not None and old is not None:
-                self._retire(model, old)
-            return _info(alias, str(adapter_dir), info)
+        if before is not None and old is not None:
+            self._retire(model, old)
+        return _info(alias, str(adapter_dir), info)
 
     def unload(self, model: BlockingModel, alias: str, expected: str | None) -> LoraAdapterInfo:
         """Have an alias stand for nothing, and wait for the requests under way.
@@ -166,8 +181,8 @@ class Generations:
             self._compare(before, expected, alias)
             with self._lock:
                 name = self._names.pop(alias)
-            self._retire(model, name)
-            return before
+        self._retire(model, name)
+        return before
 
     def status(self, model: BlockingModel) -> LoraRuntimeStatus:
         """Return which adapters there are, and what they take."""
@@ -250,10 +265,18 @@ class Generations:
             yield "lora_byte_limit_exceeded"
 
     def _retire(self, model: BlockingModel, name: str) -> None:
+        """Free a content that no alias stands for, once those requests have ended that are answered through it. One
+        that the calling thread answers, which has a tool do this, is not waited for.
+
+        Others may be changed meanwhile: a tool of such a request may be about to.
+        """
+        own = threading.get_ident()
         info = next(info for info in model.adapter_infos if info.name == name)
         with self._lock:
             self._retiring[name] = info
         try:
+            with self._answered:
+                self._answered.wait_for(lambda: all(use != name or by == own for use, by in self._answering))
             model.unload_adapter(name)
         finally:
             with self._lock:
