@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +47,7 @@ from paged_sdk.mistralrs.generations import AdapterLimits, Generations
 from paged_sdk.mistralrs.residence import Residence
 from paged_sdk.mistralrs.settings import paged_settings
 from paged_sdk.testing import fake_model
+from paged_sdk.testing.fake_model import FakeModel
 
 QUESTION = [{"role": "user", "content": "Tell me a story about the Rust type system."}]
 
@@ -515,6 +517,29 @@ def test_callbacks_do_tools() -> None:
             runner.send_chat_completion_request(evolve(request, tool_schemas=[other]))
 
 
+def test_callbacks_do_no_tools_of_an_answer_that_is_cut_off() -> None:
+    told: list[str] = []
+
+    def weather(name: str, arguments: dict[str, Any]) -> str:
+        told.append(name)
+        return "20 degrees"
+
+    model = fake_model(CALL + "Hello!" * 1500, delay=0.001)
+    runner = runner_with(model, callbacks={"weather": weather})
+
+    def close_soon() -> None:
+        while model.stats().completion_tokens <= len(CALL):
+            time.sleep(0.001)
+        runner.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        closing = thread.submit(close_soon)
+        request = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER])
+        assert runner.send_chat_completion_request(request).choices[0].finish_reason == "canceled"
+        closing.result()
+    assert told == []
+
+
 def test_a_model_can_be_told_of_names_of_files_that_are_no_utf8() -> None:
     with runner_of(CALL, "That one.", callbacks={"weather": lambda name, arguments: "b\udcff.txt"}) as runner:
         request = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER])
@@ -534,10 +559,15 @@ def test_callbacks_end_at_their_bound() -> None:
 
 def runner_of(*texts: str, callbacks: Any) -> Runner:
     """Return a runner whose model says these texts."""
+    return runner_with(fake_model(*texts), callbacks=callbacks)
+
+
+def runner_with(model: FakeModel, *, callbacks: Any) -> Runner:
+    """Return a runner that has this model."""
     runner = Runner.__new__(Runner)
     runner._which = Which.Plain("fake")
     runner._generations = Generations({}, AdapterLimits())
-    runner._residence = Residence(lambda: BlockingModel(fake_model(*texts)))
+    runner._residence = Residence(lambda: BlockingModel(model))
     runner._answers = Answers(runner._residence.model, runner._generations, callbacks, seed=None)
     return runner
 

@@ -90,6 +90,29 @@ async def test_an_answer_without_calls_is_the_run() -> None:
 
 
 @pytest.mark.anyio
+async def test_calls_of_an_answer_that_is_cut_off_are_not_run() -> None:
+    ran: list[str] = []
+
+    def weather(city: str) -> str:
+        ran.append(city)
+        return "20 degrees"
+
+    said = call("weather", city="Paris")
+    async with fake_model(said + "Hello!" * 1500, delay=0.001) as model, anyio.create_task_group() as tasks:
+
+        async def close_soon() -> None:
+            while model.stats().completion_tokens <= len(said):
+                await anyio.sleep(0.001)
+            await model.aclose()
+
+        tasks.start_soon(close_soon)
+        run = await model.send_chat_with_tools(ASK.with_tools([weather]))
+        assert run.response.choices[0].finish_reason == "canceled"
+        assert [each.function.name for each in run.response.choices[0].message.tool_calls] == ["weather"]
+        assert ran == []
+
+
+@pytest.mark.anyio
 async def test_calls_of_one_answer_run_at_once_and_sync_ones_in_threads() -> None:
     both_are_there = threading.Barrier(2, timeout=10)
     told: contextvars.ContextVar[str] = contextvars.ContextVar("told")

@@ -31,7 +31,8 @@ OnToolError: TypeAlias = Literal["tell", "raise"]
 class ToolRun:
     """Holds what came of a request whose tools were run.
 
-    :ivar responses: the model's, in order; the last one calls no tool
+    :ivar responses: the model's, in order; the last one calls no tool, unless it was cut off: the model was closed amid
+        it, so that its finish reason is "canceled", and what it calls was not run
     :ivar messages: the turns after those of the request: calls, what tools answered, and the answer
     """
 
@@ -70,7 +71,7 @@ async def run_tools(
         responses.append(response)
         message = response.choices[0].message
         messages.append(Message.parse(message))
-        if not message.tool_calls:
+        if not message.tool_calls or response.choices[0].finish_reason == "canceled":  # nobody could answer to that
             return ToolRun(responses=tuple(responses), messages=tuple(messages))
         if len(responses) > max_rounds:
             raise ToolRoundsError(

@@ -36,8 +36,8 @@ def checked_callbacks(callbacks: object) -> Callbacks:
 class Rounds:
     """Does what a model calls, in the thread that waits for its answer, and knows what came of it.
 
-    An answer is the last one if it calls nothing, if it calls a tool without a callback, which the program does, or if
-    there were so many rounds before.
+    An answer is the last one if it calls nothing, if it was cut off since the model is closed, if it calls a tool
+    without a callback, which the program does, or if there were so many rounds before.
 
     :param request: the first one
     :param max_rounds: how often tools are run at most
@@ -55,7 +55,7 @@ class Rounds:
         self._responses.append(response)
         message = response.choices[0].message
         calls = message.tool_calls
-        is_over = len(self._responses) > self._max_rounds
+        is_over = len(self._responses) > self._max_rounds or response.choices[0].finish_reason == "canceled"
         if is_over or not calls or any(call.function.name not in self._callbacks for call in calls):
             return False
         self.request = self.request.add_messages(message, *self._answers(calls))
