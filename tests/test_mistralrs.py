@@ -540,6 +540,24 @@ def test_callbacks_do_no_tools_of_an_answer_that_is_cut_off() -> None:
     assert told == []
 
 
+def test_a_stream_that_is_closed_while_a_tool_runs_ends_there() -> None:
+    streams: list[ChatCompletionStream] = []
+
+    def weather(name: str, arguments: dict[str, Any]) -> str:
+        streams[0].close()
+        return "20 degrees"
+
+    model = fake_model(CALL, "It is warm.")
+    with runner_with(model, callbacks={"weather": weather}) as runner:
+        streams.append(
+            runner.send_chat_completion_request(
+                ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER], stream=True)
+            )
+        )
+        assert not any(chunk.choices[0].delta.content for chunk in streams[0])
+        assert len(model.requests) == 1
+
+
 def test_a_model_can_be_told_of_names_of_files_that_are_no_utf8() -> None:
     with runner_of(CALL, "That one.", callbacks={"weather": lambda name, arguments: "b\udcff.txt"}) as runner:
         request = ChatCompletionRequest(QUESTION, "default", tool_schemas=[WEATHER])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -100,6 +101,8 @@ class StreamedRounds:
         self._stream = send(rounds.request)
         self._calls: list[paged_sdk.ToolCallResponse] = []
         self._id: str | None = None
+        self._lock: Final = threading.Lock()
+        self._is_closed = False
 
     def __next__(self) -> paged_sdk.ChatCompletionChunkResponse:
         while True:
@@ -113,7 +116,10 @@ class StreamedRounds:
             shown = tuple(_choice(choice, calls, goes_on=goes_on) for choice in chunk.choices)
             if goes_on:
                 self._calls = []
-                self._stream = self._send(self._rounds.request)
+                with self._lock:
+                    if self._is_closed:  # by a tool, or by another thread while it ran
+                        raise StopIteration
+                    self._stream = self._send(self._rounds.request)
             if is_last and not goes_on:
                 return evolve(chunk, id=self._id, choices=shown, usage=self._rounds.whole().usage)
             if any(choice.delta.content or choice.delta.reasoning_content or choice.logprobs for choice in shown):
@@ -125,6 +131,8 @@ class StreamedRounds:
 
     def close(self) -> None:
         """End the request if it has not ended."""
+        with self._lock:
+            self._is_closed = True
         self._stream.close()
 
 
