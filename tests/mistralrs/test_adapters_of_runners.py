@@ -284,6 +284,26 @@ def test_a_tool_may_replace_the_content_that_it_is_run_for() -> None:
     assert (response.choices[0].message.content, response.adapter_generation) == ("b", "b" * 64)
 
 
+def test_tools_that_each_free_the_content_of_the_other_do_not_wait_for_ever() -> None:
+    calling = Calling()
+    model, generations = cast(BlockingModel, calling), Generations({"one": "a"}, AdapterLimits())
+    generations.load(model, "two", "b", is_replaced=False, expected=None)
+    both = threading.Barrier(2)
+
+    def answer(own: str, other: str) -> None:
+        with generations.leased(generations.select(model, own)):
+            both.wait(10)
+            generations.unload(model, other, None)
+
+    threads = [threading.Thread(target=answer, args=names, daemon=True) for names in (("one", "two"), ("two", "one"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
+    assert not calling.adapter_infos
+
+
 def test_what_cannot_be_done_has_a_code(runner: Runner, adapters: list[str], tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()
     load, unload = runner.load_lora_adapter, runner.unload_lora_adapter

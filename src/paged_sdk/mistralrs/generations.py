@@ -64,6 +64,7 @@ class Generations:
         self._initial: Final = dict(sources)
         self._leases: Counter[str] = Counter()
         self._answering: Counter[tuple[str, int]] = Counter()  # by the model's name, and the thread that answers
+        self._waiters: set[int] = set()  # threads that wait for such answers
         self._retiring: dict[str, AdapterInfo] = {}
         self._num_names = 0
 
@@ -264,19 +265,30 @@ class Generations:
         if sum(each.num_bytes for each in model.adapter_infos) > self._limits.max_bytes:
             yield "lora_byte_limit_exceeded"
 
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Note that the calling thread, which holds the lock, waits for answers."""
+        own = threading.get_ident()
+        self._waiters.add(own)
+        self._answered.notify_all()
+        try:
+            yield
+        finally:
+            self._waiters.discard(own)
+
     def _retire(self, model: BlockingModel, name: str) -> None:
         """Free a content that no alias stands for, once those requests have ended that are answered through it. One
-        that the calling thread answers, which has a tool do this, is not waited for.
+        that the calling thread answers, which has a tool do this, is not waited for, nor one whose thread waits here:
+        two tools that each free the other's would wait for ever.
 
         Others may be changed meanwhile: a tool of such a request may be about to.
         """
-        own = threading.get_ident()
         info = next(info for info in model.adapter_infos if info.name == name)
         with self._lock:
             self._retiring[name] = info
         try:
-            with self._answered:
-                self._answered.wait_for(lambda: all(use != name or by == own for use, by in self._answering))
+            with self._answered, self._waiting():
+                self._answered.wait_for(lambda: all(use != name or by in self._waiters for use, by in self._answering))
             model.unload_adapter(name)
         finally:
             with self._lock:
