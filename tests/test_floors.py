@@ -151,6 +151,7 @@ STATE_OF_THE_PROCESS: Final = {
     "kernels/native/library.py: available_levels": "what the processor can run stays the same",
     "kernels/native/library.py: load": "the loaded library, which nothing changes",
     "kernels/paged_attention_layer.py: _fastest_prefill": "timings: a user's layers have no object in common",
+    "kernels/torch_threads.py: _ONE_AT_A_TIME": "torch has one number for threads that it has not met, per process",
     "kernels/triton/availability.py: num_multiprocessors": "a property of the device",
     "kernels/triton/availability.py: why_not": "a property of the device",
     "kernels/triton/kv_cache.py: _address_table": "a function of addresses alone; a CUDA graph cannot record its copy",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -70,21 +69,3 @@ def test_a_thread_gets_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == []
     prepare_thread(torch.device("cuda", 1), 3)
     assert chosen == [3, before, torch.device("cuda", 1), "cuBLAS"]
-
-
-def test_a_threads_number_of_threads_is_its_own() -> None:
-    def of_a_thread(body: Callable[[], object]) -> int:
-        found: list[int] = []
-
-        def run() -> None:
-            body()
-            found.append(torch.get_num_threads())
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        return found[0]
-
-    before = torch.get_num_threads()
-    assert of_a_thread(lambda: prepare_thread(CPU, before + 1)) == before + 1
-    assert of_a_thread(lambda: None) == torch.get_num_threads() == before

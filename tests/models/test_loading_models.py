@@ -20,7 +20,7 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.loading import load_model, reload_model
+from paged_sdk.models.loading import load_model, loading_threads, reload_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
@@ -371,3 +371,15 @@ def test_fp8_cache_follows_the_exact_one() -> None:
     )
     error = (rounded - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     assert 0.001 < error < 0.15
+
+
+def test_layers_that_load_at_once_have_one_thread_each() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 2)
+    try:
+        with loading_threads(2) as pool:
+            numbers = [pool.submit(torch.get_num_threads).result() for _ in range(4)]
+        assert numbers == [1, 1, 1, 1]
+        assert torch.get_num_threads() == before + 2
+    finally:
+        torch.set_num_threads(before)

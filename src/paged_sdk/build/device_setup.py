@@ -14,6 +14,7 @@ import torch
 
 from paged_sdk.errors import OutOfMemoryError, PagedError
 from paged_sdk.files import is_file
+from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.runner.device import address_space, device_memory
 
 __all__ = ["alone_on", "memory_must_do", "memory_must_do_to", "prepare_thread", "weights_must_fit"]
@@ -48,12 +49,7 @@ def prepare_thread(device: torch.device, num_threads: int | None) -> None:
     :param num_threads: how many CPU threads one of torch's operations uses; None: torch's choice
     """
     if num_threads is not None:
-        before = torch.get_num_threads()
-        torch.set_num_threads(num_threads)
-        # Threads that are started later would take the number over: for them it is set back, on a thread of its own.
-        others = threading.Thread(target=torch.set_num_threads, args=(before,))
-        others.start()
-        others.join()
+        use_threads(num_threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         make_handle: Callable[[], int] = torch.cuda.current_blas_handle  # it has no annotations

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -18,20 +17,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from paged_sdk.build.device_setup import prepare_thread
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import load
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.quantize import quantize_blocks_reference
 from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
+from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.processors import usable_processors
 from paged_sdk.weights.gguf_export import GgufMatrix
 from paged_sdk.weights.gguf_mixtures import PLAIN_TYPES
 
 __all__ = ["TensorEncoder", "tensor_encoder"]
 
-_CPU: Final = torch.device("cpu")
 _ELEMENTS_AT_ONCE: Final = 1 << 18  # 1 MiB of float32: enough that a call takes no part of the time
 _MOST_THREADS: Final = 16  # one writes what they make
 _LARGEST_F16: Final = 65504.0
@@ -94,7 +92,7 @@ def tensor_encoder() -> Iterator[TensorEncoder]:
     """Give an encoder, whose threads are gone when the block ends."""
     threads = min(usable_processors(), _MOST_THREADS)
     with ThreadPoolExecutor(
-        threads, thread_name_prefix="paged-sdk encode", initializer=partial(prepare_thread, _CPU, 1)
+        threads, thread_name_prefix="paged-sdk encode", initializer=use_threads, initargs=(1,)
     ) as pool:
         yield TensorEncoder(pool, threads)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from attrs import evolve
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.config_fields import ConfigFields
@@ -226,32 +226,18 @@ class _ThisThread(Executor):
 def loading_threads(count: int) -> Iterator[Executor]:
     """Return an executor with so many threads, which are gone when the block ends; after an error of the block, what
     has not begun is not done.
+
+    torch's operations of these threads use no other ones: as many layers are loaded at once as there are threads, and
+    where the machine is busy each operation would wait for the slowest.
     """
     pool: Executor = _ThisThread()
     if count > 1:
-        name, before = "paged-sdk load", torch.get_num_threads()
-        pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=_work_alone, initargs=(before,))
+        name = "paged-sdk load"
+        pool = ThreadPoolExecutor(count, thread_name_prefix=name, initializer=use_threads, initargs=(1,))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _work_alone(others: int) -> None:
-    """Have torch's operations of this thread use no other ones: as many layers are loaded at once as there are threads,
-    and where the machine is busy each operation would wait for the slowest.
-
-    :param others: the number that threads that are started later are to have
-    """
-    torch.set_num_threads(1)
-    # They take over what was set last, wherever that was.
-    setting_back = threading.Thread(target=torch.set_num_threads, args=(others,))
-    try:
-        setting_back.start()
-    except RuntimeError:  # no more threads can be started
-        torch.set_num_threads(others)
-    else:
-        setting_back.join()
 
 
 def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
