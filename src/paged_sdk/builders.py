@@ -262,8 +262,7 @@ class _ModelBuilder(ABC):
         :param name: what requests call it; None: the last part of the path, without ``.gguf``
         :raises ConfigError: another adapter has that name
         """
-        location = path_text("with_adapter", path, "a path or a hub id")
-        source = AdapterSource.of(location, name)
+        source = AdapterSource.of("with_adapter", path, name)
         return self._with(adapters=(*self.settings.adapters, source))
 
     def with_token_healing(self) -> Self:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from paged_sdk.config.build import AdapterSource
-from paged_sdk.config.checks import path_text
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.threads import in_own_thread
@@ -78,11 +77,10 @@ class LoadedAdapters:
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         """Do what :meth:`Model.load_adapter` says."""
-        location = path_text("load_adapter", path, "a path or a hub id")
-        source = AdapterSource.of(location, name)
+        source = AdapterSource.of("load_adapter", path, name)
         bank = self._bank
         if bank is None:
-            raise ConfigError.of("load_adapter", location, "a model with weights, which this one has none of")
+            raise ConfigError.of("load_adapter", source.location, "a model with weights, which this one has none of")
         self._worker.check()
         with self._lock:
             if source.name in self._uses:
@@ -90,7 +88,7 @@ class LoadedAdapters:
             self._uses[source.name] = None
         number = None
         try:
-            fitted = await in_own_thread(partial(bank.read, location), "to read an adapter in")
+            fitted = await in_own_thread(partial(bank.read, source.location), "to read an adapter in")
             with anyio.CancelScope(shield=True):  # it takes a step, and would be in the bank for good
                 number = await self._worker.call(partial(_add, bank, fitted))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from paged_sdk.config.checks import (
     is_optional_slowdown,
     is_unicode,
     name_of,
+    path_text,
     plain,
 )
 from paged_sdk.config.images import ImageLimits
@@ -119,11 +121,15 @@ class AdapterSource:
     name: str = field(validator=IsText())
 
     @classmethod
-    def of(cls, location: str, name: str | None) -> AdapterSource:
+    def of(cls, setting: str, path: str | PathLike[str], name: str | None) -> AdapterSource:
         """Make it of what a user says.
 
-        :param name: None: the last part of the location
+        :param setting: where it is said, for errors
+        :param path: a path, or a hub id
+        :param name: None: the last part of the path
+        :raises ConfigError: it is no path
         """
+        location = path_text(setting, path, "a path or a hub id")
         return cls(location, Path(location).name.removesuffix(".gguf") if name is None else name)
 
 

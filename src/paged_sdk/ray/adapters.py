@@ -5,7 +5,6 @@ from __future__ import annotations
 from os import PathLike
 
 from paged_sdk.config.build import AdapterSource
-from paged_sdk.config.checks import path_text
 from paged_sdk.routing.adapters import ReplicaAdapters
 from paged_sdk.routing.routed_worker import Replica, RoutedWorker
 
@@ -21,7 +20,7 @@ class FleetAdapters(ReplicaAdapters):
         self._unloaded: set[str] = set()
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
-        source = AdapterSource.of(path_text("load_adapter", path, "a path or a hub id"), name)
+        source = AdapterSource.of("load_adapter", path, name)
         await super().load(path, name)
         self._loaded[source.name] = path
         self._unloaded.discard(source.name)

@@ -7,7 +7,6 @@ from os import PathLike
 from attrs import frozen
 
 from paged_sdk.config.build import AdapterSource
-from paged_sdk.config.checks import path_text
 from paged_sdk.errors import shown
 from paged_sdk.loaded_adapters import found_adapter
 from paged_sdk.remote.engine import RemoteEngine
@@ -37,7 +36,7 @@ class RemoteAdapters:
         return found_adapter(self.engine.adapters, name)
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
-        source = AdapterSource.of(path_text("load_adapter", path, "a path or a hub id"), name)
+        source = AdapterSource.of("load_adapter", path, name)
         await self.engine.ask(LoadAdapter(source.location, source.name), undo=UnloadAdapter(source.name))
 
     async def unload(self, name: str) -> None:

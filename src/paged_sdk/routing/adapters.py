@@ -8,7 +8,6 @@ from os import PathLike
 import anyio
 
 from paged_sdk.config.build import AdapterSource
-from paged_sdk.config.checks import path_text
 from paged_sdk.errors import ConfigError, EngineDeadError, ModelClosedError
 from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.routing.routed_worker import Replica, RoutedWorker, none_runs
@@ -41,7 +40,7 @@ class ReplicaAdapters:
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         """Load an adapter everywhere, or nowhere."""
         self._worker.check()
-        source = AdapterSource.of(path_text("load_adapter", path, "a path or a hub id"), name)
+        source = AdapterSource.of("load_adapter", path, name)
         done: list[Replica] = []
         try:
             for replica in self._living():
