@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -221,11 +222,11 @@ class RemoteEngine:
     def _take_output(self, output: Output) -> None:
         if output.stats is not None:
             self._stats = output.stats
-        outboxes: dict[OutputLoop, Outbox] = {}
+        outboxes: defaultdict[OutputLoop, Outbox] = defaultdict(Outbox)
         for number, index, token_ids in zip(output.numbers, output.indices, output.token_ids, strict=True):
             live = self._live.get(number)
             if live is not None:
-                outbox = outboxes.get(live.subscription.loop) or outboxes.setdefault(live.subscription.loop, Outbox())
+                outbox = outboxes[live.subscription.loop]
                 outbox.listeners.append(live.subscription)
                 outbox.indices.append(index)
                 outbox.token_ids.append(list(token_ids))
@@ -246,8 +247,7 @@ class RemoteEngine:
                 self._forget(number)
             if event.error is not None:
                 event = evolve(event, error=request_failure(event.error, live.request_id))
-            outbox = outboxes.get(live.subscription.loop) or outboxes.setdefault(live.subscription.loop, Outbox())
-            outbox.events.append((live.subscription, event))
+            outboxes[live.subscription.loop].events.append((live.subscription, event))
         for loop, outbox in outboxes.items():
             self._hand_over(loop, outbox)
 
