@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
-from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.event_loop import settled
 from paged_sdk.worker.worker import Worker
 
 if TYPE_CHECKING:  # it needs torch, which is loaded when a model is built
@@ -108,10 +109,10 @@ class LoadedAdapters:
             raise ConfigError.of(
                 "name", name, f"the name of a loaded adapter: {', '.join(self.names) or 'there is none'}"
             )
-        gone, loop = anyio.Event(), EventLoop()
+        gone: Future[None] = Future()
         with anyio.CancelScope(shield=True):  # else it would stay for good, without a name
-            await self._worker.call(partial(_retire, self._bank, use.number, partial(loop.call_soon, gone.set)))
-        await gone.wait()
+            await self._worker.call(partial(_retire, self._bank, use.number, gone))
+        await settled(gone)
 
 
 def found_adapter(uses: Mapping[str, AdapterUse | None], name: str | None) -> AdapterUse | None:
@@ -133,9 +134,9 @@ def _add(bank: AdapterBank, fitted: FittedAdapter, engine: Engine) -> int:
     return bank.take(fitted)
 
 
-def _retire(bank: AdapterBank, number: int, on_gone: partial[bool], engine: Engine) -> None:
+def _retire(bank: AdapterBank, number: int, gone: Future[None], engine: Engine) -> None:
     def let_go() -> None:
         bank.remove(number)
-        on_gone()
+        gone.set_result(None)
 
     engine.retire_adapter(number, let_go)

@@ -34,6 +34,7 @@ from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.routing.routed_worker import RoutedWorker
 from paged_sdk.routing.waiting_room import WaitingRoom
 from paged_sdk.threads import in_own_thread
+from paged_sdk.worker.event_loop import settled
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -249,7 +250,8 @@ async def in_loop(loop: RayLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a task in the loop of Ray's, from any other."""
     future = loop.start(coroutine)
     try:
-        return await _in_thread(future.result)
+        await settled(future)
+        return future.result()
     except BaseException:
         future.cancel()
         raise

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 
-import anyio
 from attrs import evolve, frozen
 
 from paged_sdk.config.isq import IsqType
@@ -38,7 +37,7 @@ from paged_sdk.remote.packing import pack, pack_processors, pack_request, unpack
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
-from paged_sdk.worker.event_loop import EventLoop, OutputLoop
+from paged_sdk.worker.event_loop import OutputLoop, settled
 from paged_sdk.worker.owner import Owner, closed_model
 from paged_sdk.worker.subscription import Subscriber
 
@@ -159,13 +158,11 @@ class RemoteEngine:
         self.check()
         number = next(self._numbers)
         future: Future[None] = Future()
-        done, loop = anyio.Event(), EventLoop()
-        future.add_done_callback(lambda _: loop.call_soon(done.set))
         self._asked[number] = future
         self._link.send(pack(Ask(number, operation)))
         self._sweep_if_ended()
         try:
-            await done.wait()
+            await settled(future)
         except BaseException:
             self._link.send(pack(Forsake(number)))
             if undo is not None:

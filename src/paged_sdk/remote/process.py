@@ -32,7 +32,7 @@ from paged_sdk.remote.packing import pack, unpack
 from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
 from paged_sdk.threads import in_own_thread, thread_must_start
-from paged_sdk.worker.event_loop import EventLoop
+from paged_sdk.worker.event_loop import settled
 from paged_sdk.worker.owner import Owner
 
 __all__ = ["EngineProcess", "ProcessModel", "Replied"]
@@ -139,9 +139,7 @@ class EngineProcess:
         :raises PagedError: what building it has raised there
         :raises ModelLoadError: the process has ended before
         """
-        done, loop = anyio.Event(), EventLoop()
-        self._built.add_done_callback(lambda _: loop.call_soon(done.set))
-        await done.wait()
+        await settled(self._built)
         return self._built.result()
 
     def send(self, parcel: Parcel) -> None:

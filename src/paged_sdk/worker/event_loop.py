@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import anyio.lowlevel
 
-__all__ = ["EventLoop", "OutputLoop", "Waiter"]
+__all__ = ["EventLoop", "OutputLoop", "Waiter", "settled"]
 
 
 class Waiter(Protocol):
@@ -70,6 +71,15 @@ class EventLoop:
 
     def __hash__(self) -> int:
         return id(self._token)
+
+
+async def settled(future: Future[Any]) -> None:
+    """Wait, without a thread, until another one has given a future its result or its error. It is left alone should the
+    waiting be cancelled.
+    """
+    done, loop = anyio.Event(), EventLoop()
+    future.add_done_callback(lambda _: loop.call_soon(done.set))
+    await done.wait()
 
 
 def _native_token() -> Any:

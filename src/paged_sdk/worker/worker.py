@@ -12,7 +12,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-import anyio
 from attrs import evolve
 
 from paged_sdk.config.isq import IsqType
@@ -24,7 +23,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.scheduler.request import Request
 from paged_sdk.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
-from paged_sdk.worker.event_loop import EventLoop, OutputLoop
+from paged_sdk.worker.event_loop import OutputLoop, settled
 from paged_sdk.worker.mailbox import Abort, Call, CallAlone, Close, Command, Mailbox, Submit, Wake
 from paged_sdk.worker.owner import Owner, closed_model
 from paged_sdk.worker.subscription import Subscriber
@@ -170,12 +169,9 @@ class Worker:
 
     async def _called(self, command: Call | CallAlone, future: Future[_T]) -> _T:
         self.check()
-        done = anyio.Event()
-        loop = EventLoop()
-        future.add_done_callback(lambda _: loop.call_soon(done.set))
         self._mailbox.put(command)
         self._sweep()
-        await done.wait()
+        await settled(future)
         return future.result()
 
     def close(self, *, drain: bool = False) -> None:
