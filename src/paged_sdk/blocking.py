@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from functools import partial
+from os import PathLike
 from types import TracebackType
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack
 
@@ -36,6 +36,7 @@ from paged_sdk.types.response import (
 )
 from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
+from paged_sdk.worker.owner import Owner, closed_model
 
 __all__ = ["BlockingChatStream", "BlockingCompletionStream", "BlockingModel", "BlockingStream"]
 
@@ -100,7 +101,7 @@ class BlockingModel:
     """
 
     def __init__(self, building: Awaitable[Model]) -> None:
-        self._pid = os.getpid()
+        self._owner = Owner()
         self._portal, thread = _start_portal()
         try:
             self._model = _run(self._portal, _await, building)
@@ -108,7 +109,7 @@ class BlockingModel:
             _stop_portal(self._portal, thread)
             raise
         # Runs at close(), at garbage collection or at interpreter exit, whichever comes first, and once.
-        self._finalizer = weakref.finalize(self, _close, self._pid, self._portal, thread, self._model)
+        self._finalizer = weakref.finalize(self, _close, self._owner, self._portal, thread, self._model)
 
     @property
     def name(self) -> str:
@@ -259,7 +260,7 @@ class BlockingModel:
         """Return what the loaded adapters are: their content's digests, ranks and sizes."""
         return self._model.adapter_infos
 
-    def load_adapter(self, path: str | os.PathLike[str], *, name: str | None = None) -> None:
+    def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
         """Load an adapter beside those that there are; see :meth:`Model.load_adapter`."""
         self._call(partial(self._model.load_adapter, path, name=name))
 
@@ -292,12 +293,9 @@ class BlockingModel:
         self.close()
 
     def _call(self, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
-        if os.getpid() != self._pid:
-            raise ModelClosedError(
-                f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
-            )
+        self._owner.check()
         if not self._finalizer.alive:
-            raise ModelClosedError("the model is closed: build another one")
+            raise closed_model()
         return _run(self._portal, function, *args)
 
 
@@ -354,11 +352,11 @@ def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
     thread.join()
 
 
-def _close(pid: int, portal: BlockingPortal, thread: threading.Thread, model: Model) -> None:
-    if os.getpid() != pid:  # in a forked child, the thread that would do it does not exist
+def _close(owner: Owner, portal: BlockingPortal, thread: threading.Thread, model: Model) -> None:
+    if not owner.is_here:  # in a forked child, the thread that would do it does not exist
         return
     if threading.current_thread() is thread:  # collected there as garbage: it cannot wait for itself
-        threading.Thread(target=_close, args=(pid, portal, thread, model), daemon=True).start()
+        threading.Thread(target=_close, args=(owner, portal, thread, model), daemon=True).start()
         return
     try:
         portal.call(model.aclose)

@@ -29,6 +29,7 @@ from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.threads import thread_must_start
+from paged_sdk.worker.owner import Owner
 
 __all__ = ["GROUP_LOST", "READY", "Assignment", "ChildRanks"]
 
@@ -86,7 +87,7 @@ class ChildRanks:
         self.group: Group = Group(0, size, self._explain)
         self._meeting = TemporaryDirectory(prefix="paged-sdk-")
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._owner = os.getpid()
+        self._owner = Owner()
         self._said = [b""] * size
         self._finalizer = weakref.finalize(self, _end, self._processes, self._meeting, self._owner, seconds=0.0)
         self._watcher: threading.Thread | None = None
@@ -229,7 +230,7 @@ def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> sub
 def _end(
     processes: Sequence[subprocess.Popen[bytes]],
     meeting: TemporaryDirectory[str],
-    owner: int,
+    owner: Owner,
     *,
     seconds: float,
     watcher: threading.Thread | None = None,
@@ -238,7 +239,7 @@ def _end(
 
     :param seconds: how long they may take to end by themselves
     """
-    if os.getpid() != owner:
+    if not owner.is_here:
         return
     limit = time.monotonic() + seconds
     for process in processes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol
@@ -12,6 +11,7 @@ from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.messages import END, WAY, StepWriter
 from paged_sdk.types.step import Step
+from paged_sdk.worker.owner import Owner
 
 __all__ = ["Followers", "Ranks"]
 
@@ -65,7 +65,7 @@ class Followers:
         self.group: Group = ranks.group
         self._ranks = ranks
         self._writer = StepWriter()
-        self._owner = os.getpid()
+        self._owner = Owner()
         self._is_open = True
 
     def watched(self, go_on: GoOn) -> GoOn:
@@ -114,7 +114,7 @@ class Followers:
 
         :param error: what has ended this process's part; None: nothing has
         """
-        if not self._is_open or self._owner != os.getpid():
+        if not self._is_open or not self._owner.is_here:
             return
         self._is_open = False
         seconds = 0.0
