@@ -28,10 +28,11 @@ from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf_export import GgufMatrix, gguf_architecture
 from paged_sdk.weights.gguf_mixtures import file_type
 from paged_sdk.weights.gguf_names import ARCHITECTURES
-from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, must_be_new, new_file, write_gguf_file
+from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
 from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.mmproj import Mmproj
 from paged_sdk.weights.mmproj_export import IMAGE_BREAK, ExportedEncoder, export_of, feature_layers
+from paged_sdk.weights.new_target import must_be_new, new_file
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["write"]

@@ -39,9 +39,10 @@ from paged_sdk.weights.gguf_file import GgufFile, open_gguf
 from paged_sdk.weights.gguf_mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf_source import GgufSource
 from paged_sdk.weights.gguf_tensor import GgufTensor
-from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, must_be_new, new_file, write_gguf_file
+from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
 from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance, write_importance
+from paged_sdk.weights.new_target import must_be_new, new_file
 
 __all__ = ["write"]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +19,8 @@ from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectu
 from paged_sdk.files import is_file
 from paged_sdk.models.family import find_family
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
-from paged_sdk.weights.gguf_writer import must_be_new
 from paged_sdk.weights.hub import resolve_model
+from paged_sdk.weights.new_target import must_be_new, new_directory
 from paged_sdk.weights.quantized_format import as_decoded
 from paged_sdk.weights.safetensors_writer import NewTensor, write_shards
 from paged_sdk.weights.source import WeightSource
@@ -31,7 +29,6 @@ __all__ = ["write"]
 
 _CPU: Final = torch.device("cpu")
 _DTYPES: Final[Mapping[str, torch.dtype]] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_ROOM: Final = 1 << 26  # for the tokenizer and the rest
 _ONLY_IN_GGUF: Final = ("inv_freq_divisors", "gguf_attn_factor")
 # What a checkpoint has beside its weights: of these, those that are there are copied.
 _COPIED: Final = (
@@ -61,7 +58,7 @@ def write(source: str | Path, target: str | Path, type: str, *, show_progress: b
         tensors = [_tensor(checkpoint.source, name, _DTYPES[type]) for name in sorted(checkpoint.source.names())]
         size = sum(tensor.num_bytes for tensor in tensors)
         with (
-            _new_directory(target, size) as part,
+            new_directory(target, size) as part,
             LoadingBar(f"Writing {target.name}", visible=show_progress) as bar,
         ):
             (part / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
@@ -130,27 +127,3 @@ def _write_text_processor(text: TextProcessor, directory: Path) -> None:
     for name, content in files.items():
         (directory / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     (directory / "tokenizer.json").write_text(text.tokenizer.to_json(), encoding="utf-8")
-
-
-@contextmanager
-def _new_directory(target: Path, num_bytes: int) -> Iterator[Path]:
-    """Give the path of a directory that becomes ``target`` when the block ends, and is removed when it raises.
-
-    :raises CheckpointError: there is too little space, or something cannot be written
-    """
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        free = shutil.disk_usage(target.parent).free
-        if free < num_bytes + _ROOM:
-            needed, there = (math.ceil(each / 2**20) for each in (num_bytes + _ROOM, free))
-            raise CheckpointError(
-                f"{target} cannot be written: it takes {needed} MiB, and {there} are free", path=target
-            )
-        part.mkdir()
-        yield part
-        must_be_new(target)
-        os.replace(part, target)
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}", path=target) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

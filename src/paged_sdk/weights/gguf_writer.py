@@ -1,12 +1,9 @@
-"""Write GGUF files by the gguf package: tensor by tensor, a part of one in memory at a time, and all or nothing."""
+"""Write GGUF files by the gguf package: tensor by tensor, a part of one in memory at a time."""
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -14,13 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from paged_sdk.errors import CheckpointError, ConfigError, shown
+from paged_sdk.errors import ConfigError, shown
 from paged_sdk.kernels.gguf_blocks import block_format
 
-__all__ = ["GgufValue", "PlannedTensor", "must_be_new", "new_file", "write_gguf_file"]
+__all__ = ["GgufValue", "PlannedTensor", "write_gguf_file"]
 
 _PACKAGE: Final = "the package gguf: pip install 'paged-sdk[gguf]'"
-_ROOM_FOR_METADATA: Final = 1 << 25
 
 
 @frozen
@@ -104,7 +100,7 @@ def write_gguf_file(
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Write a file; :func:`new_file` gives the path of one that is whole or not there.
+    """Write a file; :func:`~paged_sdk.weights.new_target.new_file` gives the path of one that is whole or not there.
 
     :param metadata: by GGUF key; ``general.architecture`` must be among them
     :param on_progress: called with the number of tensors written and of all
@@ -135,44 +131,3 @@ def write_gguf_file(
         writer.flush()
     finally:
         writer.close()
-
-
-@contextmanager
-def new_file(target: Path, num_bytes: int, *, setting: str = "target") -> Iterator[Path]:
-    """Give the path of a file that becomes ``target`` when the block ends, and is removed when it raises.
-
-    :param num_bytes: how many bytes of tensors it will hold
-    :param setting: what the user names the target by, for errors
-    :raises ConfigError: the target exists, or its directory does not
-    :raises CheckpointError: there is too little space, or the file cannot be written
-    """
-    must_be_new(target, setting=setting)
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        free = shutil.disk_usage(target.parent).free
-        if free < num_bytes + _ROOM_FOR_METADATA:
-            needed, there = (round(each / 2**20) for each in (num_bytes + _ROOM_FOR_METADATA, free))
-            raise CheckpointError(
-                f"{target} cannot be written: it takes {needed} MiB, and {there} are free", path=target
-            )
-        yield part
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        must_be_new(target, setting=setting)
-        os.replace(part, target)
-    except OSError as error:
-        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}", path=target) from error
-    finally:
-        with suppress(FileNotFoundError):
-            part.unlink()
-
-
-def must_be_new(target: Path, *, setting: str = "target") -> None:
-    """Refuse a target that would replace something.
-
-    :raises ConfigError: it exists, or its directory does not
-    """
-    if os.path.lexists(target):
-        raise ConfigError.of(setting, str(target), "a path where nothing is yet")
-    if not target.parent.is_dir():
-        raise ConfigError.of(setting, str(target), "a path in a directory that exists")

@@ -22,7 +22,8 @@ from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.kernels.gguf_blocks import tensor_type_of
 from paged_sdk.logs import get_logger
 from paged_sdk.weights.gguf_file import GgufFile
-from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, new_file, write_gguf_file
+from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
+from paged_sdk.weights.new_target import new_file
 from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["ImportanceMatrix", "read_importance", "write_importance"]

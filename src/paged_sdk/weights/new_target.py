@@ -1,0 +1,85 @@
+"""Write files beside the place that they are for, to which they come all at once, and only if all are whole."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from paged_sdk.errors import CheckpointError, ConfigError
+
+__all__ = ["must_be_new", "new_directory", "new_file"]
+
+_ROOM_FOR_METADATA: Final = 1 << 25
+_ROOM_FOR_OTHER_FILES: Final = 1 << 26  # the tokenizer and the rest
+
+
+@contextmanager
+def new_file(target: Path, num_bytes: int, *, setting: str = "target") -> Iterator[Path]:
+    """Give the path of a file that becomes ``target`` when the block ends, and is removed when it raises.
+
+    :param num_bytes: how many bytes of tensors it will hold
+    :param setting: what the user names the target by, for errors
+    :raises ConfigError: the target exists, or its directory does not
+    :raises CheckpointError: there is too little space, or the file cannot be written
+    """
+    part = _beside(target)
+    try:
+        with _becoming(target, part, num_bytes + _ROOM_FOR_METADATA, setting):
+            yield part
+            with open(part, "rb") as file:
+                os.fsync(file.fileno())
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+
+
+@contextmanager
+def new_directory(target: Path, num_bytes: int) -> Iterator[Path]:
+    """Give the path of a directory that becomes ``target`` when the block ends, and is removed when it raises.
+    Parameters and errors are :func:`new_file`'s.
+    """
+    part = _beside(target)
+    try:
+        with _becoming(target, part, num_bytes + _ROOM_FOR_OTHER_FILES, "target"):
+            part.mkdir()
+            yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def must_be_new(target: Path, *, setting: str = "target") -> None:
+    """Refuse a target that would replace something.
+
+    :raises ConfigError: it exists, or its directory does not
+    """
+    if os.path.lexists(target):
+        raise ConfigError.of(setting, str(target), "a path where nothing is yet")
+    if not target.parent.is_dir():
+        raise ConfigError.of(setting, str(target), "a path in a directory that exists")
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{os.getpid()}.part")
+
+
+@contextmanager
+def _becoming(target: Path, part: Path, num_bytes: int, setting: str) -> Iterator[None]:
+    """Have what the block makes at one path become what is at another, where nothing may be before or by then."""
+    must_be_new(target, setting=setting)
+    try:
+        free = shutil.disk_usage(target.parent).free
+        if free < num_bytes:
+            needed, there = (math.ceil(each / 2**20) for each in (num_bytes, free))
+            raise CheckpointError(
+                f"{target} cannot be written: it takes {needed} MiB, and {there} are free", path=target
+            )
+        yield
+        must_be_new(target, setting=setting)
+        os.replace(part, target)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror or error}", path=target) from error
