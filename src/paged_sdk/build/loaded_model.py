@@ -48,7 +48,7 @@ from paged_sdk.weights.mmproj import Mmproj
 __all__ = ["LoadedModel", "check_division", "load_weights", "place"]
 
 
-@frozen
+@frozen(kw_only=True)
 class LoadedModel:
     """Holds a model's weights, and what was found out about them on the way.
 
@@ -173,20 +173,20 @@ def load_weights(
     go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
     return LoadedModel(
-        model,
-        text,
-        settings,
-        dtype,
-        max_model_len,
-        is_quantized,
-        path,
-        files,
-        placed,
-        recipe,
-        shape,
-        why_no_text,
-        vision,
-        importance,
+        model=model,
+        text=text,
+        settings=settings,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        is_quantized=is_quantized,
+        path=path,
+        files=files,
+        placed=placed,
+        recipe=recipe,
+        shape=shape,
+        why_no_text=why_no_text,
+        vision=vision,
+        importance=importance,
     )
 
 
