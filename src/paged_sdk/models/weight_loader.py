@@ -143,18 +143,9 @@ class WeightLoader:
             rows, cols = (joined[1][self.shard.rank],), None
         cut = None if cols is None or self.shard.is_whole else cols(self.shard)
         own_rows = None if rows is None or self.shard.is_whole else list(rows)
-        name, *_ = names
         if order is not None:
-            linear, own_order = self._reordered(names, order, in_features, out_features, own_rows, bias=bias)
-            height = sum(out_features)
-            shape = AdaptableShape(
-                {name: slice(0, len(own_order))},
-                in_features,
-                self._device,
-                own_order,
-                {} if self.shard.is_whole else {name: (height, in_features)},
-            )
-            return self._adaptable(linear, shape)
+            return self._reordered(names, order, in_features, out_features, own_rows, bias=bias)
+        name, *_ = names
         heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
         whole_shapes = {each: (height, in_features) for each, height in zip(names, heights, strict=True)}
         picked: dict[str, Tensor] = {}
@@ -257,7 +248,8 @@ class WeightLoader:
         rows: Sequence[slice] | None,
         *,
         bias: bool,
-    ) -> tuple[Linear, Tensor]:
+    ) -> AdaptableLinear:
+        """Load one linear layer from rows of a single matrix, in an order of their own: see :meth:`linear`."""
         (name,) = names
         tensor_name, height = f"{name}.weight", sum(out_features)
         self._check_shape(tensor_name, (height, in_features))
@@ -280,7 +272,14 @@ class WeightLoader:
         self._note_narrow(matrices[:1], Role.LINEAR)
         linear = self._policy.linear(matrices, biases, Role.LINEAR, dtype=self._dtype, device=self._device)
         self._loaded(tensor_name)
-        return linear, order
+        shape = AdaptableShape(
+            {name: slice(0, len(order))},
+            in_features,
+            self._device,
+            order,
+            {} if self.shard.is_whole else {name: (height, in_features)},
+        )
+        return self._adaptable(linear, shape)
 
     def experts(
         self, gate_up: ExpertStack, down: ExpertStack, *, extras: ExpertExtras | None, join: ColumnJoin | None
