@@ -28,7 +28,7 @@ from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
-from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
+from paged_sdk.kernels.native.quantize import quantize_blocks
 
 STREAMED_BYTES = 512 << 20
 ROUNDS = 7
@@ -247,6 +247,11 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
         print(f"  {sequences:2} x {tokens:3} of {context:6}: " + " |".join(cells))
 
 
+def quantize_and_pack(library: NativeLibrary, weight: Tensor, tensor_type: int, *, num_threads: int) -> PackedWeight:
+    blocks = quantize_blocks(library, weight, tensor_type, num_threads=num_threads)
+    return pack_gguf(library, blocks, tensor_type, *weight.shape, num_threads=num_threads)
+
+
 def quantize_table(workspace: Workspace, rows: int, cols: int) -> None:
     weight = torch.randn(rows, cols).bfloat16()
     read = best(partial(torch.sum, weight.view(torch.int64)))
@@ -256,7 +261,7 @@ def quantize_table(workspace: Workspace, rows: int, cols: int) -> None:
         rates = [
             weight.numel()
             / best(partial(run, workspace.library, weight, tensor_type, num_threads=workspace.num_threads))
-            for run in (quantize_blocks, quantize)
+            for run in (quantize_blocks, quantize_and_pack)
         ]
         print(f"  {BLOCK_FORMATS[tensor_type].name:5} {rates[0] / 1e6:6.0f} {rates[1] / 1e6:6.0f}")
 

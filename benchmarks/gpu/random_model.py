@@ -258,7 +258,7 @@ def open_random_engine(
         _tokenizer(config["vocab_size"]).save(str(directory / "tokenizer.json"))
         (directory / "config.json").write_text(json.dumps(config))
         source = RandomSource(shape, device, quantized=quantized)
-        checkpoint = Checkpoint(path=directory, config=config, source=source, kind="huggingface")
+        checkpoint = Checkpoint(path=directory, config=config, source=source)
         builder = (
             TextModelBuilder(directory)
             .with_device(str(device))

@@ -89,7 +89,6 @@ class PromptBatch:
         self._read: dict[int, ReadPrompt] = {}
         self._error: Exception | None = None
         self._queue_is_full = False
-        self._ended_at = 0.0
 
     async def read(self) -> list[ReadPrompt]:
         """Return what was read, in the order of the prompts.

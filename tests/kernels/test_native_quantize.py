@@ -13,8 +13,7 @@ from torch import Tensor
 from native_weights import every_level, every_type, library, needs_library
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, dequantize
-from paged_sdk.kernels.native.packed import pack_gguf
-from paged_sdk.kernels.native.quantize import quantize, quantize_blocks
+from paged_sdk.kernels.native.quantize import quantize_blocks
 
 pytestmark = needs_library
 
@@ -93,15 +92,6 @@ def test_constant_rows(isa: str, tensor_type: int) -> None:
     assert (got[0] == 0).all()
 
 
-@every_type
-def test_packed(tensor_type: int) -> None:
-    weight = normal_weight(40, 512)
-    packed = quantize(library(), weight, tensor_type, num_threads=2)
-    expected = pack_gguf(library(), quantize_blocks(library(), weight, tensor_type), tensor_type, 40, 512)
-    assert (packed.tensor_type, packed.rows, packed.cols) == (tensor_type, 40, 512)
-    assert torch.equal(packed.data, expected.data)
-
-
 @every_level
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 4e4])
 def test_weights_that_no_scale_fits_are_refused(isa: str, bad: float) -> None:
@@ -116,15 +106,15 @@ def test_what_does_not_fit_is_refused_and_what_would_is_named() -> None:
     with pytest.raises(
         UnsupportedQuantizationError, match=r"576 columns .* Q4_K: possible are Q4_0, .*, Q8_0$"
     ) as caught:
-        quantize(library(), normal_weight(2, 576), 12)
+        quantize_blocks(library(), normal_weight(2, 576), 12)
     assert caught.value.supported == ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
     refused: list[tuple[type[Exception], Callable[[], object]]] = [
-        (UnsupportedQuantizationError, lambda: quantize(library(), normal_weight(2, 512), 20)),
-        (UnsupportedQuantizationError, lambda: quantize(library(), normal_weight(2, 512), 99)),
-        (UnsupportedQuantizationError, lambda: quantize(library(), normal_weight(2, 40), 2)),
-        (ConfigError, lambda: quantize(library(), normal_weight(2, 512).double(), 2)),
-        (ConfigError, lambda: quantize(library(), normal_weight(512, 64).t(), 2)),
-        (ConfigError, lambda: quantize(library(), normal_weight(1, 512)[0], 2)),
+        (UnsupportedQuantizationError, lambda: quantize_blocks(library(), normal_weight(2, 512), 20)),
+        (UnsupportedQuantizationError, lambda: quantize_blocks(library(), normal_weight(2, 512), 99)),
+        (UnsupportedQuantizationError, lambda: quantize_blocks(library(), normal_weight(2, 40), 2)),
+        (ConfigError, lambda: quantize_blocks(library(), normal_weight(2, 512).double(), 2)),
+        (ConfigError, lambda: quantize_blocks(library(), normal_weight(512, 64).t(), 2)),
+        (ConfigError, lambda: quantize_blocks(library(), normal_weight(1, 512)[0], 2)),
         (ConfigError, lambda: quantize_blocks(library(), normal_weight(2, 512), 2, importance=torch.ones(64))),
         (ConfigError, lambda: quantize_blocks(library(), normal_weight(2, 64), 2, importance=torch.ones(64).double())),
         (ConfigError, lambda: quantize_blocks(library(), normal_weight(2, 64), 2, importance=torch.ones(128)[::2])),

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def test_directory(tmp_path: Path) -> None:
     directory = tiny.make_checkpoint("qwen3", tmp_path)
     checkpoint = open_checkpoint(directory)
-    assert (checkpoint.kind, checkpoint.path, checkpoint.metadata) == ("huggingface", directory, None)
+    assert (checkpoint.path, checkpoint.metadata) == (directory, None)
     assert checkpoint.config == json.loads((directory / "config.json").read_text())
     assert "model.norm.weight" in checkpoint.source
 
@@ -30,7 +30,7 @@ def test_directory(tmp_path: Path) -> None:
 def test_gguf_file(tmp_path: Path) -> None:
     path = tiny.make_gguf(tmp_path)
     checkpoint = open_checkpoint(path)
-    assert (checkpoint.kind, checkpoint.path) == ("gguf", path)
+    assert checkpoint.path == path
     assert checkpoint.config["model_type"] == "llama"
     assert checkpoint.metadata is not None
     assert checkpoint.metadata["tokenizer.ggml.model"] == "gpt2"

@@ -28,7 +28,7 @@ class NoSource:
 
 def read(directory: Path, *, metadata: dict[str, Any] | None = None) -> EmbeddingRecipe:
     source: Any = NoSource()
-    return read_recipe(Checkpoint(path=directory, config={}, source=source, kind="huggingface", metadata=metadata))
+    return read_recipe(Checkpoint(path=directory, config={}, source=source, metadata=metadata))
 
 
 def write(directory: Path, files: dict[str, Any]) -> None:

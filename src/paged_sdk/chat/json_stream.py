@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from paged_sdk.chat.text_reader import json_of
 
-__all__ = ["JsonCallsWatch", "JsonStream", "StringStream", "Watcher"]
+__all__ = ["JsonCallsWatch", "JsonStream", "StringStream"]
 
 _OUTSIDE: Final = re.compile(r'[{\[}\],:"]|[^\s{\[}\],:"]+|\s+')
 _INSIDE: Final = re.compile(
@@ -20,12 +20,6 @@ _LONGEST_NUMBER: Final = 400
 _LONGEST_HEAD: Final = 400
 """Characters before arguments, of which a tool's name is 128."""
 _NAMED: Final = r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
-
-
-class Watcher(Protocol):
-    """Is told of a text while it is read."""
-
-    def __call__(self, text: str) -> None: ...
 
 
 class JsonStream:

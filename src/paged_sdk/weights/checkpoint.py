@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from attrs import frozen
 
@@ -32,13 +32,12 @@ class Checkpoint:
     :ivar config: ``config.json``'s content; for GGUF it is made from the metadata
     :ivar source: the weights; closing it closes the checkpoint
     :ivar is_quantized: whether any matrix is stored quantized
-    :ivar metadata: a GGUF file's metadata, by GGUF key
+    :ivar metadata: a GGUF file's metadata, by GGUF key; None: it is no GGUF file
     """
 
     path: Path
     config: dict[str, Any]
     source: WeightSource
-    kind: Literal["huggingface", "gguf"]
     is_quantized: bool = False
     metadata: dict[str, Any] | None = None
 
@@ -56,11 +55,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
         config = read_json(path / "config.json")
         format_ = find_format(config, path)
         source = stored if format_ is None else QuantizedSource(stored, format_)
-        return Checkpoint(path=path, config=config, source=source, kind="huggingface", is_quantized=format_ is not None)
+        return Checkpoint(path=path, config=config, source=source, is_quantized=format_ is not None)
     refuse_other_files(path)
     gguf = GgufSource(path)
     return Checkpoint(
-        path=path, config=gguf.config, source=gguf, kind="gguf", is_quantized=gguf.is_quantized, metadata=gguf.metadata
+        path=path, config=gguf.config, source=gguf, is_quantized=gguf.is_quantized, metadata=gguf.metadata
     )
 
 

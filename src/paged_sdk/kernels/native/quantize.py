@@ -1,4 +1,4 @@
-"""Quantizes dense weights to GGUF blocks, and packs them for the native kernels: in-situ quantization on the CPU.
+"""Quantizes dense weights to GGUF blocks natively: in-situ quantization on the CPU.
 
 :mod:`paged_sdk.kernels.quantize` defines the quantization, and gives the same bits.
 """
@@ -13,21 +13,12 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
-from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
 from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Quantize
 from paged_sdk.kernels.quantize import not_finite, writable_format
 
-__all__ = ["quantize", "quantize_blocks"]
+__all__ = ["quantize_blocks"]
 
 _NOT_FINITE = 2
-
-
-def quantize(
-    library: NativeLibrary, weight: Tensor, tensor_type: int, *, num_threads: int | None = None
-) -> PackedWeight:
-    """Quantize a matrix and pack it for the native kernels; arguments and errors are :func:`quantize_blocks`'s."""
-    blocks = quantize_blocks(library, weight, tensor_type, num_threads=num_threads)
-    return pack_gguf(library, blocks, tensor_type, *weight.shape, num_threads=num_threads)
 
 
 def quantize_blocks(
