@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -153,11 +155,29 @@ def test_a_loading_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("call", ["write", "replace"])
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files without a name")
+def test_a_process_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib; from paged_sdk.weights.kept_weights import _NewFile; import torch; "
+        f"_NewFile(pathlib.Path({str(tmp_path / 'kept')!r})).written((0, 1), torch.zeros(4096).byte()); os._exit(130)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 130
+    assert not os.listdir(tmp_path)
+
+
+@needs_library
+def test_a_file_system_without_files_that_have_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paged_sdk.weights.kept_weights._DESCRIPTORS", "/nowhere")
+    test_what_is_kept_is_what_was_made(IsqType.Q4K, tmp_path)
+    write(tmp_path / "kept", IsqType.Q4K, "other")
+    test_a_loading_that_fails_leaves_nothing(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("call", ["write", "replace", "link"])
 def test_a_disk_that_is_full_keeps_nothing_and_loading_goes_on(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*args: object) -> None:
+    def full(*args: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
     expected = values(quantized(IsqType.Q4K))

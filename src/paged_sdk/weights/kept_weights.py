@@ -1,9 +1,9 @@
 """Keep what quantizing in situ makes in a file, so that the next start reads it instead.
 
 The file has what was read of each matrix, part by part as it was made, then an index in JSON that says where each part
-lies and its checksum, then the index's own place and checksum. It is written beside its place and moved there when it
-is whole. What is read of it is compared with its checksum, and with what the checkpoint says of the matrix: a part that
-does not fit is quantized again.
+lies and its checksum, then the index's own place and checksum. It comes to its place when it is whole, and has no name
+until then, where the system has such files. What is read of it is compared with its checksum, and with what the
+checkpoint says of the matrix: a part that does not fit is quantized again.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 from zlib import crc32
 
 import torch
@@ -38,6 +40,7 @@ _log = get_logger(__name__)
 _MAGIC: Final = b"paged-sdk weights 1\n"
 _END: Final = struct.Struct("<QQL")  # the index's offset, its length and its checksum
 _LONGEST_INDEX: Final = 1 << 28
+_DESCRIPTORS: Final = "/proc/self/fd"
 
 Quantized = BlockMatrix | UnreadGroupedMatrix
 
@@ -185,8 +188,8 @@ class KeptWeights:
 
 
 class _NewFile:
-    """Writes parts to a file beside the one that it is to become. Where that fails, nothing is left, and loading goes
-    on.
+    """Writes parts to a file that takes the place of another when it is whole. Where that fails, nothing is left, and
+    loading goes on.
     """
 
     def __init__(self, path: Path) -> None:
@@ -197,8 +200,7 @@ class _NewFile:
         self._beside: Path | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            self._beside = Path(name)
+            self._descriptor, self._beside = _open_beside(path)
             _write_at(self._descriptor, memoryview(_MAGIC), 0)
         except OSError as error:
             self._failed(error)
@@ -219,11 +221,13 @@ class _NewFile:
 
     def close(self, index: bytes | None) -> None:
         """End the file with its index and move it to its place; None: it is dropped."""
-        if self._descriptor is None or self._beside is None or index is None:
+        if self._descriptor is None or index is None:
             self._drop()
             return
         try:
             _write_at(self._descriptor, memoryview(index + _END.pack(self._end, len(index), crc32(index))), self._end)
+            if self._beside is None:
+                self._beside = _give_name(self._descriptor, self._path)
             os.close(self._descriptor)
             self._descriptor = None
             # Not waited for until it is on the disk: what the machine loses with its power, checksums find missing.
@@ -247,6 +251,25 @@ class _NewFile:
             if self._beside is not None:
                 self._beside.unlink()
         self._beside = None
+
+
+def _open_beside(path: Path) -> tuple[int, Path | None]:
+    """Open a new file in a path's directory, and return its descriptor and its name; None: it has none, so that the
+    system removes it however this process ends, as it may by Ctrl-C while a model is loaded.
+    """
+    if sys.platform == "linux" and os.path.isdir(_DESCRIPTORS):
+        with suppress(OSError):  # not every file system has such files
+            return os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o600), None
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    return descriptor, Path(name)
+
+
+def _give_name(descriptor: int, path: Path) -> Path:
+    """Give a file that has no name one beside a path, and return it."""
+    name = path.with_name(f".{path.name}.{uuid4().hex}")
+    # A place to start from, which a whole path does not need, has Python follow the link to the file.
+    os.link(f"{_DESCRIPTORS}/{descriptor}", name, src_dir_fd=descriptor)
+    return name
 
 
 class _Groups:
