@@ -253,6 +253,30 @@ def test_a_program_that_is_killed_leaves_no_process(path: Path) -> None:
     assert not is_running(follower)
 
 
+_LOADING = """
+import asyncio, os, sys
+from paged_sdk import TextModelBuilder
+from paged_sdk.build.child_ranks import ChildRanks
+
+ChildRanks.join = lambda *_: os._exit(130)
+
+async def main():
+    await TextModelBuilder(sys.argv[1]).with_num_threads(1).with_tensor_parallel(2).build()
+
+asyncio.run(main())
+"""
+
+
+def test_a_program_that_ends_while_it_loads_leaves_no_directory(path: Path, tmp_path: Path) -> None:
+    """Ctrl-C ends the command line like this."""
+    arguments, environment = [sys.executable, "-c", _LOADING, str(path)], {**os.environ, "TMPDIR": str(tmp_path)}
+    assert subprocess.run(arguments, env=environment, check=False).returncode == 130
+    limit = time.monotonic() + 60
+    while os.listdir(tmp_path) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not os.listdir(tmp_path)
+
+
 WIDE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 768,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import select
+import shutil
 import threading
 import traceback
+from pathlib import Path
 from typing import BinaryIO, Final, NoReturn
 
 import torch
@@ -33,7 +35,7 @@ def main() -> NoReturn:
     try:
         size = int.from_bytes(_read(0, 8), "big")
         assignment: Assignment = pickle.loads(_read(0, size))
-        threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+        threading.Thread(target=_watch, args=(os.getppid(), assignment.rendezvous), daemon=True).start()
         _follow(assignment, answers)
         status = 0
     except EngineDeadError:
@@ -53,13 +55,16 @@ def _read(pipe: int, size: int) -> bytes:
     return content
 
 
-def _watch(parent: int) -> None:
-    """End this process when rank 0 has ended, whatever this process waits for."""
+def _watch(parent: int, rendezvous: Path) -> None:
+    """End this process when rank 0 has ended, whatever this process waits for, and remove the directory where ranks
+    meet: rank 0, whose it is, may have been killed before.
+    """
     poll = select.poll()
     poll.register(0, 0)  # which tells of the end alone: messages are for who hears them
     while not poll.poll(_LOOK_MILLISECONDS):
         if os.getppid() != parent:  # a forked child of rank 0 may hold the pipe open
             break
+    shutil.rmtree(rendezvous, ignore_errors=True)
     os._exit(GROUP_LOST)
 
 
