@@ -335,6 +335,19 @@ async def test_a_model_with_a_smaller_one(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("tag", ["", ":F16"])
+async def test_the_environment_names_a_directory_of_gguf_files(
+    tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = (make_gguf(tmp_path / role, quantization="F16") for role in ("target", "draft"))
+    draft.rename(draft.with_name("model-F16.gguf"))
+    monkeypatch.setenv("MISTRALRS_SPECULATIVE_DRAFT_MODEL", f"{draft.parent}{tag}")
+    async with GgufModelBuilder(target).build() as model:
+        assert model.config.gamma == 16
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_smaller_model_with_more_logits(builder: TextModelBuilder, tmp_path: Path) -> None:
     """Vocabularies are padded to different sizes: what only the smaller model has is not guessed."""
     small(tmp_path, vocab_size=VOCAB_SIZE + 700)

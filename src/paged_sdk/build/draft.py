@@ -14,8 +14,8 @@ from paged_sdk.build.kv_memory import make_kv_manager
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel, load_weights
 from paged_sdk.build.location import model_path
+from paged_sdk.build.sizing import resolve_draft
 from paged_sdk.build.vocabulary import check_same_tokens
-from paged_sdk.config.build import BuildSettings, DraftSource, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment
 from paged_sdk.kernels.native.library import Workspace
@@ -37,11 +37,7 @@ def load_draft(
 
     :raises ConfigError: its tokens are others
     """
-    source = target.settings.draft
-    if source is None and environment.draft_model is not None and target.settings.gamma != 0:
-        location = environment.draft_model
-        model = ModelSource(location=location, gguf=location.lower().endswith("gguf"))
-        source = DraftSource(model=model, settings=BuildSettings())
+    source = resolve_draft(target.settings, environment)
     if source is None:
         return None
     path = model_path(source.model, source.settings)

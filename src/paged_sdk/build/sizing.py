@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paged_sdk.config.build import BuildSettings
+from paged_sdk.config.build import BuildSettings, DraftSource, ModelSource
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import PAGED_ATTN, Environment
@@ -15,7 +15,7 @@ from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
 
-__all__ = ["resolve_engine_config", "resolve_max_model_len"]
+__all__ = ["resolve_draft", "resolve_engine_config", "resolve_max_model_len"]
 
 _log = get_logger(__name__)
 
@@ -82,6 +82,16 @@ def resolve_engine_config(
         sliding_window=model.window,
         rope_switch=model.rope_switch,
     )
+
+
+def resolve_draft(settings: BuildSettings, environment: Environment) -> DraftSource | None:
+    """Return which smaller model guesses tokens; None: none does."""
+    location = environment.draft_model
+    if settings.draft is not None or location is None or settings.gamma == 0:
+        return settings.draft
+    # What is no GGUF file by its name is what its directory or repository has.
+    model = ModelSource(location=location, gguf=True if location.lower().endswith("gguf") else None)
+    return DraftSource(model=model, settings=BuildSettings())
 
 
 def _gamma(settings: BuildSettings, environment: Environment) -> int:

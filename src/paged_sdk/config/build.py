@@ -99,13 +99,13 @@ class ModelSource:
 
     :ivar location: a path, or a hub id
     :ivar filenames: GGUF files below it; empty: the ones that it holds
-    :ivar gguf: look a hub id up for GGUF files (True) or for a Hugging Face checkpoint (False)
+    :ivar gguf: look a hub id up for GGUF files (True), for a Hugging Face checkpoint (False), or for what it has (None)
     :ivar mmproj: the GGUF file of its image encoder: a path, or a name there; None: whichever lies beside it alone
     """
 
     location: str
     filenames: tuple[str, ...] = ()
-    gguf: bool
+    gguf: bool | None
     mmproj: str | None = None
 
 
