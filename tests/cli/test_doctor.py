@@ -136,6 +136,13 @@ def test_what_cannot_be_is_said(model: Path, flags: tuple[str, ...], code: int, 
 
 def test_one_model_at_a_time(model: Path) -> None:
     assert doctor(model, "--plan", model).exit_code == 2
+
+
+def test_no_draft_model_is_planned(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = TextSpeculativeBuilder(TextModelBuilder(model), TextModelBuilder(model))
-    with pytest.raises(ConfigError, match="draft"):
+    with pytest.raises(ConfigError, match=r"^draft = .* is not planned$"):
         plan_memory(draft)
+    monkeypatch.setenv("MISTRALRS_SPECULATIVE_DRAFT_MODEL", str(model))
+    with pytest.raises(ConfigError, match=r"^MISTRALRS_SPECULATIVE_DRAFT_MODEL = .* is not planned$"):
+        plan_memory(TextModelBuilder(model))
+    assert plan_memory(TextModelBuilder(model).with_speculation(None)).num_blocks

@@ -12,10 +12,10 @@ from paged_sdk.build.loaded_model import place
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
 from paged_sdk.build.ranks import choose_seats
-from paged_sdk.build.sizing import resolve_engine_config, resolve_max_model_len
+from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
-from paged_sdk.config.env import read_environment
+from paged_sdk.config.env import DRAFT_MODEL, read_environment
 from paged_sdk.config.isq import IsqFamily, IsqType
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
@@ -37,8 +37,10 @@ GROUP: Final = 64
 def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     """Return what :func:`~paged_sdk.build.memory_plan.plan_memory` promises."""
     environment = read_environment()
-    if settings.draft is not None or environment.draft_model is not None:
-        raise ConfigError.of("draft", "a draft model", "none: what it takes beside is not planned")
+    draft = resolve_draft(settings, environment)
+    if draft is not None:
+        setting = "draft" if settings.draft is not None else DRAFT_MODEL
+        raise ConfigError.of(setting, draft.model.location, "none: what it takes beside is not planned")
     devices = choose_devices(settings)
     path = model_path(source, settings)
     dtype = common_dtype(settings.dtype, devices)
