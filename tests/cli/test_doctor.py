@@ -138,6 +138,15 @@ def test_one_model_at_a_time(model: Path) -> None:
     assert doctor(model, "--plan", model).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "flags", [("--isq", "99"), ("--ctxt-len", "8"), ("--max-seqs", "4"), ("--cpu",), ("-a", "llama")]
+)
+def test_options_of_a_model_need_one(flags: tuple[str, ...]) -> None:
+    result = doctor(*flags)
+    assert result.exit_code == 2, result.output
+    assert f"{'--arch' if flags[0] == '-a' else flags[0]}: it is a model's" in " ".join(result.stderr.split())
+
+
 def test_no_draft_model_is_planned(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = TextSpeculativeBuilder(TextModelBuilder(model), TextModelBuilder(model))
     with pytest.raises(ConfigError, match=r"^draft = .* is not planned$"):

@@ -8,7 +8,7 @@ import typer
 from attrs import evolve
 
 from paged_sdk.cli import options
-from paged_sdk.cli.groups import Setting, grouped
+from paged_sdk.cli.groups import Setting, given_options, grouped
 
 __all__ = ["doctor"]
 
@@ -54,6 +54,10 @@ def doctor(
         exclusive(
             {"--ctxt-len": ctxt_len, "--pa-context-len": paged.pa_context_len, "--pa-ctxt-len": paged.pa_ctxt_len}
         )
+        of_a_model = [flag for group in (model_options, paged, engine) for flag in given_options(group)]
+        of_a_model += [] if ctxt_len is None else ["--ctxt-len"]
+        if named is None and of_a_model:
+            raise typer.BadParameter("it is a model's: name that, as MODEL or by --plan", param_hint=of_a_model[0])
         if ctxt_len is not None:
             paged = evolve(paged, pa_context_len=ctxt_len)
         builder = None if named is None else builder_of(named, model_options, paged, engine, output)

@@ -20,6 +20,7 @@ __all__ = [
     "BuilderSetting",
     "Setting",
     "apply_settings",
+    "given_options",
     "grouped",
     "replaced",
     "spellings",
@@ -102,6 +103,14 @@ def replaced(group: _GroupT, values: Mapping[str, object]) -> _GroupT:
     """
     names = fields_dict(type(group))  # type: ignore[arg-type]  # it is an attrs class
     return evolve(group, **{name: values[name] for name in names if name in values})  # type: ignore[misc]
+
+
+def given_options(group: object) -> Iterator[str]:
+    """Return how the options of a group are spelled that have other values than by default."""
+    hints = get_type_hints(type(group), include_extras=True)
+    for each in fields(type(group)):  # type: ignore[arg-type]  # it is an attrs class
+        if getattr(group, each.name) != each.default:
+            yield from (spellings(mark)[0] for mark in get_args(hints[each.name])[1:] if isinstance(mark, OptionInfo))
 
 
 def apply_settings(builder: _BuilderT, group: object) -> _BuilderT:
