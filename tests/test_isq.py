@@ -165,6 +165,9 @@ async def test_without_the_native_library(
             assert 0 < distance(await prompt_logprobs(model), exact) < 1
         with pytest.raises(ConfigError, match="without the native kernels one of Q2K"):
             await builder.with_isq(IsqType.HQQ4).build()
+        monkeypatch.setenv("MISTRALRS_ISQ", "HQQ4")
+        with pytest.raises(ConfigError, match=r"^MISTRALRS_ISQ = 'HQQ4' is not allowed: .* without the native kernels"):
+            await builder.build()
     assert ("only the other matrices are quantized" in caplog.text) == (family == "qwen3_moe")
 
 

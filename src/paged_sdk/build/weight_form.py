@@ -40,7 +40,7 @@ def weight_policy(
     :param importance: what errors of quantized weights are weighted by
     :raises ConfigError: weights are to be quantized where that is not possible
     """
-    isq = settings.isq
+    isq, setting = settings.isq, "isq"
     if isq is not None and checkpoint.is_quantized:
         again = "What %s holds quantized is decoded and quantized again, to %s, which does not give back what it lost."
         _log.info(again, checkpoint.path, isq.value)
@@ -48,12 +48,12 @@ def weight_policy(
         if checkpoint.is_quantized:
             _log.info("%s = %s leaves %s alone: it is quantized already.", ISQ, environment.isq.value, checkpoint.path)
         else:
-            isq = environment.isq
+            isq, setting = environment.isq, ISQ
     rules = [] if settings.topology is None else isq_by_name(settings.topology)
     devices, has_library = placed.placement.devices, workspace is not None
     without_blocks = [device for device in devices if _why_no_blocks(device) is not None]
     if isq is not None:
-        check_isq(isq, settings, devices, dtype, has_library=has_library)
+        check_isq(isq, settings, devices, dtype, has_library=has_library, setting=setting)
     for expression, own in rules:
         check_isq(own, settings, placed.devices_of(expression), dtype, has_library=has_library)
     types = [each for each in (isq, *(own for _, own in rules)) if each is not None]
@@ -79,25 +79,32 @@ def _why_no_blocks(device: torch.device) -> str | None:
 
 
 def check_isq(
-    isq: IsqType, settings: BuildSettings, devices: Iterable[torch.device], dtype: torch.dtype, *, has_library: bool
+    isq: IsqType,
+    settings: BuildSettings,
+    devices: Iterable[torch.device],
+    dtype: torch.dtype,
+    *,
+    has_library: bool,
+    setting: str = "isq",
 ) -> None:
     """Check that weights can be quantized to a type on some devices.
 
     :param has_library: whether the native kernels are there
+    :param setting: what asks for the type
     :raises ConfigError: they cannot
     """
     for device in devices:
-        _check_isq_on(device, isq, has_library=has_library)
+        _check_isq_on(device, isq, has_library=has_library, setting=setting)
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside isq = {isq.value}")
+        raise ConfigError.of("dtype", settings.dtype, f"float32, bfloat16 or float16, beside {setting} = {isq.value}")
 
 
-def _check_isq_on(device: torch.device, isq: IsqType, *, has_library: bool) -> None:
+def _check_isq_on(device: torch.device, isq: IsqType, *, has_library: bool, setting: str) -> None:
     if (reason := _why_no_blocks(device)) is not None:
-        raise ConfigError.of("isq", isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
+        raise ConfigError.of(setting, isq.value, f"a CPU, or a GPU with Triton's kernels (here {device}: {reason})")
     if device.type != "cpu" and not is_for_gpus(isq):
         allowed = ", ".join(each.value for each in IsqType if is_for_gpus(each))
-        raise ConfigError.of("isq", isq.value, f"on {device} one of {allowed}")
+        raise ConfigError.of(setting, isq.value, f"on {device} one of {allowed}")
     if device.type == "cpu" and not has_library and has_groups(isq):
         allowed = ", ".join(each.value for each in IsqType if not has_groups(each))
-        raise ConfigError.of("isq", isq.value, f"without the native kernels one of {allowed}")
+        raise ConfigError.of(setting, isq.value, f"without the native kernels one of {allowed}")
