@@ -124,6 +124,19 @@ def test_a_server_that_wants_its_key(server: Serving, key: str | None) -> None:
     assert "it needs its key: --api-key" in refused.stderr
 
 
+def test_a_key_of_a_file_ends_in_a_line(server: Serving) -> None:
+    assert top(server.url, "--once", PAGED_SDK_API_KEY="secret\n").exit_code == 0
+
+
+@pytest.mark.parametrize("key", ["sec\nret", "geheimnisträger"])
+def test_a_key_that_cannot_be_sent_is_not_shown(key: str) -> None:
+    refused = top("http://127.0.0.1:1", "--once", PAGED_SDK_API_KEY=key)
+    assert refused.exit_code == 2
+    assert "--api-key" in refused.stderr
+    assert key not in refused.stderr
+    assert "geheim" not in refused.stderr
+
+
 def test_nobody_there() -> None:
     with port_of_nobody() as port:
         refused = top(f"http://127.0.0.1:{port}", "--json")

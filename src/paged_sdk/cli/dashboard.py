@@ -27,9 +27,9 @@ class Dashboard:
     """Reads a server's figures and shows them on stdout.
 
     :param url: where the server is, with or without ``/metrics`` or ``/v1`` at its end
-    :param key: the server's key
+    :param key: the server's key; white space around it does not count
     :param console: what to show them on
-    :raises ConfigError: that is no address of a server
+    :raises ConfigError: that is no address of a server, or no key that can be sent
     """
 
     def __init__(self, url: str, *, key: str | None = None, console: Console | None = None) -> None:
@@ -37,7 +37,9 @@ class Dashboard:
         if not _is_address(base):
             raise ConfigError.of("url", url, "the address of a server, such as http://127.0.0.1:8000")
         self._url = base.rstrip("/").removesuffix("/metrics").removesuffix("/v1").rstrip("/")
-        self._key = key
+        self._key = None if key is None else key.strip()
+        if self._key is not None and not (self._key.isascii() and self._key.isprintable()):
+            raise ConfigError.of("api_key", "...", "printable ASCII")
         self._console = console or Console(highlight=False, markup=False)  # what is in brackets in a name is no style
 
     @property
