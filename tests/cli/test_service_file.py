@@ -89,6 +89,23 @@ def test_a_file_can_say_what_options_can() -> None:
     assert names - said == {*earlier, "cpu"}  # which is "device": "cpu"
 
 
+@pytest.mark.parametrize("said", ["secret", " secret\n"])
+def test_the_environment_has_the_key(serve: Any, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv("PAGED_SDK_API_KEY", said)
+    assert serve(None)[1]["api_keys"] == ("secret",)
+    assert serve(WHOLE)[1]["api_keys"] == ("secret",)
+    assert serve(WHOLE, "--api-key", "a", "--api-key", "b")[1]["api_keys"] == ("a", "b")
+
+
+@pytest.mark.parametrize("said", ["correct horse battery", " "])
+@pytest.mark.parametrize("content", [None, WHOLE])
+def test_no_word_of_a_key_is_a_key(serve: Any, monkeypatch: pytest.MonkeyPatch, said: str, content: Any) -> None:
+    monkeypatch.setenv("PAGED_SDK_API_KEY", said)
+    refused = serve(content, code=2)
+    assert "PAGED_SDK_API_KEY: expected a key of printable ASCII without spaces" in refused
+    assert "horse" not in refused
+
+
 def test_models_have_their_own_numbers_of_replicas(serve: Any) -> None:
     said = {"models": [{"model": "a/b", "replicas": 2}, {"model": "c/d"}], "replicas": 3}
     models, _ = serve(said)

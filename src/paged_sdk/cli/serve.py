@@ -88,6 +88,9 @@ def serve(
     from paged_sdk.cli.serving import ServedModel, keep_serving
 
     with reporting(serve, output) as terminal:
+        if len(server.api_key) != 1 and _is_from_environment(ctx, "api_key"):
+            # Of an option that can be repeated, typer takes each word of the variable for a value.
+            raise typer.BadParameter("expected a key of printable ASCII without spaces", param_hint="PAGED_SDK_API_KEY")
         file = ServiceFile() if config is None else ServiceFile.read(config)
         given = with_rivals([name for name in ctx.params if _is_given(ctx, name)])
         entries = file.without(given).of_models(model_id or ())
@@ -127,6 +130,11 @@ def serve(
             log_json=server.log_json,
             sampling=file.sampling,
         )
+
+
+def _is_from_environment(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "ENVIRONMENT"
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

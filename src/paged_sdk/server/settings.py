@@ -34,7 +34,9 @@ def _fixed(value: object) -> object:
 def _are_texts(instance: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
     for text in value:
         if not isinstance(text, str) or not text or not text.isascii() or not text.isprintable() or " " in text:
-            raise ConfigError.of(attribute.name, "..." if attribute.name == "api_keys" else text, "printable ASCII")
+            raise ConfigError.of(
+                attribute.name, "..." if attribute.name == "api_keys" else text, "printable ASCII without spaces"
+            )
 
 
 def _is_count(instance: object, attribute: Attribute[Any], value: object) -> None:
