@@ -10,6 +10,8 @@ import anyio
 import pytest
 
 import tiny
+from adapter_files import write_adapter
+from arrivals import gather
 from paged_sdk import ConfigError, GgufModelBuilder, Model, SamplingParams, TextModelBuilder
 from paged_sdk.kernels.native.library import why_not
 
@@ -23,10 +25,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def continuation(model: Model, prompt: list[int]) -> list[tuple[int, float]]:
+async def continuation(model: Model, prompt: list[int], adapter: str | None = None) -> list[tuple[int, float]]:
     """Return tokens and their logprobs: equal logprobs mean equal logits, to the last bit."""
     sampling = SamplingParams(temperature=0, max_len=NUM_TOKENS, ignore_eos=True, top_n_logprobs=0)
-    logprobs = (await model.send_completion_request(prompt, sampling)).choices[0].logprobs
+    logprobs = (await model.send_completion_request(prompt, sampling, adapter=adapter)).choices[0].logprobs
     assert logprobs is not None
     return [(token.token_id, token.logprob) for token in logprobs.content]
 
@@ -60,6 +62,25 @@ async def test_the_same_logits_alone_and_in_a_batch_chunked_or_cached(file: Path
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 async def test_the_same_logits_of_dense_weights(builder: TextModelBuilder, dtype: str) -> None:
     await assert_invariant(builder.with_dtype(dtype))
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+async def test_the_same_logits_beside_texts_of_other_adapters(family: str, tmp_path: Path) -> None:
+    """One of which brings each row of a product to a length of its own, and one changes a single matrix."""
+    base, reference = tiny.make_checkpoint(family, tmp_path / "base"), tiny.build_model(family)
+    write_adapter(tmp_path / "plain", reference, seed=1)
+    write_adapter(tmp_path / "decomposed", reference, seed=2, use_dora=True)
+    write_adapter(tmp_path / "small", reference, seed=3, rank=2, targets=("o_proj",))
+    builder = TextModelBuilder(base).with_force_cpu().with_batch_invariance().with_num_threads(2)
+    names = ("plain", "decomposed", "small", None)
+    prompts = [[100 + 7 * i + j for j in range(length)] for i, length in enumerate((40, 3, 65))]
+    asked = [(prompt, name) for prompt in prompts for name in names]
+    for name in filter(None, names):
+        builder = builder.with_adapter(tmp_path / name)
+    async with builder.with_prefix_cache_n(0).build() as model:
+        alone = [await continuation(model, *each) for each in asked]
+        assert await gather(model, *(continuation(model, *each) for each in asked)) == alone
 
 
 async def assert_invariant(builder: GgufModelBuilder | TextModelBuilder) -> None:

@@ -232,11 +232,12 @@ struct MlpEnds {
 inline Task multiply_adapted(Job& job, const AdaptedRows& adapted, int index, int projection, const paged_weight& weight,
                              const Operand rows, const UpdateInput x, const Output out, const AdapterScratch& own,
                              const ThreadSums& sums) {
-  // What is scaled must not be in the stream yet.
-  const bool apart = out.residual.data != nullptr && adapted.scale(index, projection);
+  // What an adapter scales must not be in the stream yet. That goes for the rows of all adapters, whose sums would have
+  // another order beside one that scales.
+  const bool changes = adapted.change(index, projection, 1), apart = changes && out.residual.data != nullptr;
   const Output to = apart ? plain_output(own.product, weight.rows) : out;
   co_await multiply(job, &weight, 1, rows, to, sums);
-  if (!adapted.change(index, projection, 1)) co_return;
+  if (!changes) co_return;
   co_await add_updates(job, adapted, index, projection, 1, x, static_cast<float*>(to.data), to.stride, own.shrunk);
   if (apart) co_await add_product(job, own.product, out, rows.num_rows, weight.rows);
 }

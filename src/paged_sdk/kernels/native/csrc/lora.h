@@ -30,12 +30,6 @@ struct AdaptedRows {
         if (starts[a] < starts[a + 1] && update(a, layer, p).down != nullptr) return true;
     return false;
   }
-  // Whether one of these rows' adapters scales what the base gives.
-  bool scale(int layer, int projection) const {
-    for (int a = 0; a < num_adapters; ++a)
-      if (starts[a] < starts[a + 1] && update(a, layer, projection).gains != nullptr) return true;
-    return false;
-  }
   static size_t bytes(const paged_decoder_args& args) {
     return line_aligned(sizeof(int32_t) * (args.num_rows + args.num_adapters + 1));
   }
@@ -61,7 +55,7 @@ struct AdapterScratch {
   float* normed;   // [rows, hidden]: by place
   float* shrunk;   // [rows, ranks of the widest products]: by place
   float* gate_up;  // [rows, 2 * inner]
-  float* product;  // [rows, hidden]: what is scaled before it is added to the residual stream
+  float* product;  // [rows, hidden]: what is changed before it is added to the residual stream
 
   struct Sizes {
     size_t sorted, of_read, normed, shrunk, gate_up, product;
@@ -71,17 +65,12 @@ struct AdapterScratch {
         : sorted(0), of_read(0), normed(0), shrunk(0), gate_up(0), product(0), ranks(0) {
       if (args.num_adapters == 0) return;
       int inner = 0;
-      bool scales = false;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
         if (layer.router.weight == nullptr && layer.up.rows > inner) inner = layer.up.rows;
         for (int a = 0; a < args.num_adapters; ++a) {
           int all = 0;
-          for (int p = 0; p < PAGED_PROJECTIONS; ++p) {
-            const paged_update& update = args.adapters[a][i * PAGED_PROJECTIONS + p];
-            all += update.rank;
-            scales = scales || update.gains != nullptr;
-          }
+          for (int p = 0; p < PAGED_PROJECTIONS; ++p) all += args.adapters[a][i * PAGED_PROJECTIONS + p].rank;
           ranks = all > ranks ? all : ranks;
         }
       }
@@ -90,7 +79,7 @@ struct AdapterScratch {
       normed = line_aligned(sizeof(float) * args.num_rows * args.layers[0].qkv[0].cols);
       shrunk = line_aligned(sizeof(float) * args.num_rows * ranks);
       gate_up = line_aligned(sizeof(float) * args.num_rows * 2 * inner);
-      if (scales) product = normed;
+      product = normed;
     }
     size_t total() const { return 2 * sorted + of_read + normed + shrunk + gate_up + product; }
   };
