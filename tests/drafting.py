@@ -12,6 +12,7 @@ from paged_sdk import TextModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.draft import make_draft_model
 from paged_sdk.build.loaded_model import load_weights
+from paged_sdk.build.loading import Loading
 from paged_sdk.config.env import read_environment
 from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.scheduler.draft_account import DraftAccount
@@ -49,8 +50,9 @@ def drafting_model(builder: TextModelBuilder, directory: Path, gamma: int = 5) -
     environment = read_environment({})
     target = load_parts(builder.source, builder.settings, environment)
     target.engine.close()
-    device, times = torch.device("cpu"), FreeSteps()
-    draft = load_weights(directory, builder.settings, environment, device, None, lambda: None)
+    times = FreeSteps()
+    devices = (torch.device("cpu"),)
+    draft = load_weights(Loading(path=directory, settings=builder.settings, environment=environment, devices=devices))
     config = evolve(target.config, gamma=gamma)
     balance = DraftAccount(times).open_balance()
     drafts = make_draft_model(

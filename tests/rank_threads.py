@@ -8,19 +8,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
-import torch
+from attrs import evolve
 from torch._C._distributed_c10d import HashStore
 
 from paged_sdk import EngineDeadError
 from paged_sdk.build import assembly
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.part import ModelPart
 from paged_sdk.build.ranks import Seat
-from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Environment
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.parallel.group import Group
@@ -78,15 +76,7 @@ class ThreadRanks:
     :ivar group: all ranks, the first of which is the caller's
     """
 
-    def __init__(
-        self,
-        path: Path,
-        settings: BuildSettings,
-        environment: Environment,
-        *,
-        seats: Sequence[Seat],
-        device: torch.device,
-    ) -> None:
+    def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
         size, library = len(seats), load()
         self.group: Group = Group(0, size)
         self._store = HashStore()
@@ -100,8 +90,8 @@ class ThreadRanks:
 
         def follow(group: Group, seat: Seat) -> None:
             workspace = None if library is None else Workspace(library, num_threads=seat.num_threads)
-            own = seat.of(settings)
-            part = ModelPart.load(path, own, environment, device, workspace, group, go_on=lambda: None)
+            own = evolve(loading, settings=seat.of(loading.settings), workspace=workspace, go_on=lambda: None)
+            part = ModelPart.load(own, group)
             self._all_loaded.release()
             group.join(self._store)
             try:

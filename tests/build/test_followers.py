@@ -18,12 +18,17 @@ from paged_sdk.build import child_ranks, launched
 from paged_sdk.build.child_ranks import ChildRanks
 from paged_sdk.build.followers import Followers
 from paged_sdk.build.launched import follow_launch
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.ranks import Seat
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, Launch
 from paged_sdk.parallel.group import Group, Message
 from paged_sdk.parallel.meeting import Meeting
 from rank_threads import free_port, run_ranks
+
+
+def loading(path: Path, settings: BuildSettings) -> Loading:
+    return Loading(path=path, settings=settings, environment=Environment(), devices=(torch.device("cpu"),))
 
 
 class Started:
@@ -91,13 +96,13 @@ def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
 
     monkeypatch.setattr(child_ranks, "start_program", start)
     seats = [Seat(num_threads=1)] * 2
-    settings, environment = BuildSettings(device="cpu", tensor_parallel=2), Environment()
-    followers = Followers(ChildRanks(tmp_path, settings, environment, seats=seats, device=torch.device("cpu")))
-    load = followers.watched(lambda: time.sleep(0.01))
+    settings = BuildSettings(device="cpu", tensor_parallel=2)
+    followers = Followers(ChildRanks(loading(tmp_path, settings), seats))
+    going_on = followers.watched(lambda: time.sleep(0.01))
     with pytest.raises(
         ModelLoadError, match=r"rank 1 of 2 has ended: process \d+ .* status 1: a file is damaged"
     ) as raised:
-        _forever(load)
+        _forever(going_on)
     followers.close(raised.value)
 
 
@@ -132,9 +137,7 @@ def test_a_launched_rank_without_memory_for_a_step_says_so(tmp_path: Path, monke
     thread = threading.Thread(target=first)
     thread.start()
     meeting = Meeting(Launch(rank=1, size=2, address="localhost", port=port), lambda: None)
-    devices = (torch.device("cpu"),)
-    settings, environment = BuildSettings(device="cpu"), Environment()
     with pytest.raises(OutOfMemoryError, match=r"compute rank 1's part of .*: no 64 bytes"), meeting.failing():
-        follow_launch(meeting, tmp_path, settings, environment, devices, None, lambda: None)
+        follow_launch(meeting, loading(tmp_path, BuildSettings(device="cpu")))
     thread.join()
     assert "rank 1 of 2 has ended: OutOfMemoryError" in said[0]

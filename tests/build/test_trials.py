@@ -15,6 +15,7 @@ from paged_sdk.build import assembly, draft
 from paged_sdk.build.draft import make_draft_model
 from paged_sdk.build.encoder_trial import encode_for_trial
 from paged_sdk.build.loaded_model import LoadedModel, load_weights
+from paged_sdk.build.loading import Loading
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import read_environment
 from paged_sdk.kernels.placement import Placement
@@ -29,7 +30,7 @@ CUDA = torch.device("cuda", 0)
 
 
 def load(builder: TextModelBuilder | VisionModelBuilder, path: Path) -> LoadedModel:
-    return load_weights(path, builder.settings, read_environment({}), CPU, None, lambda: None)
+    return load_weights(Loading(path=path, settings=builder.settings, environment=read_environment({}), devices=(CPU,)))
 
 
 def test_a_picture_is_encoded_for_trial(

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import evolve
 
+from paged_sdk.attention.backend import KvStorage
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
 from paged_sdk.build.child_ranks import ChildRanks
 from paged_sdk.build.device_setup import alone_on, memory_must_do, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import load_draft, make_draft_model
-from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.build.encoder_trial import encode_for_trial
 from paged_sdk.build.followers import Followers
 from paged_sdk.build.free_memory import return_free_memory
@@ -25,6 +25,7 @@ from paged_sdk.build.kv_memory import make_kv_manager, size_pools
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.launched import LaunchedRanks, follow_launch
 from paged_sdk.build.loaded_model import LoadedModel, check_division, load_weights
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
@@ -41,12 +42,14 @@ from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
+from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.meeting import Meeting
 from paged_sdk.parallel.shard import shape_of_ranks
 from paged_sdk.processors import keep_on, kept_on, usable_processors
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
+from paged_sdk.sampling.processor import Processor
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.proposer import Proposer
@@ -89,22 +92,29 @@ def load_parts(
     check_ranks(settings, size, devices)
     meeting = None if launch is None else Meeting(launch, go_on)
     with nullcontext() if meeting is None else meeting.failing():
-        parts = _load_ranks(source, settings, environment, devices, seats, meeting, proposer, tuple(backends), go_on)
+        path = model_path(source, settings)
+        encoder = encoder_file(source, settings, path)
+        go_on()
+        backends = tuple(backends)
+        if size > 1:
+            encoder = check_parts(size, devices[0], encoder, backends)
+        loading = Loading(
+            path=path,
+            settings=settings,
+            environment=environment,
+            devices=devices,
+            go_on=go_on,
+            encoder=encoder,
+            backends=backends,
+        )
+        parts = _load_ranks(loading, seats, meeting, proposer)
     if parts is None:
         raise SystemExit(0)
     return parts
 
 
 def _load_ranks(
-    source: ModelSource,
-    settings: BuildSettings,
-    environment: Environment,
-    devices: tuple[torch.device, ...],
-    seats: Sequence[Seat],
-    meeting: Meeting | None,
-    proposer: Proposer | None,
-    backends: tuple[Candidate, ...],
-    go_on: Callable[[], None],
+    loading: Loading, seats: Sequence[Seat], meeting: Meeting | None, proposer: Proposer | None
 ) -> ModelParts | None:
     """Load a model, or what this rank has of it.
 
@@ -112,26 +122,20 @@ def _load_ranks(
     :param meeting: of ranks that were started one by one; None: this process starts the others, if there are any
     :returns: None on other ranks than the first, once that has ended
     """
-    size = len(seats) if meeting is None else meeting.launch.size
-    path = model_path(source, settings)
-    encoder = encoder_file(source, settings, path)
-    go_on()
     followers: Followers | None = None
-    if size > 1:
-        encoder = check_parts(size, devices[0], encoder, backends)
     try:
-        with alone_on(*devices), memory_must_do(path), kept_on(seats[0].processors):
+        with alone_on(*loading.devices), memory_must_do(loading.path), kept_on(seats[0].processors):
+            loading = evolve(loading, workspace=_workspace(loading.devices, loading.settings))
             if meeting is not None and meeting.launch.rank > 0:
-                workspace = _workspace(devices, settings)
-                follow_launch(meeting, path, settings, environment, devices, workspace, go_on)
+                follow_launch(meeting, loading)
                 meeting.close()
                 return None
             if meeting is not None:
-                followers = Followers(LaunchedRanks(meeting, path, settings, environment, devices, go_on))
-            elif size > 1:
-                check_division(path, settings, devices[0], size)  # each process takes seconds to start
-                followers = Followers(ChildRanks(path, settings, environment, seats=seats, device=devices[0]))
-            parts = _load(path, encoder, settings, environment, devices, proposer, backends, go_on, followers, seats[0])
+                followers = Followers(LaunchedRanks(meeting, loading))
+            elif len(seats) > 1:
+                check_division(loading, len(seats))  # each process takes seconds to start
+                followers = Followers(ChildRanks(loading, seats))
+            parts = _load(loading, followers, seats[0], proposer)
     except BaseException as error:
         if followers is not None:
             followers.close(error)
@@ -140,88 +144,66 @@ def _load_ranks(
     return parts
 
 
-def _load(
-    path: Path,
-    encoder: EncoderFile | None,
-    settings: BuildSettings,
-    environment: Environment,
-    devices: tuple[torch.device, ...],
-    proposer: Proposer | None,
-    backends: tuple[Candidate, ...],
-    go_on: Callable[[], None],
-    followers: Followers | None,
-    seat: Seat,
-) -> ModelParts:
-    workspace = _workspace(devices, settings)
-    group = None
+def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: Proposer | None) -> ModelParts:
+    """Load what this process has of a model, and put together what runs it.
+
+    :param followers: the other ranks; None: this process has all of it
+    """
+    group = None if followers is None else followers.group
     if followers is not None:
-        group, go_on = followers.group, followers.watched(go_on)
-    loaded = load_weights(path, settings, environment, devices[0], workspace, go_on, encoder, group=group)
-    loaded = evolve(loaded, backends=backends)
-    model, text, placement = loaded.model, loaded.text, loaded.placement
-    draft = load_draft(loaded, environment, devices[0], workspace, go_on)
+        loading = evolve(loading, go_on=followers.watched(loading.go_on))
+    loaded = load_weights(loading, group=group)
+    draft = load_draft(loaded, loading)
+    model, settings, placement = loaded.model, loading.settings, loaded.placement
     config = resolve_engine_config(
-        model.config, settings, environment, devices=placement.devices, max_model_len=loaded.max_model_len
+        model.config, settings, loading.environment, devices=placement.devices, max_model_len=loaded.max_model_len
     )
-    storage = make_storage(loaded, config, workspace)
+    storage = make_storage(loaded, config, loading.workspace)
     if followers is not None:
-        followers.join(go_on)
-    go_on()
-    vocab_size = model.config.vocab_size
+        followers.join(loading.go_on)
+    loading.go_on()
     processors = default_processors(
-        vocab_size, partial(text.tokenizer.encode, add_special_tokens=False), ahead=placement.head.type != "cpu"
+        model.config.vocab_size,
+        partial(loaded.text.tokenizer.encode, add_special_tokens=False),
+        ahead=placement.head.type != "cpu",
     )
-    on_devices = None if followers is None or not followers.group.is_on_devices else followers.group
-    activations = activations_of(
-        unfused(model),
-        storage,
-        config,
-        processors=processors,
-        vocab_size=vocab_size,
-        placement=placement,
-        group=on_devices,
-    )
-    placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
-    if followers is not None and on_devices is None:  # all ranks have their pools in the memory of this machine
-        placed[0] = (shape_of_ranks(loaded.shape, followers.group.size), loaded.placement)
-    config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
-    if on_devices is not None:
-        config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))
-    elif followers is not None:
-        followers.group.tell((config.num_blocks,))
+    config = _with_pool(config, loaded, draft, storage, processors, group)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
-    go_on()
+    loading.go_on()
     fused = fuse(model, backend, settings)
     bank = make_bank(loaded, fused)
-    adapters = load_adapters(bank, settings, go_on)
+    adapters = load_adapters(bank, settings, loading.go_on)
+    on_devices = group is not None and group.is_on_devices
     make_decoding = partial(
         make_device_decoding,
         config=config,
         processors=processors,
-        vocab_size=vocab_size,
+        vocab_size=model.config.vocab_size,
         placement=placement,
         visible=settings.logging,
         # What steps without adapters would take longer is for models that have some.
-        make_slots=bank.make_slots if adapters and on_devices is None else None,
-        group=on_devices,
+        make_slots=bank.make_slots if adapters and not on_devices else None,
+        group=group if on_devices else None,
     )
-    queue, images = _images(loaded, config, settings)
+    queue, images = _images(loaded, config)
     runner = ModelRunner(
         fused,
         backend,
-        Sampler(vocab_size, placement.head, processors),
+        Sampler(model.config.vocab_size, placement.head, processors),
         make_decoding(fused, backend),
-        WeightRequantizer(loaded, environment, config, workspace=workspace, make_device_decoding=make_decoding),
+        WeightRequantizer(
+            loaded, loading.environment, config, workspace=loading.workspace, make_device_decoding=make_decoding
+        ),
         adapters=bank,
         images=images,
         others=followers,
     )
     _log.info(
         "%s: %s, %s on %s, context %d tokens",
-        path.name,
+        loading.path.name,
         model.config.model_type,
         loaded.dtype,
         placement,
@@ -229,24 +211,14 @@ def _load(
     )
     scheduler = Scheduler(config, kv, queue)
     if proposer is None:
-        proposer = ForcedTokens(_proposer(config, scheduler))
-        if draft is not None:
-            own = make_draft_model(
-                draft,
-                config,
-                target_vocab_size=vocab_size,
-                times=scheduler.times,
-                balance=scheduler.drafts.open_balance(),
-                workspace=workspace,
-            )
-            proposer = SeveralProposers((proposer, own))
+        proposer = _proposer(loaded, draft, config, scheduler, loading.workspace)
     return ModelParts(
-        name=path.stem if path.is_file() else path.name,
+        name=loading.path.stem if loading.path.is_file() else loading.path.name,
         architecture=model.config.model_type,
-        engine=Engine(scheduler, kv, runner, text.tokenizer, proposer=proposer, images=queue),
-        text=text,
+        engine=Engine(scheduler, kv, runner, loaded.text.tokenizer, proposer=proposer, images=queue),
+        text=loaded.text,
         config=config,
-        vocab_size=vocab_size,
+        vocab_size=model.config.vocab_size,
         # The last token of a sequence takes a position of the context, but needs no KV.
         max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
         hidden_size=model.config.hidden_size,
@@ -255,15 +227,15 @@ def _load(
         reads_whole_texts=model.config.bidirectional,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
-        on_worker_start=partial(_start_worker, placement.head, settings, workspace, images, seat),
+        on_worker_start=partial(_start_worker, placement.head, settings, loading.workspace, images, seat),
         check_isq=refuse_isq
-        if group is not None and group.is_on_devices
+        if on_devices
         else partial(
             check_isq,
             settings=settings,
             devices=placement.devices,
             dtype=loaded.dtype,
-            has_library=workspace is not None,
+            has_library=loading.workspace is not None,
         ),
         log_throughput=settings.throughput_logging,
         bank=bank,
@@ -271,7 +243,59 @@ def _load(
     )
 
 
-def _proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
+def _with_pool(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    draft: LoadedModel | None,
+    storage: KvStorage,
+    processors: Sequence[Processor[Any]],
+    group: Group | None,
+) -> EngineConfig:
+    """Decide how large the KV pool is: on devices together with the other ranks, and for them elsewhere."""
+    on_devices = group if group is not None and group.is_on_devices else None
+    activations = activations_of(
+        unfused(loaded.model),
+        storage,
+        config,
+        processors=processors,
+        vocab_size=loaded.model.config.vocab_size,
+        placement=loaded.placement,
+        group=on_devices,
+    )
+    placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
+    if group is not None and on_devices is None:  # all ranks have their pools in the memory of this machine
+        placed[0] = (shape_of_ranks(loaded.shape, group.size), loaded.placement)
+    config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
+    if on_devices is not None:
+        config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))
+    elif group is not None:
+        group.tell((config.num_blocks,))
+    return config
+
+
+def _proposer(
+    loaded: LoadedModel,
+    draft: LoadedModel | None,
+    config: EngineConfig,
+    scheduler: Scheduler,
+    workspace: Workspace | None,
+) -> Proposer:
+    """Make who proposes drafts: of forced tokens and predicted texts at least."""
+    proposer = ForcedTokens(_text_proposer(config, scheduler))
+    if draft is None:
+        return proposer
+    own = make_draft_model(
+        draft,
+        config,
+        target_vocab_size=loaded.model.config.vocab_size,
+        times=scheduler.times,
+        balance=scheduler.drafts.open_balance(),
+        workspace=workspace,
+    )
+    return SeveralProposers((proposer, own))
+
+
+def _text_proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
     """Make who proposes drafts: of predicted texts at least."""
     return TextProposer(
         config.gamma or SpeculativeConfig().gamma,
@@ -283,14 +307,12 @@ def _proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
 
 
 def _images(
-    loaded: LoadedModel,
-    config: EngineConfig,
-    settings: BuildSettings,
+    loaded: LoadedModel, config: EngineConfig
 ) -> tuple[ImageQueue[EncodedImage], ImageVectors] | tuple[None, None]:
     """Make what encodes the images of prompts, if the model takes any."""
     if loaded.vision is None:
         return None, None
-    shape, num_threads = loaded.model.config, settings.num_threads or usable_processors()
+    shape, num_threads = loaded.model.config, loaded.settings.num_threads or usable_processors()
     queue = ImageQueue[EncodedImage](
         shape.hidden_size * (1 + shape.num_image_layers) * loaded.dtype.itemsize, max_slowdown=config.max_slowdown
     )

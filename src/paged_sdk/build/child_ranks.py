@@ -20,6 +20,7 @@ from attrs import evolve, frozen
 from torch._C._distributed_c10d import FileStore
 
 from paged_sdk.build.child_process import start_program
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.ranks import Seat
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, device_variables, interpreter_variables
@@ -68,22 +69,14 @@ class Assignment:
 class ChildRanks:
     """Holds the processes of ranks 1 and on, which this process starts, and its own place among them.
 
+    :param loading: of this process's part
     :param seats: where each rank computes
-    :param device: this one's
     :raises EngineError: they cannot be started
     :ivar group: all ranks, of which this process is the first
     """
 
-    def __init__(
-        self,
-        path: Path,
-        settings: BuildSettings,
-        environment: Environment,
-        *,
-        seats: Sequence[Seat],
-        device: torch.device,
-    ) -> None:
-        size = len(seats)
+    def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
+        size, device = len(seats), loading.device
         self.group: Group = Group(0, size, self._explain)
         self._meeting = TemporaryDirectory(prefix="paged-sdk-")
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -91,7 +84,7 @@ class ChildRanks:
         self._said = [b""] * size
         self._finalizer = weakref.finalize(self, _end, self._processes, self._meeting, self._owner, seconds=0.0)
         self._watcher: threading.Thread | None = None
-        given = evolve(settings, logging=False, throughput_logging=False)
+        given = evolve(loading.settings, logging=False, throughput_logging=False)
         library = load()
         self._device = device
         shared = None if library is None or device.type != "cpu" else make_shared_memory(library, size)
@@ -100,10 +93,10 @@ class ChildRanks:
                 self.group.share(library, shared)
             for rank in range(1, size):
                 assignment = Assignment(
-                    path=path,
+                    path=loading.path,
                     settings=seats[rank].of(given),
                     processors=seats[rank].processors,
-                    environment=environment,
+                    environment=loading.environment,
                     rank=rank,
                     size=size,
                     rendezvous=Path(self._meeting.name),

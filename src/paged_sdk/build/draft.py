@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
 from attrs import evolve
 
 from paged_sdk.build.device_setup import memory_must_do
@@ -13,11 +10,11 @@ from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_memory import make_kv_manager
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel, load_weights
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import model_path
 from paged_sdk.build.sizing import resolve_draft
 from paged_sdk.build.vocabulary import check_same_tokens
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.env import Environment
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.scheduler.draft_account import DraftBalance
@@ -26,24 +23,19 @@ from paged_sdk.scheduler.step_times import StepTimes
 __all__ = ["load_draft", "make_draft_model"]
 
 
-def load_draft(
-    target: LoadedModel,
-    environment: Environment,
-    device: torch.device,
-    workspace: Workspace | None,
-    go_on: Callable[[], None],
-) -> LoadedModel | None:
+def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
     """Load the smaller model that guesses for a target, if there is to be one.
 
+    :param loading: the target's
     :raises ConfigError: its tokens are others
     """
-    source = resolve_draft(target.settings, environment)
+    source = resolve_draft(loading.settings, loading.environment)
     if source is None:
         return None
     path = model_path(source.model, source.settings)
-    go_on()
+    loading.go_on()
     with memory_must_do(path):
-        draft = load_weights(path, source.settings, environment, device, workspace, go_on)
+        draft = load_weights(evolve(loading, path=path, settings=source.settings, encoder=None, backends=()))
     check_same_tokens(target.text.tokenizer, draft.text.tokenizer, source.model.location)
     draft.text.close()
     return draft

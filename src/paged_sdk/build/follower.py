@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from paged_sdk.build.child_ranks import GROUP_LOST, READY, Assignment
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.part import ModelPart
 from paged_sdk.build.placement import choose_devices
 from paged_sdk.errors import EngineDeadError
@@ -81,9 +82,14 @@ def _follow(assignment: Assignment, answers: BinaryIO) -> None:
         assert library is not None, "rank 0 has loaded it"
         group.share(library, assignment.shared)
         os.close(assignment.shared)
-    part = ModelPart.load(
-        assignment.path, settings, assignment.environment, device, workspace, group, go_on=lambda: None
+    loading = Loading(
+        path=assignment.path,
+        settings=settings,
+        environment=assignment.environment,
+        devices=(device,),
+        workspace=workspace,
     )
+    part = ModelPart.load(loading, group)
     answers.write(READY)
     group.join(FileStore(str(assignment.rendezvous / "ranks"), assignment.size), device=device)
     group.talk_through([0])

@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
 import torch
+from attrs import evolve
 from torch._C._distributed_c10d import PrefixStore
 
 from paged_sdk.build.device_setup import memory_must_do_to
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.part import ModelPart
 from paged_sdk.build.placement import common_dtype
-from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Environment
-from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.native.library import load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.meeting import Meeting
@@ -50,24 +49,16 @@ class LaunchedRanks:
     """Holds this process's place among ranks that were started one by one, as the first of them.
 
     :param meeting: to which all have come
-    :param devices: those of this rank's part
+    :param loading: of this rank's part
     :raises ConfigError: the others do not come, or have other settings
     :ivar group: all ranks, of which this process is the first
     """
 
-    def __init__(
-        self,
-        meeting: Meeting,
-        path: Path,
-        settings: BuildSettings,
-        environment: Environment,
-        devices: tuple[torch.device, ...],
-        go_on: GoOn,
-    ) -> None:
+    def __init__(self, meeting: Meeting, loading: Loading) -> None:
         self._meeting = meeting
-        self._device = devices[0]
+        self._device = loading.device
         self.group: Group = Group(0, meeting.launch.size, meeting.explain)
-        meeting.compare(_about(path, settings, environment, devices), go_on)
+        meeting.compare(_about(loading), loading.go_on)
 
     def check(self) -> None:
         """Look whether the others can still load their parts.
@@ -98,15 +89,7 @@ class LaunchedRanks:
             self._meeting.close()  # and go on to listen: the others still ask what has ended this one
 
 
-def follow_launch(
-    meeting: Meeting,
-    path: Path,
-    settings: BuildSettings,
-    environment: Environment,
-    devices: tuple[torch.device, ...],
-    workspace: Workspace | None,
-    go_on: GoOn,
-) -> None:
+def follow_launch(meeting: Meeting, loading: Loading) -> None:
     """Load this rank's part and compute it in step with the first rank, until that says that it has ended.
 
     :param meeting: to which all have come
@@ -115,14 +98,14 @@ def follow_launch(
     :raises OutOfMemoryError: this one has no memory for a step
     :raises EngineDeadError: another rank has ended otherwise
     """
-    rank, size = meeting.launch.rank, meeting.launch.size
+    rank, size, go_on = meeting.launch.rank, meeting.launch.size, loading.go_on
     group = Group(rank, size, meeting.explain)
     try:
-        meeting.compare(_about(path, settings, environment, devices), go_on)
-        part = ModelPart.load(path, settings, environment, devices[0], workspace, group, _watched(meeting, go_on))
-        _join(meeting, group, devices[0], go_on)
-        _log.info("Rank %d of %d computes its part of %s.", rank, size, path.name)
-        with memory_must_do_to(f"compute rank {rank}'s part of", path):
+        meeting.compare(_about(loading), go_on)
+        part = ModelPart.load(evolve(loading, go_on=_watched(meeting, go_on)), group)
+        _join(meeting, group, loading.device, go_on)
+        _log.info("Rank %d of %d computes its part of %s.", rank, size, loading.path.name)
+        with memory_must_do_to(f"compute rank {rank}'s part of", loading.path):
             _run(lambda: part.follow(group), go_on)
     finally:
         group.end()
@@ -166,18 +149,17 @@ def _run(work: Callable[[], None], go_on: GoOn) -> None:
         raise raised[0]
 
 
-def _about(
-    path: Path, settings: BuildSettings, environment: Environment, devices: tuple[torch.device, ...]
-) -> dict[str, str]:
+def _about(loading: Loading) -> dict[str, str]:
     """Return what has to be the same on all ranks, in words."""
-    sizes = [size for size, _ in file_stamps(path).values()]
+    settings, environment = loading.settings, loading.environment
+    sizes = [size for size, _ in file_stamps(loading.path).values()]
     return {
         "paged-sdk": version("paged-sdk"),
         "torch": torch.__version__,
         "native kernels": "none" if load() is None else "there",
         "model": f"{len(sizes)} files of {sum(sizes)} bytes",
-        "device": devices[0].type,
-        "dtype": str(common_dtype(settings.dtype, devices)),
+        "device": loading.device.type,
+        "dtype": str(common_dtype(settings.dtype, loading.devices)),
         **{name: str(getattr(settings, name)) for name in _SHARED},
         **{f"environment's {name}": str(getattr(environment, name)) for name in _SHARED_VARIABLES},
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from paged_sdk.build.device_setup import weights_must_fit
 from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.build.importance import CheckpointImportance, load_importance
 from paged_sdk.build.isq_cache import with_isq_cache
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import hub_token
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
 from paged_sdk.build.progress import LoadingBar
@@ -27,11 +28,9 @@ from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, te
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.embedding import EmbeddingRecipe
-from paged_sdk.config.env import Environment
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError, ModelLoadError
-from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
 from paged_sdk.models.decoder import DecoderModel
@@ -94,23 +93,14 @@ class LoadedModel:
         return self._text
 
 
-def load_weights(
-    path: Path,
-    settings: BuildSettings,
-    environment: Environment,
-    device: torch.device,
-    workspace: Workspace | None,
-    go_on: Callable[[], None],
-    file: EncoderFile | None = None,
-    *,
-    group: Group | None = None,
-) -> LoadedModel:
+def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel:
     """Load weights and tokenizer at the same time.
 
-    :param device: of what the settings' topology puts on no other
-    :param file: the image encoder of a GGUF model
-    :param group: the ranks that the weights are divided among; those after the first read no text
+    :param group: the ranks that the weights are divided among; those after the first read no text, and no images
     """
+    path, settings, device, workspace = loading.path, loading.settings, loading.device, loading.workspace
+    is_first = group is None or group.rank == 0  # which alone knows the tensors of an image encoder's file
+    file = loading.encoder if is_first else None
     dtype = common_dtype(settings.dtype, choose_devices(settings, device))
     files = file_stamps(path)
     checkpoint = open_checkpoint(path)
@@ -123,12 +113,11 @@ def load_weights(
         max_model_len = resolve_max_model_len(settings, shape)
         if group is not None:
             _check_division(plan, checkpoint, group.size)
-        is_first = group is None or group.rank == 0  # which alone knows the tensors of an image encoder's file
         own_names = () if encoder is None else encoder.names()
         placed = place(settings.topology, device, plan, checkpoint, own_names, is_checked=is_first)
         placement = placed.placement
-        importance = load_importance(checkpoint, settings, go_on)
-        policy = weight_policy(checkpoint, settings, environment, dtype, placed, workspace, importance)
+        importance = load_importance(checkpoint, settings, loading.go_on)
+        policy = weight_policy(checkpoint, settings, loading.environment, dtype, placed, workspace, importance)
         with (
             with_isq_cache(path, files, settings, policy, device, group) as keeping,
             ThreadPoolExecutor(1, thread_name_prefix="paged-sdk tokenizer") as beside,
@@ -141,7 +130,7 @@ def load_weights(
                     text_beside = beside.submit(_text_processor, checkpoint, settings, shape.vocab_size)
 
             def progress(done: int, total: int) -> None:
-                go_on()
+                loading.go_on()
                 if text_beside is not None and text_beside.done():
                     text_beside.result()  # whose error ends the loading
                 bar.update(done, total)
@@ -170,7 +159,7 @@ def load_weights(
         checkpoint.source.close()
         if encoder is not None:
             encoder.close()
-    go_on()
+    loading.go_on()
     is_quantized = policy.makes_quantized(checkpoint.is_quantized)
     return LoadedModel(
         model=model,
@@ -187,20 +176,21 @@ def load_weights(
         why_no_text=why_no_text,
         vision=vision,
         importance=importance,
+        backends=loading.backends,
     )
 
 
-def check_division(path: Path, settings: BuildSettings, device: torch.device, size: int) -> None:
+def check_division(loading: Loading, size: int) -> None:
     """Check whether a model can be divided among ranks. Only the heads of its files are read.
 
-    :param device: the first rank's
     :param size: how many ranks there are
     :raises ConfigError: it cannot
     :raises ModelLoadError: it cannot be loaded at all
     """
-    checkpoint = open_checkpoint(path)
+    settings = loading.settings
+    checkpoint = open_checkpoint(loading.path)
     try:
-        dtype = common_dtype(settings.dtype, choose_devices(settings, device))
+        dtype = common_dtype(settings.dtype, choose_devices(settings, loading.device))
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         _check_division(plan, checkpoint, size)
     finally:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-import torch
 from attrs import evolve, frozen
 
 from paged_sdk.attention.backend import KvStorage
@@ -17,13 +13,11 @@ from paged_sdk.build.fusing import fuse, unfused
 from paged_sdk.build.kv_memory import size_pools
 from paged_sdk.build.kv_storage import make_storage
 from paged_sdk.build.loaded_model import LoadedModel, load_weights
+from paged_sdk.build.loading import Loading
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.build.step_memory import activations_of
-from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.config.env import Environment
-from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import fused_spans
 from paged_sdk.models.sharded import SharedHead
@@ -37,34 +31,23 @@ __all__ = ["ModelPart"]
 class ModelPart:
     """Holds what a rank has loaded."""
 
+    loading: Loading
     loaded: LoadedModel
-    environment: Environment
     config: EngineConfig
     storage: KvStorage
-    device: torch.device
-    workspace: Workspace | None
 
     @classmethod
-    def load(
-        cls,
-        path: Path,
-        settings: BuildSettings,
-        environment: Environment,
-        device: torch.device,
-        workspace: Workspace | None,
-        group: Group,
-        go_on: Callable[[], None],
-    ) -> ModelPart:
+    def load(cls, loading: Loading, group: Group) -> ModelPart:
         """Load it; see :func:`~paged_sdk.build.loaded_model.load_weights`."""
-        loaded = load_weights(path, settings, environment, device, workspace, go_on, group=group)
+        loaded = load_weights(loading, group=group)
         config = resolve_engine_config(
             loaded.model.config,
-            settings,
-            environment,
+            loading.settings,
+            loading.environment,
             devices=loaded.placement.devices,
             max_model_len=loaded.max_model_len,
         )
-        part = cls(loaded, environment, config, make_storage(loaded, config, workspace), device, workspace)
+        part = cls(loading, loaded, config, make_storage(loaded, config, loading.workspace))
         return_free_memory()
         return part
 
@@ -74,13 +57,13 @@ class ModelPart:
         :param group: the ranks, which are connected
         :raises EngineDeadError: another rank has ended
         """
-        model = self.loaded.model
+        model, settings, workspace = self.loaded.model, self.loading.settings, self.loading.workspace
         assert isinstance(model, DecoderModel)
         assert isinstance(model.head, SharedHead)
-        prepare_thread(self.device, self.loaded.settings.num_threads if self.workspace is None else 1)
+        prepare_thread(self.loading.device, settings.num_threads if workspace is None else 1)
         config = self._sized(group) if group.is_on_devices else evolve(self.config, num_blocks=group.hear()[0])
         backend = self.storage.make(config.num_blocks)
-        fused = fuse(model, backend, self.loaded.settings)
+        fused = fuse(model, backend, settings)
         path = None
         if group.is_on_devices:
             path = make_device_decoding(
@@ -97,9 +80,9 @@ class ModelPart:
         bank = make_bank(self.loaded, fused)
         requantize = WeightRequantizer(
             self.loaded,
-            self.environment,
+            self.loading.environment,
             config,
-            workspace=self.workspace,
+            workspace=workspace,
             make_device_decoding=lambda model, backend: None,
         )
         while (isq := follow(fused, model.head, backend, group, bank, path)) is not None:
