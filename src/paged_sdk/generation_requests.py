@@ -91,8 +91,8 @@ class GenerationRequests:
         :param encodes: return its prompts; every prompt is a request of its own for the engine
         :param interruption: is set if nobody waits for them any more
         """
-        preparer = self.preparer
-        preparer.check_generates("messages" if is_chat else "prompt")
+        preparer, field = self.preparer, "messages" if is_chat else "prompt"
+        preparer.check_generates(field)
         preparer.check_prediction(options, len(encodes))
         adapter = self.adapters.use(options.adapter)
         tokenizer = preparer.text.tokenizer
@@ -146,7 +146,8 @@ class GenerationRequests:
                     prediction_token_ids=prediction,
                     request_id=part_id,
                     arrival=arrival,
-                    continues_prompt=not is_chat,
+                    field=field,
+                    continues_prompt=continues_prompt,
                     kept_special_ids=kept,
                     has_thoughts=is_parsed,
                     language=language,

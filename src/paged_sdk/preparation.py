@@ -238,6 +238,7 @@ class RequestPreparer:
         prediction_token_ids: Sequence[int] = (),
         request_id: str,
         arrival: float,
+        field: str,
         continues_prompt: bool,
         kept_special_ids: frozenset[int] = frozenset(),
         has_thoughts: bool = False,
@@ -250,7 +251,8 @@ class RequestPreparer:
 
         :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
-        :param kept_special_ids: see :class:`Request`; ``language`` and what follows it likewise
+        :param field: "messages", or "prompt": what it has been made of
+        :param continues_prompt: see :class:`Request`; ``kept_special_ids``, ``language`` and what follows it likewise
         :param has_thoughts: whether the text may begin with what the model thinks
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
@@ -261,7 +263,7 @@ class RequestPreparer:
                 "prompt = [] is not allowed: expected at least one token", field="prompt", value=[]
             )
         if max(prompt_token_ids) >= self.vocab_size:
-            raise self._unknown_token(max(prompt_token_ids), continues_prompt=continues_prompt)
+            raise self._unknown_token(max(prompt_token_ids), field)
         if len(prompt_token_ids) > self.max_prompt_tokens:
             if options.truncation and prompt.media is not None:
                 raise InvalidRequestError.of("truncation", True, "no images: a prompt with images is not cut")
@@ -286,8 +288,7 @@ class RequestPreparer:
             stop_token_ids=stop_token_ids,
             max_tokens=min(room, most),
             arrival=arrival,
-            # Every byte of a sentence counts, a space at its beginning, too.
-            continues_prompt=continues_prompt or (language is not None and not options.is_strict),
+            continues_prompt=continues_prompt,
             healing=healing,
             prediction_token_ids=prediction_token_ids,
             kept_special_ids=kept_special_ids,
@@ -309,17 +310,17 @@ class RequestPreparer:
             return ()
         return block_hashes(prompt_token_ids, self.config.block_size, cache_keys, most=MOST_BLOCKS)
 
-    def _unknown_token(self, token_id: int, *, continues_prompt: bool) -> InvalidRequestError:
+    def _unknown_token(self, token_id: int, field: str) -> InvalidRequestError:
         """Make the error of a prompt with a token that the tokenizer knows and the model does not."""
         tokenizer = self.text.tokenizer
         if token_id in (*tokenizer.special.prefix, *tokenizer.special.suffix):
             origin = "the tokenizer puts it around every text"
         else:
-            origin = "the tokenizer made it of the " + ("prompt" if continues_prompt else "chat template's text")
+            origin = "the tokenizer made it of the " + ("prompt" if field == "prompt" else "chat template's text")
         piece = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
         return InvalidRequestError(
             f"token id {token_id} ({piece!r}) is not in the model's vocabulary of {self.vocab_size} tokens: {origin}",
-            field="prompt" if continues_prompt else "messages",
+            field=field,
             value=token_id,
             allowed=f"token ids from 0 to {self.vocab_size - 1}",
         )

@@ -73,6 +73,7 @@ class ReadingRequests:
                         sampling,
                         request_id=f"{request_id}-{place}",
                         arrival=arrival,
+                        field="prompt",
                         continues_prompt=True,
                         adapter=adapter,
                         reading=reading,
