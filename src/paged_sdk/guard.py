@@ -5,10 +5,14 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from paged_sdk.errors import NumericalError, PagedError, RequestError, RequestFailedError
+from paged_sdk.errors import NumericalError, PagedError, RequestError, RequestFailedError, RequestTimeoutError
 
-__all__ = ["RequestGuard", "clear_frames", "drop_tracebacks", "request_failure"]
+if TYPE_CHECKING:
+    from paged_sdk.errors import PartialResponse
+
+__all__ = ["RequestGuard", "clear_frames", "drop_tracebacks", "request_failure", "request_timeout"]
 
 
 class RequestGuard:
@@ -51,6 +55,18 @@ def request_failure(error: Exception, request_id: str) -> PagedError:
     failure = RequestFailedError(f"request {request_id} failed: {error!r}", request_id=request_id)
     failure.__cause__ = error
     return failure
+
+
+def request_timeout(
+    request_id: str, timeout: float, partial_response: PartialResponse | None = None
+) -> RequestTimeoutError:
+    """Return the error that a request ends with when its own timeout, in seconds, has passed."""
+    return RequestTimeoutError(
+        f"request {request_id} did not finish within its timeout of {timeout:g} s",
+        request_id=request_id,
+        partial_response=partial_response,
+        timeout=timeout,
+    )
 
 
 def clear_frames(error: BaseException) -> None:

@@ -13,8 +13,8 @@ from attrs import frozen
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.engine.request_start import RequestStart
-from paged_sdk.errors import ModelClosedError, QueueFullError, RequestTimeoutError
-from paged_sdk.guard import request_failure
+from paged_sdk.errors import ModelClosedError, QueueFullError
+from paged_sdk.guard import request_failure, request_timeout
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.reading import ReadResult, TokenScores
 from paged_sdk.types.response import Usage
@@ -104,11 +104,7 @@ class PromptBatch:
                 await self._read_all()
             if scope is not None and scope.cancelled_caught:
                 assert self._timeout is not None
-                raise RequestTimeoutError(
-                    f"request {self._request_id} did not finish within its timeout of {self._timeout:g} s",
-                    request_id=self._request_id,
-                    timeout=self._timeout,
-                )
+                raise request_timeout(self._request_id, self._timeout)
         finally:
             for request in self._live.values():
                 self._worker.abort(request.request_id)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from paged_sdk.engine.request_start import RequestStart
-from paged_sdk.errors import EngineDeadError, InvalidRequestError, RequestError, RequestTimeoutError
-from paged_sdk.guard import request_failure
+from paged_sdk.errors import EngineDeadError, InvalidRequestError, RequestError
+from paged_sdk.guard import request_failure, request_timeout
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
@@ -259,12 +259,7 @@ class ResponseStream(Generic[ResponseT, ChunkT]):
         if scope.cancelled_caught:
             self._ended = True
             self._abort()
-            raise RequestTimeoutError(
-                f"request {self.request_id} did not finish within its timeout of {timeout:g} s",
-                request_id=self.request_id,
-                partial_response=self._partial_response(),
-                timeout=timeout,
-            )
+            raise request_timeout(self.request_id, timeout, self._partial_response())
 
     def _partial_response(self) -> PartialResponse | None:
         response = self.response_so_far()
