@@ -145,29 +145,21 @@ class WeightLoader:
         own_rows = None if rows is None or self.shard.is_whole else list(rows)
         if order is not None:
             return self._reordered(names, order, in_features, out_features, own_rows, bias=bias)
-        name, *_ = names
-        heights = tuple(out_features) if len(names) > 1 else (sum(out_features),)
-        whole_shapes = {each: (height, in_features) for each, height in zip(names, heights, strict=True)}
-        picked: dict[str, Tensor] = {}
-        parts = list(zip(names, heights, strict=True))
-        stored = [self.matrix(f"{name}.weight", height, in_features) for name, height in parts]
-        whole = stored[0] if len(names) == 1 else None
-        matrices = stored if whole is None else whole.split(out_features)
+        is_one = len(names) == 1
+        heights = (sum(out_features),) if is_one else tuple(out_features)
+        wanted = list(zip(names, heights, strict=True))
+        stored = [self.matrix(f"{name}.weight", height, in_features) for name, height in wanted]
+        matrices = stored[0].split(out_features) if is_one else stored
         biases: Sequence[Tensor | None] = [None] * len(matrices)
         if bias and (cut is None or self.shard.is_first):
-            merged = [self.tensor(f"{name}.bias", height) for name, height in parts]
-            biases = merged if len(names) > 1 else torch.split(merged[0], list(out_features))
+            whole_biases = [self.tensor(f"{name}.bias", height) for name, height in wanted]
+            biases = torch.split(whole_biases[0], list(out_features)) if is_one else whole_biases
+        is_cut = own_rows is not None or cut is not None
         if own_rows is not None:
             biases = [None if each is None else each[own] for each, own in zip(biases, own_rows, strict=True)]
-        if own_rows is not None or cut is not None:
-            own_rows = own_rows or [slice(0, each.matrix.shape[0]) for each in matrices]
-            matrices = [self.part(each, own, cols) for each, own in zip(matrices, own_rows, strict=True)]
-            heights = tuple(each.matrix.shape[0] for each in matrices)
-            heights, whole = heights if len(names) > 1 else (sum(heights),), None
-            firsts = [0, *accumulate(out_features)] if len(names) == 1 else [0] * len(own_rows)
-            indices = [torch.arange(own.start, own.stop) + at for own, at in zip(own_rows, firsts, strict=False)]
-            if rows is not None:
-                picked = dict(zip(names, indices, strict=True)) if len(names) > 1 else {name: torch.cat(indices)}
+        if is_cut:
+            taken = own_rows or [slice(0, each.matrix.shape[0]) for each in matrices]
+            matrices = [self.part(each, own, cols) for each, own in zip(matrices, taken, strict=True)]
         role = Role.HEAD if is_head else Role.LINEAR
         self._note_narrow(stored, role)
         linear = self._policy.linear(
@@ -176,31 +168,28 @@ class WeightLoader:
             role,
             dtype=self._dtype,
             device=self._device,
-            whole=None if whole is None else whole.matrix,
+            whole=stored[0].matrix if is_one and not is_cut else None,
         )
         for each in stored:
             self._loaded(each.name)
-        ends = list(accumulate(heights))
-        outputs = [slice(end - height, end) for end, height in zip(ends, heights, strict=True)]
         if is_head:  # its rows are not a step's tokens: the model adds its updates, to the logits of all ranks
-            self._add_adaptable(self._head_shape(name, sum(out_features), in_features))
+            self._add_adaptable(self._head_shape(names[0], sum(out_features), in_features))
             return linear
         shape = AdaptableShape(
-            dict(zip(names, outputs, strict=True)),
+            _outputs(names, [each.matrix.shape[0] for each in matrices]),
             linear.in_features,
             self._device,
-            whole={} if self.shard.is_whole else whole_shapes,
-            rows=picked,
+            whole={} if self.shard.is_whole else {name: (height, in_features) for name, height in wanted},
+            rows={} if own_rows is None else _picked(names, out_features, own_rows),
             cols=cut,
             has_whole_rows=cut is None,
         )
+        self._add_adaptable(shape)
         if self.group is not None and joined is not None:
-            self._add_adaptable(shape)
             return JoinedLinear(linear, shape.name, self.group, inputs=joined[0], outputs=joined[1])
         if self.group is not None and cut is not None:
-            self._add_adaptable(shape)
             return SummedLinear(linear, shape.name, self.group)
-        return self._adaptable(linear, shape)
+        return AdaptableLinear(linear, shape.name)
 
     def _joined(self, height: int, cols: Callable[[Shard], slice]) -> tuple[list[slice], list[slice]] | None:
         """Return which columns of an input and which rows of a matrix each rank has, where ranks join columns."""
@@ -209,10 +198,6 @@ class WeightLoader:
         every = self.shard.every(self.shard.size)
         outputs = [own for own in (shard.outputs(height) for shard in every) if own is not None]
         return ([cols(shard) for shard in every], outputs) if len(outputs) == len(every) else None
-
-    def _adaptable(self, linear: Linear, shape: AdaptableShape) -> AdaptableLinear:
-        self._add_adaptable(shape)
-        return AdaptableLinear(linear, shape.name)
 
     def _head_shape(self, name: str, vocab_size: int, hidden_size: int) -> AdaptableShape:
         """Describe the output projection to adapters: their updates of it are whole on each rank."""
@@ -279,7 +264,8 @@ class WeightLoader:
             order,
             {} if self.shard.is_whole else {name: (height, in_features)},
         )
-        return self._adaptable(linear, shape)
+        self._add_adaptable(shape)
+        return AdaptableLinear(linear, shape.name)
 
     def experts(
         self, gate_up: ExpertStack, down: ExpertStack, *, extras: ExpertExtras | None, join: ColumnJoin | None
@@ -382,6 +368,30 @@ class WeightLoader:
     def _report(self, done: int) -> None:
         if self._on_progress is not None:
             self._on_progress(done, self._total)
+
+
+def _outputs(names: Sequence[str], heights: Sequence[int]) -> dict[str, slice]:
+    """Return which outputs of a layer are each matrix's; a single one has all.
+
+    :param heights: how many each part of the layer has
+    """
+    if len(names) == 1:
+        return {names[0]: slice(0, sum(heights))}
+    ends = accumulate(heights)
+    return {name: slice(end - height, end) for name, height, end in zip(names, heights, ends, strict=True)}
+
+
+def _picked(names: Sequence[str], heights: Sequence[int], rows: Sequence[slice]) -> dict[str, Tensor]:
+    """Return which rows of each matrix are taken; the parts of a single one follow one another in it.
+
+    :param heights: how many rows each part has in the checkpoint
+    :param rows: those of each part that are taken
+    """
+    picked = [torch.arange(own.start, own.stop) for own in rows]
+    if len(names) > 1:
+        return dict(zip(names, picked, strict=True))
+    ends = accumulate(heights)
+    return {names[0]: torch.cat([each + end - height for each, height, end in zip(picked, heights, ends, strict=True)])}
 
 
 def _can_be_divided(named: NamedMatrix, cols: Callable[[Shard], slice], shard: Shard, size: int) -> bool:
