@@ -54,11 +54,10 @@ def load_model(
     source: WeightSource,
     *,
     dtype: torch.dtype,
-    device: torch.device,
+    device: torch.device | Placement,
     policy: WeightPolicy = DENSE,
     on_progress: Callable[[int, int], None] | None = None,
     num_threads: int = 1,
-    placement: Placement | None = None,
     group: Group | None = None,
 ) -> DecoderModel:
     """Build a model; the weights are loaded once, in their final place.
@@ -68,17 +67,17 @@ def load_model(
     :param config: ``config.json``'s content
     :param source: the weights; it stays open, and tensors that the model does not use are not read
     :param dtype: of weights, activations, keys and values
+    :param device: where everything is; or what is on which device
     :param policy: chooses the form that each matrix takes; by default matrices are decoded
     :param on_progress: called with the number of tensors loaded and of all tensors, by the thread that loaded one: an
         error that it raises ends the loading
     :param num_threads: how many layers are loaded at once, each on a thread; 1: all on this one
-    :param placement: what is on which device; None: everything is on ``device``
     :param group: the ranks that the model is divided among, of which this process is one; None: it has all of it
     :raises UnsupportedArchitectureError: no family has this ``model_type``
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
     """
     shape, names = read_shape(config, source)
-    places = placement or Placement.on(device, shape.num_layers)
+    places = device if isinstance(device, Placement) else Placement.on(device, shape.num_layers)
     shard = WHOLE if group is None else shard_of(shape, group.rank, group.size)
     loader = WeightLoader(
         source,
