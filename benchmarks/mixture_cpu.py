@@ -27,7 +27,6 @@ from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.experts import Experts
-from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.step import StepRow
 
@@ -92,7 +91,7 @@ class Layers:
         self._backend = NativePagedBackend(
             self._model.config, settings, num_tokens // _BLOCK_SIZE, workspace=workspace, products=Products.INT8
         )
-        self._fused = FusedDecoderModel(self._model, self._backend, few_rows=FEW_ROWS)
+        self._fused = FusedDecoderModel(self._model, self._backend)
         self._experts = []
         for layer in self._model.layers:
             assert isinstance(layer.mlp, MoeMlp)

@@ -31,7 +31,6 @@ from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.sharded import JoinedExperts, SharedHead, SummedExperts
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.dense_experts import DenseExperts
-from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from rank_threads import run_ranks
 
@@ -91,7 +90,7 @@ def said(model: DecoderModel, form: Form, *, fused: bool) -> Tensor:
     if form.is_native:
         backend = NativePagedBackend(model.config, settings, 4, workspace=Workspace(library(), num_threads=1))
         assert (why_not_fused(model, backend) is None) == fused
-        computes = FusedDecoderModel(model, backend, few_rows=FEW_ROWS) if fused else model
+        computes = FusedDecoderModel(model, backend) if fused else model
     if model.group is not None and model.group.rank:
         head, group = model.head, model.group
         assert isinstance(head, SharedHead)

@@ -366,7 +366,7 @@ def test_f8e4m3_keys_and_values(checkpoint: Checkpoint, length: int) -> None:
     text = random_prompt(length)
     model = checkpoint.packed()
     backend = pool(model, cache_type=PagedCacheType.F8E4M3)
-    runner = FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+    runner = FusedDecoderModel(model, backend)
     (own,) = logits(runner, backend, [(text, 0, range(8))], num_prompt_tokens=GENERATED)
     (dense,) = logits(checkpoint.dense, paged(16, PagedCacheType.F8E4M3)(checkpoint.dense), [(text, 0, range(8))])
     assert checkpoint.error(own, text) < checkpoint.error(dense, text) + MANY_ERROR

@@ -16,7 +16,6 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused
-from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from tiny import FAMILIES, build_model
 
@@ -33,7 +32,7 @@ def fused(model: DecoderModel) -> tuple[FusedDecoderModel, NativePagedBackend]:
     settings = PoolSettings(block_size=16, dtype=model.dtype, device=CPU)
     backend = NativePagedBackend(model.config, settings, 64, workspace=workspace(num_threads=2))
     assert why_not_fused(model, backend) is None
-    return FusedDecoderModel(model, backend, few_rows=FEW_ROWS), backend
+    return FusedDecoderModel(model, backend), backend
 
 
 def in_chunks(model: FusedDecoderModel, backend: NativePagedBackend, text: Sequence[int]) -> Tensor:

@@ -25,7 +25,6 @@ from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
 from paged_sdk.models.sharded import SharedHead
 from paged_sdk.parallel.group import Group
-from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 from rank_threads import run_ranks
 
@@ -60,7 +59,7 @@ def said(tensors: Mapping[str, Tensor], reference: PreTrainedModel, isq: IsqType
     backend = NativePagedBackend(model.config, settings, 4, workspace=workspace)
     if model.config.moe is not None or why_not_fused(model, backend) is not None:
         raise LookupError(why_not_fused(model, backend))
-    fused = FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+    fused = FusedDecoderModel(model, backend)
     if group is not None and group.rank:
         head = model.head
         assert isinstance(head, SharedHead)

@@ -20,7 +20,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
-from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear, PackedBlockEmbedding
+from paged_sdk.quant.native_block import NativeBlockLinear, PackedBlockEmbedding
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
 from paged_sdk.quant.policy import WeightPolicy
 from tiny import build_model
@@ -77,7 +77,7 @@ def fused(model: DecoderModel, text: list[int], isa: str, *, generated: bool) ->
     settings = PoolSettings(block_size=16, dtype=model.dtype, device=CPU, cache_type=PagedCacheType.AUTO)
     backend = NativePagedBackend(model.config, settings, 64, workspace=workspace(isa))
     assert why_not_fused(model, backend) is None
-    made = FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+    made = FusedDecoderModel(model, backend)
     of_prompts = {0: 0} if generated else None
     return logits(made, backend, [(text, 0, range(32))], num_prompt_tokens=of_prompts)[0]
 

@@ -19,7 +19,6 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.key_offsets import key_offsets
-from paged_sdk.quant.native_block import FEW_ROWS
 from tiny import build_model
 
 LENGTH: Final = 300
@@ -116,7 +115,7 @@ def test_fused_layers_write_and_read_them(num_prompt_tokens: int, tmp_path: Path
     def error(vectors: tuple[Tensor, ...]) -> float:
         backend = fp8(model, vectors, native=True)
         assert isinstance(backend, NativePagedBackend)
-        fused = FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+        fused = FusedDecoderModel(model, backend)
         got = in_chunks(fused, backend, text, (200, 240, 299), num_prompt_tokens=num_prompt_tokens)
         return checkpoint.error(got, text)
 

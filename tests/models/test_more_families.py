@@ -25,7 +25,6 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.loading import load_model
-from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import WeightPolicy
 
 _COMMON: Final[dict[str, Any]] = {
@@ -155,7 +154,7 @@ def test_fused_layers(family: str) -> None:
     settings = PoolSettings(block_size=16, dtype=torch.float32, device=CPU)
     backend = NativePagedBackend(packed.config, settings, 64, workspace=workspace(num_threads=2))
     assert why_not_fused(packed, backend) is None
-    native = FusedDecoderModel(packed, backend, few_rows=FEW_ROWS)
+    native = FusedDecoderModel(packed, backend)
     parts = [
         logits(native, backend, [([7], 0, [1]), (PROMPT[first:last], first, range(20, 40))])[1]
         for first, last in ((0, 40), (40, 41), (41, 60))

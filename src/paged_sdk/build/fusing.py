@@ -13,7 +13,6 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel, FusedLayers
 from paged_sdk.models.fusible import why_not_fused
 from paged_sdk.models.spanned_decoder import SpannedDecoderModel
-from paged_sdk.quant.native_block import FEW_ROWS
 
 __all__ = ["fuse", "unfused"]
 
@@ -45,7 +44,7 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
             )
         _log.info("Layers run one operation at a time: %s.", reason)
         return model
-    return FusedDecoderModel(model, backend, few_rows=FEW_ROWS)
+    return FusedDecoderModel(model, backend)
 
 
 def unfused(model: AnyModel) -> CausalModel:
@@ -62,8 +61,7 @@ def _joined_spans(model: DecoderModel, backend: DividedBackend) -> SpannedDecode
         part, places = backend.part_of(span.layers)
         reason = why_not_fused(model, part, span.layers)
         if reason is None and (pages := part.native_pages) is not None:
-            made = FusedLayers(model, pages.of_layers(places), span.layers, few_rows=FEW_ROWS)
-            fused[span.layers.start] = made
+            fused[span.layers.start] = FusedLayers(model, pages.of_layers(places), span.layers)
         elif span.device.type == "cpu":
             layers = f"{span.layers.start}-{span.layers.stop}"
             _log.info("Layers %s run one operation at a time: %s.", layers, reason)

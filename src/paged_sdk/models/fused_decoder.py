@@ -33,6 +33,7 @@ from paged_sdk.models.plain_mlp import PlainMlp
 from paged_sdk.models.sharded import JoinedExperts, JoinedLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.native_block import FEW_ROWS
 
 __all__ = ["FusedDecoderModel", "FusedLayers", "fused_spans", "native_projections", "norm_in_float32"]
 
@@ -58,7 +59,7 @@ class FusedLayers:
     :ivar stream_scale: what the residual stream is to be multiplied by before the layers; None: nothing
     """
 
-    def __init__(self, model: DecoderModel, pages: NativePages, layers: range, *, few_rows: int) -> None:
+    def __init__(self, model: DecoderModel, pages: NativePages, layers: range, *, few_rows: int = FEW_ROWS) -> None:
         self.layers = layers
         self._group = model.group
         self._few_rows = few_rows
@@ -167,7 +168,7 @@ class FusedDecoderModel:
     :ivar config: the model's; ``dtype`` and ``device`` likewise
     """
 
-    def __init__(self, model: DecoderModel, backend: AttentionBackend, *, few_rows: int) -> None:
+    def __init__(self, model: DecoderModel, backend: AttentionBackend, *, few_rows: int = FEW_ROWS) -> None:
         pages = backend.native_pages
         assert pages is not None
         self.config: DecoderConfig = model.config

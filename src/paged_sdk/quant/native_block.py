@@ -41,7 +41,7 @@ class NativeBlockLinear(Linear):
         biases: Sequence[Tensor | None],
         *,
         rotate_many: bool = False,
-        few_rows: int,
+        few_rows: int = FEW_ROWS,
     ) -> None:
         few = tuple(weights)
         many = tuple(weight.rotated() for weight in few) if rotate_many else few

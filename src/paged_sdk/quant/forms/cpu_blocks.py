@@ -23,7 +23,7 @@ from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear, PackedBlockEmbedding
+from paged_sdk.quant.native_block import NativeBlockLinear, PackedBlockEmbedding
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["FORM"]
@@ -50,7 +50,7 @@ class _CpuBlocks(Form):
         library = place.workspace.library
         packed = [_packed(library, each, place) for each in blocks]
         rotate_many = not (place.one_form or is_head) and gains_by_rotation(library, packed)
-        return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
+        return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many)
 
     def experts(
         self,
@@ -80,7 +80,7 @@ class _CpuBlocks(Form):
     def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
         if not isinstance(embedding, PackedBlockEmbedding) or place.workspace is None:
             return None
-        return NativeBlockLinear(place.workspace, [embedding.weight], [None], few_rows=FEW_ROWS)
+        return NativeBlockLinear(place.workspace, [embedding.weight], [None])
 
 
 def _stack(matrices: Sequence[StoredMatrix]) -> BlockMatrix | None:

@@ -19,7 +19,7 @@ from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
-from paged_sdk.quant.native_block import FEW_ROWS, NativeBlockLinear, PackedBlockEmbedding
+from paged_sdk.quant.native_block import NativeBlockLinear, PackedBlockEmbedding
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["FORM"]
@@ -47,7 +47,7 @@ class _CpuGrouped(Form):
         )
         packed = [_packed([each], place, as_stored=as_stored or each.order is None) for each in grouped]
         rotate_many = not (place.one_form or is_head) and gains_by_rotation(place.workspace.library, packed)
-        return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many, few_rows=FEW_ROWS)
+        return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many)
 
     def experts(
         self,
