@@ -1,22 +1,26 @@
-"""Starts programs of this package in processes of their own."""
+"""Starts programs of this package in processes of their own, and has these end with the process that did."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from paged_sdk.errors import EngineError
 
-__all__ = ["Child", "ignore_signals", "start_program"]
+__all__ = ["Child", "end_with_parent", "how_it_ended", "ignore_signals", "start_program"]
 
 Child: TypeAlias = "subprocess.Popen[bytes]"
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 """What a terminal and a supervisor send to all processes of a program."""
+_LOOK_MILLISECONDS: Final = 1000
 
 
 def start_program(module: str, *arguments: str, what: str, files: Sequence[int] = (), **options: Any) -> Child:
@@ -62,3 +66,29 @@ def ignore_signals() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def end_with_parent(status: int, *, pipe: int | None = None, tidy_up: Callable[[], object] = lambda: None) -> None:
+    """Have this process end when the one that has started it does, whatever it waits for then.
+
+    :param status: what it ends with
+    :param pipe: from the other process: when that closes it, this one ends, too. A forked child of the other may hold
+        it open
+    :param tidy_up: is called first; it does what the other may have been killed before
+    """
+    parent, ends = os.getppid(), select.poll()
+    if pipe is not None:
+        ends.register(pipe, 0)  # which tells of the end alone: messages are for who hears them
+
+    def watch() -> None:
+        while os.getppid() == parent and not ends.poll(_LOOK_MILLISECONDS):
+            pass
+        tidy_up()
+        os._exit(status)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def how_it_ended(status: int | None) -> str:
+    """Say what a process has ended with, of what ``subprocess`` knows of it."""
+    return f"signal {-status}" if status is not None and status < 0 else f"status {status}"

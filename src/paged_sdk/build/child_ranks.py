@@ -19,7 +19,7 @@ import torch
 from attrs import evolve, frozen
 from torch._C._distributed_c10d import FileStore
 
-from paged_sdk.build.child_process import start_program
+from paged_sdk.build.child_process import how_it_ended, start_program
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.ranks import Seat
 from paged_sdk.config.build import BuildSettings
@@ -197,10 +197,9 @@ class ChildRanks:
 
     def _end_of(self, rank: int) -> str:
         """Say how a rank has ended."""
-        status, said = self._process(rank).returncode, self._said[rank].replace(READY, b"")
-        how = f"process {self._process(rank).pid} ended with "
-        how += f"signal {-status}" if status is not None and status < 0 else f"status {status}"
-        text = said.decode("utf-8", "replace").strip()
+        process = self._process(rank)
+        how = f"process {process.pid} ended with {how_it_ended(process.returncode)}"
+        text = self._said[rank].replace(READY, b"").decode("utf-8", "replace").strip()
         return f"rank {rank} of {self.group.size} has ended: {how}" + (f": {text}" if text else "")
 
 

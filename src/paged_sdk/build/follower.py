@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import shutil
-import threading
 import traceback
-from pathlib import Path
-from typing import BinaryIO, Final, NoReturn
+from functools import partial
+from typing import BinaryIO, NoReturn
 
 import torch
 from torch._C._distributed_c10d import FileStore
 
+from paged_sdk.build.child_process import end_with_parent
 from paged_sdk.build.child_ranks import GROUP_LOST, READY, Assignment
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.part import ModelPart
@@ -25,8 +24,6 @@ from paged_sdk.processors import keep_on
 
 __all__ = ["main"]
 
-_LOOK_MILLISECONDS: Final = 1000
-
 
 def main() -> NoReturn:
     """Read an assignment from the standard input, and follow rank 0 until it ends."""
@@ -36,7 +33,9 @@ def main() -> NoReturn:
     try:
         size = int.from_bytes(_read(0, 8), "big")
         assignment: Assignment = pickle.loads(_read(0, size))
-        threading.Thread(target=_watch, args=(os.getppid(), assignment.rendezvous), daemon=True).start()
+        # Rank 0, whose directory it is, may have been killed before it removed that.
+        leave_no_meeting = partial(shutil.rmtree, assignment.rendezvous, ignore_errors=True)
+        end_with_parent(GROUP_LOST, pipe=0, tidy_up=leave_no_meeting)
         _follow(assignment, answers)
         status = 0
     except EngineDeadError:
@@ -54,19 +53,6 @@ def _read(pipe: int, size: int) -> bytes:
             os._exit(GROUP_LOST)
         content += part
     return content
-
-
-def _watch(parent: int, rendezvous: Path) -> None:
-    """End this process when rank 0 has ended, whatever this process waits for, and remove the directory where ranks
-    meet: rank 0, whose it is, may have been killed before.
-    """
-    poll = select.poll()
-    poll.register(0, 0)  # which tells of the end alone: messages are for who hears them
-    while not poll.poll(_LOOK_MILLISECONDS):
-        if os.getppid() != parent:  # a forked child of rank 0 may hold the pipe open
-            break
-    shutil.rmtree(rendezvous, ignore_errors=True)
-    os._exit(GROUP_LOST)
 
 
 def _follow(assignment: Assignment, answers: BinaryIO) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 import anyio
 from attrs import frozen
 
-from paged_sdk.build.child_process import Child, start_program
+from paged_sdk.build.child_process import Child, how_it_ended, start_program
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.logs import get_logger
@@ -232,7 +232,7 @@ class EngineProcess:
             status = self._process.wait(_SEEN_SECONDS)
         except subprocess.TimeoutExpired:
             return "it has closed its connection"
-        return f"it has ended with signal {-status}" if status < 0 else f"it has ended with status {status}"
+        return f"it has ended with {how_it_ended(status)}"
 
 
 class ProcessModel(RemoteModel):

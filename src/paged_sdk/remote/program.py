@@ -7,11 +7,11 @@ import os
 import pickle
 import socket
 import threading
-import time
 from typing import Final, NoReturn
 
 import anyio
 
+from paged_sdk.build.child_process import end_with_parent
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
 from paged_sdk.processors import keep_on
@@ -26,7 +26,6 @@ from paged_sdk.worker.worker import Worker
 
 __all__ = ["main"]
 
-_LOOK_SECONDS: Final = 1.0
 _LOST: Final = 3
 """The exit status where the other process has gone."""
 
@@ -38,7 +37,7 @@ def main(descriptor: str) -> NoReturn:
     """
     os.dup2(2, 1)  # what others print is not the program's output
     channel = Channel(socket.socket(fileno=int(descriptor)))
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    end_with_parent(_LOST)  # whose connection a forked child of it may hold open
     first = channel.read()
     if first is None:
         os._exit(_LOST)
@@ -104,13 +103,6 @@ class _Reader:
                 else:
                     self._host.receive(parcel)
         os._exit(_LOST)
-
-
-def _watch(parent: int) -> None:
-    """End this process when its parent has ended: a forked child of that one may hold the connection open."""
-    while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
-    os._exit(_LOST)
 
 
 def _forward_logs(channel: Channel, level: int) -> None:
