@@ -22,6 +22,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model
+from paged_sdk.owner import Owner, closed_model
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun
@@ -36,7 +37,6 @@ from paged_sdk.types.response import (
 )
 from paged_sdk.types.score import ScoreResponse
 from paged_sdk.types.stats import ModelStats
-from paged_sdk.worker.owner import Owner, closed_model
 
 __all__ = ["BlockingChatStream", "BlockingCompletionStream", "BlockingModel", "BlockingStream"]
 

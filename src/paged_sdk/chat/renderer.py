@@ -23,6 +23,7 @@ import paged_sdk
 from paged_sdk.chat.render_process import FAILED, LENGTH_BYTES, OUT_OF_MEMORY, REFUSED
 from paged_sdk.chat.sandbox import RenderLimits, TemplateRefusalError
 from paged_sdk.config.env import interpreter_variables
+from paged_sdk.owner import Owner
 
 __all__ = ["Interruption", "RenderError", "Renderer"]
 
@@ -107,7 +108,7 @@ class Renderer:
 
     def _ask(self, content: Mapping[str, Any], interruption: Interruption) -> str:
         request = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        if self._crew.pid != os.getpid():  # forked: the processes answer the parent, and its locks may be held for ever
+        if not self._crew.owner.is_here:  # forked: the processes answer the parent, and its locks may be held for ever
             self._crew = _Crew()
         crew = self._crew
         process = crew.take(self._limits, interruption)
@@ -143,7 +144,7 @@ class _Crew:
     """Lends processes to threads."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.owner = Owner()
         self._changed = threading.Condition()
         self._idle: list[_Process] = []
         self._num_lent = 0
@@ -217,7 +218,7 @@ class _Process:
         except (OSError, MemoryError) as exc:
             raise RenderError(f"the process that is to render it cannot be started: {exc}") from exc
         # Garbage collection and the end of the program end the process, too.
-        self._finalizer = weakref.finalize(self, _end, self._popen, os.getpid())
+        self._finalizer = weakref.finalize(self, _end, self._popen, Owner())
         self._is_killed = False
         if self._within(_START_SECONDS, self._receive) is None:
             self._finalizer()
@@ -291,9 +292,9 @@ class _Process:
         return b"".join(pieces)
 
 
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], owner: Owner) -> None:
     """End a process and forget it; in a forked child of its owner only forget it."""
-    if os.getpid() == owner:
+    if owner.is_here:
         process.kill()
         with suppress(OSError, subprocess.TimeoutExpired):
             process.wait(timeout=_START_SECONDS)

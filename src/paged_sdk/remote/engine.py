@@ -18,6 +18,7 @@ from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import EngineDeadError, PagedError
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
+from paged_sdk.owner import Owner, closed_model
 from paged_sdk.remote.link import Link, Parcel
 from paged_sdk.remote.messages import (
     Abort,
@@ -38,7 +39,6 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import OutputLoop, settled
-from paged_sdk.worker.owner import Owner, closed_model
 from paged_sdk.worker.subscription import Subscriber
 
 __all__ = ["RemoteEngine"]

@@ -19,6 +19,7 @@ from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.model_insides import ModelInsides
+from paged_sdk.owner import closed_model
 from paged_sdk.preparation import in_thread
 from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.messages import (
@@ -47,7 +48,6 @@ from paged_sdk.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.event_loop import EventLoop, OutputLoop
-from paged_sdk.worker.owner import closed_model
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["EngineHost", "adapters_of"]

@@ -1,4 +1,4 @@
-"""Know which process an engine belongs to."""
+"""Know which process a model belongs to, and what it has started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ __all__ = ["Owner", "closed_model"]
 
 
 class Owner:
-    """Stands for the process that has built a model: its threads and connections do not survive a fork."""
+    """Stands for the process that has built a model or started others: its threads and connections do not survive a
+    fork.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
