@@ -55,6 +55,7 @@ from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.scheduler import Scheduler
 from paged_sdk.speculative.forced_tokens import ForcedTokens
+from paged_sdk.speculative.host_drafts import HostDrafts
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from paged_sdk.speculative.text_proposer import TextProposer
 from paged_sdk.vision.encoder import EncodedImage
@@ -212,6 +213,8 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
     scheduler = Scheduler(config, kv, queue)
     if proposer is None:
         proposer = _proposer(loaded, draft, config, scheduler, loading.workspace)
+    if runner.samples_on_device:
+        proposer = HostDrafts(proposer, runner.num_on_host)
     return ModelParts(
         name=loading.path.stem if loading.path.is_file() else loading.path.name,
         architecture=model.config.model_type,

@@ -19,6 +19,7 @@ from paged_sdk.runner.step_results import Recorded
 from paged_sdk.sampling.device_sampler import DeviceBatch, DeviceSampler, Drawn
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.scheduler.output import ScheduledSequence
+from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.sequence import Sequence as TokenSequence
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.step import AWAITED, StepRow
@@ -185,6 +186,10 @@ class DeviceDecoding:
             is_recorded=self._is_recorded,
         )
         return self._draw(logits, self._last, likeliest)
+
+    def num_on_host(self, request: Request) -> int:
+        """Return how many tokens of a text, from the first on, the host may choose instead of the device."""
+        return self._sampler.num_on_host(request)
 
     def may_withhold(self, num_rows: int, num_drawn: int) -> bool:
         """Say whether the step may withhold the rows that the host samples, so that its other rows are in the next step

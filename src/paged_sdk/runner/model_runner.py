@@ -35,8 +35,10 @@ from paged_sdk.runner.step_states import StepStates
 from paged_sdk.runner.targets import Target, targets_of
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.device_sampler import Drawn
+from paged_sdk.sampling.processor import ALL_TOKENS
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.output import ScheduledSequence, SchedulerOutput
+from paged_sdk.scheduler.request import Request
 from paged_sdk.types.step import Step, StepRow
 
 __all__ = ["ModelRunner", "OtherRanks", "Requantized", "Requantizer"]
@@ -119,6 +121,16 @@ class ModelRunner:
     ) -> None:
         self._parts: _Parts | None = _Parts(model, backend, sampler, device_decoding, adapters, images, others)
         self._requantizer = requantizer
+
+    @property
+    def samples_on_device(self) -> bool:
+        """Say whether the device chooses the tokens that it can."""
+        return self._parts is not None and self._parts.device_decoding is not None
+
+    def num_on_host(self, request: Request) -> int:
+        """Return how many tokens of a text, from the first on, may be chosen on the host, as those of drafts are."""
+        path = None if self._parts is None else self._parts.device_decoding
+        return ALL_TOKENS if path is None else path.num_on_host(request)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Copy, compute and sample one step. Rows whose logits are not finite fail alone.

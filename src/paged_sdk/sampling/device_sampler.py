@@ -12,8 +12,10 @@ from torch import Tensor
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.sampling.device_draw import DeviceDraw, DeviceRow
 from paged_sdk.sampling.device_logprobs import LogprobRows, LogprobTensors
-from paged_sdk.sampling.processor import DeviceProcessor, Processor
+from paged_sdk.sampling.processor import ALL_TOKENS, DeviceProcessor, Processor
 from paged_sdk.sampling.row import SampleRow
+from paged_sdk.sampling.truncation import is_greedy, num_candidates
+from paged_sdk.scheduler.request import Request
 
 __all__ = ["DeviceBatch", "DeviceSampler", "Drawn"]
 
@@ -69,6 +71,7 @@ class DeviceSampler:
         self._processors = [form for _, form in forms if form is not None]
         self._on_host = [processor for processor, form in forms if form is None]
         self._draw = DeviceDraw(device, vocab_size)
+        self._vocab_size = vocab_size
         self._rows: dict[int, DeviceRow] = {}
 
     @staticmethod
@@ -87,9 +90,19 @@ class DeviceSampler:
         if row.num_samples != 1 or row.num_drafts:
             return False
         # A text that no longer needs the host never does again, so one that was sampled here stays here.
-        return row.seq_id in self._rows or all(
-            processor.applies_until(row.request) <= row.num_output_tokens for processor in self._on_host
-        )
+        return row.seq_id in self._rows or self._num_needing_host(row.request) <= row.num_output_tokens
+
+    def num_on_host(self, request: Request) -> int:
+        """Return how many tokens of a text, from the first on, the host may choose, so that drafts of them may be
+        verified: those that need the host, or all where it chooses the same ones.
+        """
+        params = request.sampling
+        if is_greedy(params) or not num_candidates(params, self._vocab_size):
+            return ALL_TOKENS
+        return self._num_needing_host(request)
+
+    def _num_needing_host(self, request: Request) -> int:
+        return max((processor.applies_until(request) for processor in self._on_host), default=0)
 
     def begin(self, rows: Sequence[SampleRow]) -> DeviceBatch:
         """Prepare a step, and the following ones with the same rows, each with one more token.
