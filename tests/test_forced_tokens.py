@@ -23,6 +23,7 @@ from paged_sdk.config.env import read_environment
 from paged_sdk.config.sampling import DryParams
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
+from tiny import VOCAB_SIZE
 
 SCHEMA: Final[dict[str, Any]] = {
     "type": "object",
@@ -113,6 +114,21 @@ async def test_guesses_go_beyond_what_is_forced(builder: TextModelBuilder) -> No
     both, stats = await ask(builder, requests, ForcedTokens(drafting()))
     assert guessed == both == plain
     assert stats.steps < guessed_stats.steps
+    assert stats.accepted_tokens > 0
+
+
+@pytest.mark.anyio
+async def test_a_token_that_a_stop_token_leaves_alone_is_not_forced(builder: TextModelBuilder) -> None:
+    """With drafts or without: the constraint leaves a choice, of which the request takes one half."""
+    async with builder.build() as model:
+        pieces = [await model.detokenize([token]) for token in range(VOCAB_SIZE)]
+    stops = [token for token, piece in enumerate(pieces) if "b" in piece or "aa" in piece]
+    request = asked(Constraint.regex("[ab]{20}c"), evolve(GREEDY, ignore_eos=True, stop_token_ids=stops))
+    requests = [request, request.with_prediction("a" * 20)]
+    for proposer in (NoDrafts(), None, ForcedTokens(drafting())):
+        found, stats = await ask(builder, requests, proposer)
+        assert [texts for texts, *_ in found] == [[("a" * 20 + "c", "stop")]] * 2
+        assert [num_forced for *_, num_forced in found] == [1, 1]
     assert stats.accepted_tokens > 0
 
 

@@ -47,11 +47,13 @@ class Mask:
     :ivar tokens: int64, ascending
     :ivar are_allowed: whether these tokens are the allowed ones
     :ivar ending: a token that ends the text, if nothing else may follow
+    :ivar lacks_ends: whether the grammar would go on with tokens that are not allowed, since they end the text
     """
 
     tokens: npt.NDArray[np.int64]
     are_allowed: bool
     ending: int | None = None
+    lacks_ends: bool = False
 
     def allows(self, token: int) -> bool:
         """Tell whether a token is allowed."""
@@ -127,8 +129,8 @@ class MaskFiller:
         key = words.tobytes(), text.end_ids, text.own_end_ids
         mask = self._known.get(key)
         if mask is None:
-            ending = _set_ends(words, text)
-            mask = self._known[key] = _mask_of(words, self._vocab_size, ending)
+            ending, lacks_ends = _set_ends(words, text)
+            mask = self._known[key] = _mask_of(words, self._vocab_size, ending, lacks_ends=lacks_ends)
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         else:
@@ -136,29 +138,35 @@ class MaskFiller:
         return mask
 
 
-def _mask_of(words: _Words, vocab_size: int, ending: int | None) -> Mask:
+def _mask_of(words: _Words, vocab_size: int, ending: int | None, *, lacks_ends: bool) -> Mask:
     bits = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little")
     are_allowed = int(bits.sum(dtype=np.int64)) * 2 < vocab_size
     tokens = np.flatnonzero(bits if are_allowed else bits == 0)
-    return Mask(tokens, are_allowed, ending)
+    return Mask(tokens, are_allowed, ending, lacks_ends)
 
 
-def _set_ends(mask: _Words, text: GrammarText) -> int | None:
+def _set_ends(mask: _Words, text: GrammarText) -> tuple[int | None, bool]:
     """Replace the tokens by which a grammar says that the text may end by those that end this text.
 
     :param mask: a bit for each token, which is changed
-    :returns: a token that ends the text, if nothing else may follow
+    :returns: a token that ends the text, if nothing else may follow; and whether tokens that could go on with it are
+        left out
     """
     own = text.own_end_ids
-    may_end = bool(mask[own[0] >> 5] >> np.uint32(own[0] & 31) & 1)
+    may_end = _allows(mask, own[0])
+    lacks_ends = not may_end and any(_allows(mask, end) for end in text.end_ids)
     for end in {*own, *text.end_ids}:
         mask[end >> 5] &= ~np.uint32(1 << (end & 31))
     if not may_end:
-        return None
+        return None, lacks_ends
     if not mask.any():
         end = (text.end_ids or own)[0]
         mask[end >> 5] |= np.uint32(1 << (end & 31))
-        return end
+        return end, False
     for end in text.end_ids:
         mask[end >> 5] |= np.uint32(1 << (end & 31))
-    return None
+    return None, False
+
+
+def _allows(mask: _Words, token: int) -> bool:
+    return bool(mask[token >> 5] >> np.uint32(token & 31) & 1)

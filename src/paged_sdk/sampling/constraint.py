@@ -96,7 +96,10 @@ class Constraints(Processor[ConstraintChange]):
 
     def only_token(self, change: ConstraintChange) -> int | None:
         mask = change.mask
-        return int(mask.tokens[0]) if isinstance(mask, Mask) and mask.are_allowed and len(mask.tokens) == 1 else None
+        # What would end the text is another setting's to ban. Where no mask is made, nobody knows that it is banned.
+        if not isinstance(mask, Mask) or not mask.are_allowed or len(mask.tokens) != 1 or mask.lacks_ends:
+            return None
+        return int(mask.tokens[0])
 
     def allows(self, change: ConstraintChange, token: int) -> bool:
         return change.allows(token)
