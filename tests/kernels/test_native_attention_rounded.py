@@ -35,8 +35,8 @@ CODED_16 = 2.0**-10
 ROUNDINGS = {Products.BFLOAT16: ROUNDING, Products.INT8: CODED}
 LEVELS_16 = ("avx2", "avx_vnni")
 ROUNDED_LEVELS = {
-    Products.BFLOAT16: (*LEVELS_16, "avx512_bf16"),
-    Products.INT8: (*LEVELS_16, "avx512_vnni", "avx512_bf16"),
+    Products.BFLOAT16: (*LEVELS_16, "avx512_bf16", "amx_int8"),
+    Products.INT8: (*LEVELS_16, "avx512_vnni", "avx512_bf16", "amx_int8"),
 }
 
 

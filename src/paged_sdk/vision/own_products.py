@@ -23,8 +23,6 @@ __all__ = ["OwnProducts", "take_matrices"]
 _WIDTH: Final = 32
 """Columns of patches are filled up with zeros to a multiple of this, which all forms can multiply."""
 
-_MULTIPLIES_PAIRS: Final = "avx512_bf16"
-
 
 class OwnProducts(TorchFunctionMode):
     """Takes over, in the thread that enters it, what torch would compute with some parameters, and attention.
@@ -37,7 +35,7 @@ class OwnProducts(TorchFunctionMode):
     def __init__(self, linears: Mapping[int, Linear], workspace: Workspace | None) -> None:
         super().__init__()
         self._linears = linears
-        self._workspace = workspace if workspace is not None and workspace.library.isa == _MULTIPLIES_PAIRS else None
+        self._workspace = workspace if workspace is not None and workspace.library.multiplies_pairs else None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -34,9 +34,12 @@ __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "open_libra
 _PATH = Path(__file__).with_name(library_name(on_windows=sys.platform == "win32"))
 _REBUILD = "install the package again, or build it with python setup.py build_ext --inplace"
 
+# The levels of x86 that multiply bfloat16 numbers, two at a time.
+_MULTIPLIES_PAIRS: Final = ("amx_int8", "avx512_bf16")
+
 # With AVX2, two threads, SmolLM2-135M in Q4_1: 1.2 to 1.3 times the tokens per second of float32, twice as many after
 # 4,000 tokens. The levels of NEON were not timed; the portable one widens number by number.
-_AS_FAST_IN_BFLOAT16: Final = ("avx512_bf16", "avx512_vnni", "avx_vnni", "avx2")
+_AS_FAST_IN_BFLOAT16: Final = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2")
 
 _log = get_logger(__name__)
 
@@ -44,8 +47,8 @@ _log = get_logger(__name__)
 class NativeLibrary:
     """Binds the loaded library to one instruction-set level. It never changes and is shared by all that load it.
 
-    :ivar isa: name of the level: ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2``, ``neon_i8mm``,
-        ``neon_dotprod`` or ``portable``
+    :ivar isa: name of the level: ``amx_int8``, ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2``,
+        ``neon_i8mm``, ``neon_dotprod`` or ``portable``
     :ivar level: its number in the library, 0 the best
     """
 
@@ -58,6 +61,11 @@ class NativeLibrary:
     def suits_bfloat16(self) -> bool:
         """Say whether layers are as fast in bfloat16 as in float32: half as much is read, and widening it is free."""
         return self.isa in _AS_FAST_IN_BFLOAT16
+
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Say whether attention in bfloat16 is by the processor's own products of pairs of such numbers."""
+        return self.isa in _MULTIPLIES_PAIRS
 
 
 class Workspace:

@@ -8,20 +8,24 @@
 #pragma once
 
 #include "formats.h"
+#include "matrix_unit.h"
 
 namespace paged {
 namespace {
 
-// Codes of one panel: a vector per quad, plus 128, and 16 scales per block of columns.
+// Columns of codes, and of zeros that fill up the last of those that are multiplied together.
+constexpr int code_cols(int cols) { return (cols + kCodesTogether - 1) / kCodesTogether * kCodesTogether; }
+
+// Codes of one panel: a vector per quad, plus 128 but for the matrix unit, and 16 scales per block of columns.
 struct RotatedPanel {
   uint8_t* codes;
   float* scales;
 
   static constexpr int64_t bytes(int cols) {
-    return static_cast<int64_t>(cols) * kPanelRows + static_cast<int64_t>(scale_blocks(cols)) * kVector;
+    return static_cast<int64_t>(code_cols(cols)) * kPanelRows + static_cast<int64_t>(scale_blocks(cols)) * kVector;
   }
   static RotatedPanel at(uint8_t* memory, int cols) {
-    return {memory, reinterpret_cast<float*>(memory + static_cast<int64_t>(cols) * kPanelRows)};
+    return {memory, reinterpret_cast<float*>(memory + static_cast<int64_t>(code_cols(cols)) * kPanelRows)};
   }
 };
 
@@ -191,6 +195,7 @@ void rotate_panel(const uint8_t* panel, const paged_weight& weight, const Rotate
       const Floats finite = choose_greater(broadcast(kLargest), most, mul(a, unit), zero_floats());
       return to_nearest(choose_greater(most, broadcast(kSmallest), finite, zero_floats()));
     };
+    keep_awake();
     store_floats(scales_out, mul(most, broadcast(kScale)));
     scales_out += kPanelRows;
     for (int g = 0; g < groups; ++g) {

@@ -1,92 +1,22 @@
 // Multiplies many rows in int8: activations and weights go through the same block-diagonal Hadamard transform and have
 // one scale per row and block of columns (layout.h), so that nothing but dot products is left in the inner loop. A
 // thread makes the codes of two panels at a time in memory of its own, which its cache holds, and multiplies them with
-// all rows: on AMD Zen 4 that takes as long as 14 rows do.
+// all rows: on AMD Zen 4 that takes as long as 14 rows do. The matrix unit takes four panels (hadamard_amx.h).
 #pragma once
 
 #include "functions.h"
+#include "hadamard_rows.h"
 #include "linear.h"
-#include "hadamard.h"
-#include "hadamard_panel.h"
-#if defined(__ARM_FEATURE_DOTPROD)
+#if defined(__AMX_INT8__)
+#include "hadamard_amx.h"
+#elif defined(__ARM_FEATURE_DOTPROD)
 #include "hadamard_neon.h"
 #endif
 
 namespace paged {
 namespace {
 
-// Activations in the Hadamard form, in tiles of kTokenTile rows, each [cols / 4][kTokenTile][4]: one stream for the
-// inner loop, whatever the width. Of each block of columns a tile has kTokenTile scales and as many offsets.
-struct HadamardRows {
-  int8_t* codes;
-  float* scales;
-  int32_t* offsets;  // -128 times the sum of a block's codes: weights are stored plus 128
-  uint8_t* panels;   // per thread, the codes of two panels
-  int num_rows;
-  int cols;
-
-  static int tiles(int num_rows) { return (num_rows + kTokenTile - 1) / kTokenTile; }
-  static size_t bytes(int num_rows, int cols, int num_threads) {
-    const size_t padded = static_cast<size_t>(tiles(num_rows)) * kTokenTile;
-    return line_aligned(padded * cols) + 2 * line_aligned(padded * scale_blocks(cols) * sizeof(float)) +
-           2 * RotatedPanel::bytes(cols) * num_threads;
-  }
-  static HadamardRows at(uint8_t* memory, int num_rows, int cols) {
-    const size_t padded = static_cast<size_t>(tiles(num_rows)) * kTokenTile;
-    const size_t numbers = line_aligned(padded * scale_blocks(cols) * sizeof(float));
-    uint8_t* scales = memory + line_aligned(padded * cols);
-    return {reinterpret_cast<int8_t*>(memory),
-            reinterpret_cast<float*>(scales),
-            reinterpret_cast<int32_t*>(scales + numbers),
-            scales + 2 * numbers,
-            num_rows,
-            cols};
-  }
-  int8_t* tile(int64_t index) const { return codes + index * kTokenTile * cols; }
-  int64_t block(int64_t tile, int index) const { return (tile * scale_blocks(cols) + index) * kTokenTile; }
-  RotatedPanel panel(int thread, int index) const {
-    return RotatedPanel::at(panels + (2 * thread + index) * RotatedPanel::bytes(cols), cols);
-  }
-};
-
-// Quantizes the rows of a tile, times 1 / rms and norm_weight where that is given, and rows of zeros where there are no
-// more: a tile is multiplied whole, or up to an even number of its rows. Rows are taken together, block by block, so
-// that codes are stored as whole vectors: a row at a time, four bytes here and there, took 1.7 times as long on AMD
-// Zen 4.
-inline void hadamard_tile(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t tile) {
-  alignas(64) float numbers[kTokenTile][kScaleCols];  // of one block
-  float factors[kTokenTile] = {}, inverses[kTokenTile];
-  const int64_t first = tile * kTokenTile;
-  const int rows = out.num_rows - first < kTokenTile ? static_cast<int>(out.num_rows - first) : kTokenTile;
-  for (int r = 0; r < rows; ++r) inverses[r] = norm_weight != nullptr ? inverse_rms(x, first + r, out.cols, eps) : 1.0f;
-  if (rows < kTokenTile) __builtin_memset(numbers[rows], 0, sizeof(numbers[0]) * (kTokenTile - rows));
-  int8_t* quads = out.tile(tile);
-  for (int b = 0, col = 0; col < out.cols; ++b, col += kScaleCols) {
-    const int groups = std::min(out.cols - col, kScaleCols) / kGroup;
-    const int64_t at = out.block(tile, b);
-    for (int r = 0; r < kTokenTile; ++r)
-      out.scales[at + r] =
-          r < rows ? inverses[r] * transform_row(x, first + r, col, groups, norm_weight, numbers[r], factors[r]) : 0.0f;
-    Ints sums[kTokenTile];
-    for (int r = 0; r < kTokenTile; ++r) sums[r] = zero_ints();
-    for (int i = 0; i < groups * kGroup; i += 16, quads += 16 * kTokenTile) {
-      Ints codes[kTokenTile];
-#pragma GCC unroll 8
-      for (int r = 0; r < kTokenTile; ++r) {
-        codes[r] = to_nearest(mul(load_floats(numbers[r] + i), broadcast(factors[r])));
-        sums[r] = add(sums[r], codes[r]);
-      }
-      store_quads(quads, codes);
-    }
-    for (int r = 0; r < kTokenTile; ++r) out.offsets[at + r] = -128 * sum_of(sums[r]);
-  }
-}
-
-// Quantizes the tiles [first, last) of rows.
-inline void hadamard_tiles(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t first,
-                           int64_t last) {
-  for (int64_t tile = first; tile < last; ++tile) hadamard_tile(x, norm_weight, eps, out, tile);
-}
+#if !defined(__AMX_INT8__)
 
 // What a row's sums begin with.
 inline Ints first_sum(const int32_t* offset) {
@@ -169,8 +99,26 @@ inline void multiply_hadamard_panels(const RotatedPanel (&panels)[kPanels], cons
   }
 }
 
-// A panel's codes take as long to make as so many rows to multiply.
+// Multiplies one or two panels with all rows; emit(0, row, products) takes what they give, complete but for biases.
+template <class Emit, class Fetch>
+inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const HadamardRows& x, const Emit& emit,
+                                    const Fetch&) {
+  if (count == 2) {
+    multiply_hadamard_panels<2>({panels[0], panels[1]}, x,
+                                [&](int64_t row, const Floats(&products)[2]) { emit(0, row, products); });
+  } else {
+    multiply_hadamard_panels<1>({panels[0]}, x, [&](int64_t row, const Floats(&products)[1]) {
+      emit(0, row, {products[0], products[0]});
+    });
+  }
+}
+
+#endif
+
+// A panel's codes take as long to make as so many rows to multiply by vectors; the matrix unit multiplies four rows in
+// the time of one.
 constexpr int kRotationRows = 14;
+inline int hadamard_rows_paid(int num_rows) { return num_rows / (kHasMatrixUnit ? 4 : 1) + kRotationRows; }
 
 // Pairs of panels, which are multiplied together; the last may be a single one.
 inline int64_t hadamard_pairs(const paged_weight& weight) { return (num_panels(weight.rows) + 1) / 2; }
@@ -178,45 +126,50 @@ inline int64_t hadamard_pairs(const paged_weight& weight) { return (num_panels(w
 // out[:, concat of the weights' rows] = x . W^T: the pairs of panels [first, last) of all weights.
 inline void multiply_hadamard(const paged_weight* weights, const HadamardRows& x, const Output& out, int64_t first,
                               int64_t last, int thread) {
-  const RotatedPanel panels[2] = {x.panel(thread, 0), x.panel(thread, 1)};
+  [[maybe_unused]] const MatrixUnit unit;
   int64_t before = 0, col = 0;
   for (const paged_weight* next = weights; before < last; ++next) {
     const paged_weight& w = *next;
-    const int64_t count = num_panels(w.rows), pairs = hadamard_pairs(w);
+    const int64_t pairs = hadamard_pairs(w);
     const int64_t begin = first > before ? first - before : 0, end = last - before < pairs ? last - before : pairs;
-    for (int64_t pair = begin; pair < end; ++pair) {
-      const auto emit = [&](int p, int64_t row, Floats product) {
-        const int64_t at = (2 * pair + p) * kPanelRows;
-        const int width = w.rows - at < kPanelRows ? static_cast<int>(w.rows - at) : kPanelRows;
-        out.store(row, col + at, width, product, w.bias != nullptr ? w.bias + at : nullptr);
+    for (int64_t pair = begin; pair < end; pair += kPairsTogether) {
+      RotatedPanel panels[2 * kPairsTogether];
+      const int64_t first_panel = 2 * pair, last_panel = 2 * std::min(pair + kPairsTogether, end);
+      const int count = static_cast<int>(std::min(last_panel, num_panels(w.rows)) - first_panel);
+      for (int p = 0; p < count; ++p) rotate_panel(w, first_panel + p, panels[p] = x.panel(thread, p));
+      const auto emit = [&](int i, int64_t row, const Floats(&products)[2]) {
+        for (int p = 2 * i; p < 2 * i + 2 && p < count; ++p) {
+          const int64_t at = (first_panel + p) * kPanelRows;
+          const int width = w.rows - at < kPanelRows ? static_cast<int>(w.rows - at) : kPanelRows;
+          out.store(row, col + at, width, products[p % 2], w.bias != nullptr ? w.bias + at : nullptr);
+        }
       };
-      rotate_panel(w, 2 * pair, panels[0]);
-      if (2 * pair + 1 < count) {
-        rotate_panel(w, 2 * pair + 1, panels[1]);
-        multiply_hadamard_panels(panels, x, [&](int64_t row, const Floats(&products)[2]) {
-          emit(0, row, products[0]);
-          emit(1, row, products[1]);
-        });
-      } else {
-        multiply_hadamard_panels<1>({panels[0]}, x,
-                                    [&](int64_t row, const Floats(&products)[1]) { emit(0, row, products[0]); });
-      }
+      multiply_hadamard_group(panels, count, x, emit, [&](int64_t row) {
+        for (int p = 0; p < count; ++p) out.fetch(row, col + (first_panel + p) * kPanelRows);
+      });
     }
     before += pairs;
     col += w.rows;
   }
 }
 
-// hidden[:, p * 16 ...] = activation(gate x) * (up x) of the panels [first, last): one of each at a time.
+// hidden[:, p * 16 ...] = activation(gate x) * (up x) of the panels [first, last): pairs of one of each.
 inline void multiply_hadamard_gated(const paged_weight& gate, const paged_weight& up, const HadamardRows& x,
                                     int32_t activation, float* hidden, int64_t first, int64_t last, int thread) {
-  const RotatedPanel panels[2] = {x.panel(thread, 0), x.panel(thread, 1)};
-  for (int64_t p = first; p < last; ++p) {
-    rotate_panel(gate, p, panels[0]);
-    rotate_panel(up, p, panels[1]);
-    multiply_hadamard_panels(panels, x, [&](int64_t row, const Floats(&products)[2]) {
-      store_floats(hidden + row * gate.rows + p * kPanelRows,
-                   gate_columns(gate, up, p * kPanelRows, products[0], products[1], activation));
+  [[maybe_unused]] const MatrixUnit unit;
+  for (int64_t p = first; p < last; p += kPairsTogether) {
+    RotatedPanel panels[2 * kPairsTogether];
+    const int pairs = last - p < kPairsTogether ? static_cast<int>(last - p) : kPairsTogether;
+    for (int i = 0; i < pairs; ++i) {
+      rotate_panel(gate, p + i, panels[2 * i] = x.panel(thread, 2 * i));
+      rotate_panel(up, p + i, panels[2 * i + 1] = x.panel(thread, 2 * i + 1));
+    }
+    const auto emit = [&](int i, int64_t row, const Floats(&products)[2]) {
+      const int64_t at = (p + i) * kPanelRows;
+      store_floats(hidden + row * gate.rows + at, gate_columns(gate, up, at, products[0], products[1], activation));
+    };
+    multiply_hadamard_group(panels, 2 * pairs, x, emit, [&](int64_t row) {
+      for (int i = 0; i < pairs; ++i) __builtin_prefetch(hidden + row * gate.rows + (p + i) * kPanelRows, 1, 2);
     });
   }
 }

@@ -23,6 +23,7 @@ extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvxVnniKernels;
 extern const KernelTable kAvx512Kernels;
 extern const KernelTable kAvx512Bf16Kernels;
+extern const KernelTable kAmxKernels;
 #elif defined(__aarch64__)
 extern const KernelTable kNeonDotProductKernels;
 extern const KernelTable kNeonI8mmKernels;

@@ -36,6 +36,10 @@ struct Output {
       }
     }
   }
+  // Asks for the memory of 16 columns of one row, which will be written.
+  void fetch(int64_t row, int64_t col) const {
+    __builtin_prefetch(static_cast<uint8_t*>(data) + (row * stride + col) * (dtype == PAGED_FLOAT32 ? 4 : 2), 1, 2);
+  }
   // Writes 16 columns of one row as they are.
   void store(int64_t row, int64_t col, Floats v) const {
     const int64_t at = row * stride + col;

@@ -89,15 +89,16 @@ inline auto multiply(Job& job, const paged_weight* weights, int num_weights, con
   for (int i = 0; i < num_weights; ++i) total += hadamard ? hadamard_pairs(weights[i]) : num_panels(weights[i].rows);
   // Dense panels are multiplied several at a time.
   const int unit = dense ? kDenseGroup : 1;
-  const int64_t cost =
-      product_cost(hadamard ? 2 : unit, weights[0].cols, x.num_rows + (hadamard ? kRotationRows : 0));
+  const int64_t cost = hadamard ? product_cost(2, weights[0].cols, hadamard_rows_paid(x.num_rows))
+                                : product_cost(unit, weights[0].cols, x.num_rows);
   return job.phase((total + unit - 1) / unit, cost,
                    [weights, hadamard, dense, total, unit, x, out, sums](int64_t first, int64_t last, int thread) {
+                     first *= unit;
+                     last = last * unit < total ? last * unit : total;
                      if (hadamard) {
                        multiply_hadamard(weights, x.rotated, out, first, last, thread);
                      } else if (dense) {
-                       last = last * unit < total ? last * unit : total;
-                       multiply_dense_weights(weights, x.dense, out, sums.of(thread), first * unit, last);
+                       multiply_dense_weights(weights, x.dense, out, sums.of(thread), first, last);
                      } else {
                        multiply_packed(weights, x.groups, out, sums.of(thread), first, last);
                      }
@@ -117,13 +118,13 @@ inline auto multiply_gated(Job& job, const paged_weight& gate, const paged_weigh
   const int unit = is_dense(gate.format) ? kDenseGroup / 2 : 1;
   return job.phase(
       (panels + unit - 1) / unit,
-      product_cost(2 * unit, gate.cols, x.num_rows + (is_hadamard(gate) ? kRotationRows : 0)),
+      product_cost(2 * unit, gate.cols, is_hadamard(gate) ? hadamard_rows_paid(x.num_rows) : x.num_rows),
       [&gate, &up, &down, takes, x, activation, hidden, sums, panels, unit](int64_t first, int64_t last, int thread) {
+        first *= unit;
+        last = last * unit < panels ? last * unit : panels;
         if (is_hadamard(gate)) {
           multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, first, last, thread);
         } else if (is_dense(gate.format)) {
-          first *= unit;
-          last = last * unit < panels ? last * unit : panels;
           if (takes) {
             const Operand out = Operand::at(reinterpret_cast<uint8_t*>(hidden), down, x.num_rows);
             multiply_dense_gated(gate, up, x.dense, activation, down, out.dense, sums.of(thread), first, last);

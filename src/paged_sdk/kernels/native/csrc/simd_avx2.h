@@ -29,9 +29,11 @@ constexpr int kDensePanels = 1;
 #ifdef __AVXVNNI__
 constexpr int kTokenTile = 2;  // rows of a Hadamard product, of two panels: 8 of the 16 registers
 constexpr bool kPanelByPanel = false;
+constexpr int kCodesTogether = 4;
 #else
 constexpr int kTokenTile = 4;  // of one panel: 8 of the 16 registers
 constexpr bool kPanelByPanel = true;
+constexpr int kCodesTogether = 4;
 #endif
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }

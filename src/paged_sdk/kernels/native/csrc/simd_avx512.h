@@ -18,7 +18,13 @@ constexpr int kDenseTile = 12;  // rows of a float product, times vectors of col
 constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 24 sums
 constexpr int kDensePanels = 4;
+#if defined(__AMX_INT8__)
+constexpr int kTokenTile = 32;  // activation rows of a Hadamard product, times two panels: four tiles of 16 x 16 sums
+constexpr int kCodesTogether = 64;  // columns of a row side by side
+#else
 constexpr int kTokenTile = 8;  // activation rows of a Hadamard product, times two panels: 16 sums
+constexpr int kCodesTogether = 4;
+#endif
 constexpr bool kPanelByPanel = false;
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
@@ -83,10 +89,14 @@ inline Shorts replace_first(Shorts a, Ints first) { return _mm512_mask_mov_epi16
 inline Shorts twice(Ints a) {
   return _mm512_or_si512(_mm512_slli_epi32(a, 16), _mm512_and_si512(a, _mm512_set1_epi32(0xffff)));
 }
-// Numbers of int8 as bytes, plus 128: even ones from `even`, odd ones from `odd`.
+// Numbers of int8 as bytes, plus 128 but for the matrix unit: even ones from `even`, odd ones from `odd`.
 inline Bytes join_bytes(Shorts even, Shorts odd) {
   const __m512i joined = _mm512_mask_mov_epi8(even, 0xaaaaaaaaaaaaaaaa, _mm512_slli_epi16(odd, 8));
+#if defined(__AMX_INT8__)
+  return joined;
+#else
   return _mm512_xor_si512(joined, _mm512_set1_epi8(static_cast<char>(0x80)));
+#endif
 }
 
 inline Ints zero_ints() { return _mm512_setzero_si512(); }
@@ -104,6 +114,7 @@ inline Ints dot4(Ints sum, Bytes w, const int8_t* x) {
 inline Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline int32_t sum_of(Ints a) { return _mm512_reduce_add_epi32(a); }
 inline void store_int8(int8_t* p, Ints a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a)); }
+#if !defined(__AMX_INT8__)
 // 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
 inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
   const auto pack_four = [&rows](int i) {  // lane l is quad l of four rows
@@ -113,8 +124,15 @@ inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
   _mm512_storeu_si512(p, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), b));
   _mm512_storeu_si512(p + 64, _mm512_permutex2var_epi64(a, _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15), b));
 }
+#endif
 
 inline void store_uint8(uint8_t* p, Ints a) { store_int8(reinterpret_cast<int8_t*>(p), a); }
+// 64 numbers of 0 ... 255, in one store: a load that follows would wait for four of them.
+inline void store_uint8(uint8_t* p, Ints a, Ints b, Ints c, Ints d) {
+  const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+}
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
 inline Floats broadcast(float a) { return _mm512_set1_ps(a); }

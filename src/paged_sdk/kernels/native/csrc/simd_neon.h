@@ -24,6 +24,7 @@ constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 3;  // rows and panels of a product with dense weights: 24 sums
 constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 4;  // a register holds four columns of as many rows
+constexpr int kCodesTogether = 4;
 constexpr bool kPanelByPanel = true;
 
 // f of each quarter of some vectors.

@@ -27,6 +27,7 @@ constexpr int kDenseWide = 2;
 constexpr int kDenseRows = 3;
 constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 2;
+constexpr int kCodesTogether = 4;
 constexpr bool kPanelByPanel = false;
 
 template <class F>
