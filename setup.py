@@ -60,7 +60,7 @@ if MACHINE == "x86_64":
         "kAvxVnniKernels": [*AVX2, "-mavxvnni"],
         "kAvx512Kernels": AVX512,
         "kAvx512Bf16Kernels": [*AVX512, "-mavx512bf16"],
-        "kAmxKernels": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8"],
+        "kAmxKernels": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     }
 if MACHINE == "aarch64":
     LEVELS = {

@@ -19,7 +19,7 @@ import paged_sdk
 from paged_sdk.kernels.native import library
 
 LEVELS: Final = {
-    "x86_64": ("amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2", "portable"),
+    "x86_64": ("amx", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2", "portable"),
     "aarch64": ("neon_i8mm", "neon_dotprod", "portable"),
 }
 """Processor -> the instruction-set levels that a wheel for it has, whatever the machine here can run."""

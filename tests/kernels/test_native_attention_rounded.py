@@ -35,12 +35,14 @@ CODED_16 = 2.0**-10
 ROUNDINGS = {Products.BFLOAT16: ROUNDING, Products.INT8: CODED}
 LEVELS_16 = ("avx2", "avx_vnni")
 ROUNDED_LEVELS = {
-    Products.BFLOAT16: (*LEVELS_16, "avx512_bf16", "amx_int8"),
-    Products.INT8: (*LEVELS_16, "avx512_vnni", "avx512_bf16", "amx_int8"),
+    Products.BFLOAT16: (*LEVELS_16, "avx512_bf16", "amx"),
+    Products.INT8: (*LEVELS_16, "avx512_vnni", "avx512_bf16", "amx"),
 }
 
 
 def rounding_of(isa: str, products: Products) -> float:
+    if isa == "amx":  # the matrix unit multiplies bfloat16 numbers as fast as codes are made
+        return ROUNDING
     return CODED_16 if isa in LEVELS_16 else ROUNDINGS[products]
 
 

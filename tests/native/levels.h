@@ -273,7 +273,7 @@ class Levels {
 
  private:
   static bool takes_pairs(const std::string& level) {
-    return level == "amx_int8" || level == "avx512_bf16" || level == "neon_i8mm";
+    return level == "amx" || level == "avx512_bf16" || level == "neon_i8mm";
   }
   static bool multiplies_shorts(const std::string& level) { return level == "avx2" || level == "avx_vnni"; }
   static double relative(const std::vector<float>& got, const std::vector<float>& expected) {

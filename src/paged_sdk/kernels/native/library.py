@@ -35,11 +35,11 @@ _PATH = Path(__file__).with_name(library_name(on_windows=sys.platform == "win32"
 _REBUILD = "install the package again, or build it with python setup.py build_ext --inplace"
 
 # The levels of x86 that multiply bfloat16 numbers, two at a time.
-_MULTIPLIES_PAIRS: Final = ("amx_int8", "avx512_bf16")
+_MULTIPLIES_PAIRS: Final = ("amx", "avx512_bf16")
 
 # With AVX2, two threads, SmolLM2-135M in Q4_1: 1.2 to 1.3 times the tokens per second of float32, twice as many after
 # 4,000 tokens. The levels of NEON were not timed; the portable one widens number by number.
-_AS_FAST_IN_BFLOAT16: Final = ("amx_int8", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2")
+_AS_FAST_IN_BFLOAT16: Final = ("amx", "avx512_bf16", "avx512_vnni", "avx_vnni", "avx2")
 
 _log = get_logger(__name__)
 
@@ -47,7 +47,7 @@ _log = get_logger(__name__)
 class NativeLibrary:
     """Binds the loaded library to one instruction-set level. It never changes and is shared by all that load it.
 
-    :ivar isa: name of the level: ``amx_int8``, ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2``,
+    :ivar isa: name of the level: ``amx``, ``avx512_bf16``, ``avx512_vnni``, ``avx_vnni``, ``avx2``,
         ``neon_i8mm``, ``neon_dotprod`` or ``portable``
     :ivar level: its number in the library, 0 the best
     """

@@ -18,7 +18,7 @@ namespace {
 // A tile holds about this many query rows: the tile's loads and transposes are shared by as many.
 constexpr int kTileRows = 96;
 // Those that compute faster need more rows to pay for their loads.
-constexpr int kPairTileRows = 192;
+constexpr int kPairTileRows = kHasMatrixUnit ? 384 : 192;
 constexpr int kCodeTileRows = 384;
 // Spans of a run of a tile. A run more takes 2 % of the time of a run: its state is merged.
 constexpr int kTileRun = 8;
@@ -178,7 +178,7 @@ struct ItemScratch {
   static size_t floats(const AttentionPlan& plan) {
     const int rows = plan.max_rows(), size = plan.heads.head_dim;
     size_t rest = std::max(TileScratch::floats(rows, size), InPlaceScratch::floats(plan.heads));
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
     rest = std::max(rest, CodeScratch::floats(rows, size));
 #endif
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
@@ -347,7 +347,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
       attend_run(item.tile, pages, first_key, end_key, scratch, out);
     });
   };
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
   if (has_codes(heads)) {
     const CodeScratch scratch = CodeScratch::at(own.rest, rows, size);
     load(scratch.queries);

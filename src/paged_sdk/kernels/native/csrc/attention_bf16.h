@@ -9,6 +9,10 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "matrix_unit.h"
+#if defined(__AMX_BF16__)
+#include "pairs_amx.h"
+#endif
 
 namespace paged {
 namespace {
@@ -25,7 +29,7 @@ inline bool has_pairs(const paged_heads& heads) {
 
 #if defined(__AVX512BF16__)
 
-constexpr int kRowBlock = 2 * kDenseTile;  // rows whose scores are held at a time
+constexpr int kRowBlock = kHasMatrixUnit ? 2 * kAmxRows : 2 * kDenseTile;  // rows whose scores are held at a time
 constexpr int kSpanPairs = kSpan / 2;
 
 // One thread's memory for a tile.
@@ -133,12 +137,25 @@ inline void round_queries(int rows, int size, const float* queries, const PairSc
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2), round_to_bfloat16(load_floats(queries + i)));
 }
 
+// out [num_rows, 16 wide] (+)= a [num_rows, depth] . b [depth, 16 wide], of pairs.
+inline void multiply_pairs([[maybe_unused]] MatrixUnit& unit, int num_rows, const uint32_t* a, int a_stride,
+                           const uint32_t* b, int b_stride, int depth, float* out, int out_stride, int wide,
+                           bool adds) {
+#if defined(__AMX_BF16__)
+  multiply_pairs(unit, num_rows, Words<const uint32_t>{a, a_stride}, Words<const uint32_t>{b, b_stride}, depth,
+                 Words<float>{out, out_stride}, wide, adds);
+#else
+  multiply_dense<PairDot>(num_rows, a, a_stride, b, b_stride, depth, out, out_stride, 16 * wide, adds);
+#endif
+}
+
 // Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are rounded
 // already.
 inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
                        const PairScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim, rows = tile.rows();
+  MatrixUnit unit;
   out.clear(rows, size);
   const int last_position = tile.first_position + tile.num_tokens - 1;
   const auto oldest_of = [&](int position) { return tile.oldest_of(position, heads.window); };
@@ -153,8 +170,8 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
       const int count = std::min(rows - row, kRowBlock);
       const int width = width_of(tile.first_position + (row + count - 1) / tile.group);
       if (width <= 0) continue;
-      multiply_dense<PairDot>(count, scratch.query + row * size / 2, size / 2, scratch.keys, kSpan, size / 2,
-                              scratch.scores, kSpan, width, false);
+      multiply_pairs(unit, count, scratch.query + row * size / 2, size / 2, scratch.keys, kSpan, size / 2,
+                     scratch.scores, kSpan, width / 16, false);
       for (int r = 0; r < count; ++r) {
         if (offset != nullptr) {
           const auto* query = reinterpret_cast<const uint16_t*>(scratch.query) + static_cast<int64_t>(row + r) * size;
@@ -166,9 +183,10 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
         weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, tile.end_of(position) - key, heads,
                   out.maximum[row + r], out.sum[row + r], out.values + (row + r) * size,
                   scratch.weights + r * kSpanPairs);
+        if (r % 4 == 3) keep_awake();
       }
-      multiply_dense<PairDot>(count, scratch.weights, kSpanPairs, scratch.values, size, width / 2,
-                              out.values + row * size, size, size, true);
+      multiply_pairs(unit, count, scratch.weights, kSpanPairs, scratch.values, size, width / 2,
+                     out.values + row * size, size, size / 16, true);
     }
   }
 }

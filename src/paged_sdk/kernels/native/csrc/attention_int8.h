@@ -20,17 +20,19 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "attention_codes.h"
-#if defined(__AMX_INT8__)
-#include "attention_amx.h"
-#endif
+#include "attention.h"
+#include "functions.h"
+#include "hadamard.h"
 
 namespace paged {
 namespace {
 
-// Whether tiles of these heads are taken by this header.
+constexpr int kLargestCodedHead = 256;  // whose elements are held in registers, or nearly
+
+// Whether tiles of these heads are taken by this header. The matrix unit multiplies bfloat16 pairs (attention_bf16.h) in
+// the time that it takes here to make codes: with 64 elements they take 0.89 of the time, with 128 as long.
 inline bool has_codes(const paged_heads& heads) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
   return heads.products == PAGED_INT8_PRODUCTS && heads.head_dim <= kLargestCodedHead;
 #else
   (void)heads;
@@ -38,8 +40,181 @@ inline bool has_codes(const paged_heads& heads) {
 #endif
 }
 
-#if defined(__AVX512VNNI__)
-#if !defined(__AMX_INT8__)
+#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
+
+constexpr int kCodeRows = kDenseTile;  // rows whose scores are held at a time
+
+// One thread's memory for a tile.
+struct CodeScratch {
+  float* queries;        // [rows, head_dim], scaled
+  float* query_scales;   // [rows]
+  int32_t* query_sums;   // [rows]: -128 times the sum of a row's codes
+  float* scores;         // [kCodeRows, 128]
+  float* key_scales;     // [128]
+  float* value_scales;   // [128]
+  float* common_key;     // [head_dim]: what keys are coded less
+  float* factors;        // [2, kCodeRows]: of what a row holds, and of what a span adds
+  int8_t* query_codes;   // [rows, head_dim]
+  uint8_t* keys;         // [head_dim / 4, 128, 4]: codes plus 128
+  int8_t* values;        // [128 / 4, head_dim, 4]
+  uint8_t* weights;      // [kCodeRows, 128]
+  int8_t* rows_of_codes;  // [16, head_dim]
+
+  static size_t floats(int rows, int head_dim) {
+    const CodeScratch end = at(nullptr, rows, head_dim);
+    return (reinterpret_cast<uintptr_t>(end.rows_of_codes) + line(16 * head_dim)) / sizeof(float);
+  }
+  static CodeScratch at(float* memory, int rows, int head_dim) {
+    auto next = reinterpret_cast<uintptr_t>(memory);
+    const auto take = [&](size_t bytes) {
+      const uintptr_t here = next;
+      next += line(bytes);
+      return here;
+    };
+    const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(sizeof(float) * count)); };
+    const size_t elements = static_cast<size_t>(rows) * head_dim;
+    CodeScratch s;
+    s.queries = floats(elements);
+    s.query_scales = floats(rows);
+    s.query_sums = reinterpret_cast<int32_t*>(floats(rows));
+    s.scores = floats(kCodeRows * kSpan);
+    s.key_scales = floats(kSpan);
+    s.value_scales = floats(kSpan);
+    s.common_key = floats(head_dim);
+    s.factors = floats(2 * kCodeRows);
+    s.query_codes = reinterpret_cast<int8_t*>(take(elements));
+    s.keys = reinterpret_cast<uint8_t*>(take(kSpan * head_dim));
+    s.values = reinterpret_cast<int8_t*>(take(kSpan * head_dim));
+    s.weights = reinterpret_cast<uint8_t*>(take(kCodeRows * kSpan));
+    s.rows_of_codes = reinterpret_cast<int8_t*>(take(16 * head_dim));
+    return s;
+  }
+
+ private:
+  static size_t line(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
+};
+
+// take(integral_constant<size>) for a head of usual size, whose elements fit registers; 0 for others.
+template <class Take>
+inline void with_head_dim(int size, const Take& take) {
+  if (size == 64) return take(std::integral_constant<int, 64>{});
+  if (size == 128) return take(std::integral_constant<int, 128>{});
+  take(std::integral_constant<int, 0>{});
+}
+
+// Codes of a vector, of which load(c) gives 16 elements, and their sum; returns its scale. kSize is its size or 0.
+template <int kSize, class Load>
+inline float code_vector(int size, const Load& load, int8_t* codes, int32_t* sum = nullptr) {
+  constexpr int kMost = (kSize > 0 ? kSize : kLargestCodedHead) / 16;
+  Floats v[kMost];
+  Ints largest = zero_ints(), sums = zero_ints();
+  const int count = kSize > 0 ? kMost : size / 16;
+#pragma GCC unroll 8
+  for (int i = 0; i < count; ++i) {
+    v[i] = load(16 * i);
+    largest = max_magnitude(largest, v[i]);
+  }
+  const auto bits = static_cast<uint32_t>(max_of(largest));
+  const float scale = unit_of(bits);
+  if (scale > 0.0f) {
+    const Floats factor = broadcast(127.0f / from_bits(bits));
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      const Ints here = to_nearest(mul(v[i], factor));
+      sums = add(sums, here);
+      store_int8(codes + 16 * i, here);
+    }
+  } else {  // or NaN
+    __builtin_memset(codes, 0, size);
+  }
+  if (sum != nullptr) *sum = sum_of(sums);
+  return scale;
+}
+
+// Sixteen elements times Sylvester's matrix, which makes a vector four times as long.
+inline Floats hadamard_16(Floats a) { return butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(a)))); }
+
+// Codes the tile's queries, which are in scratch.queries. Their scales take back the length that the transform gave
+// them and the keys.
+inline void code_queries(int rows, int size, const CodeScratch& scratch) {
+  for (int r = 0; r < rows; ++r) {
+    const float* query = scratch.queries + r * size;
+    int32_t sum;
+    const float scale = code_vector<0>(
+        size, [&](int c) { return hadamard_16(load_floats(query + c)); }, scratch.query_codes + r * size, &sum);
+    scratch.query_scales[r] = scale / 16.0f;
+    scratch.query_sums[r] = -128 * sum;
+  }
+}
+
+// Codes keys begin ... end - 1 of the span at `first`, and their values; what is outside has codes and scales of zero,
+// and is never read. Only the first `width` keys of the span, a multiple of 32, are coded; without `less_first` as they
+// are.
+template <class Cached, int kSize>
+inline void code_span_of(const Pages& pages, int first, int begin, int end, int width, bool less_first,
+                         const CodeScratch& out) {
+  const paged_cache& cache = pages.cache;
+  const int size = kSize > 0 ? kSize : pages.heads.head_dim;
+  int64_t vectors[kSpan];
+  pages.vectors_of(begin, end, vectors + begin - first);
+  const auto key = [&](int i, int c) {
+    return load_cached<Cached>(cache.key, cache.key_scale, vectors[i], size, c);
+  };
+  const auto value = [&](int i, int c) {
+    return load_cached<Cached>(cache.value, cache.value_scale, vectors[i], size, c);
+  };
+  for (int c = 0; c < size; c += 16)
+    store_floats(out.common_key + c, less_first && begin < end ? key(begin - first, c) : zero_floats());
+  int8_t* codes = out.rows_of_codes;
+  // The codes and the scale of one vector, of which load(c) gives 16 elements, if it is there.
+  const auto code = [&](int i, float* scales, int8_t* to, const auto& load) {
+    if (i >= begin - first && i < end - first) {
+      scales[i] = code_vector<kSize>(size, load, to);
+    } else {
+      scales[i] = 0.0f;
+      __builtin_memset(to, 0, size);
+    }
+  };
+  for (int i = 0; i < width; i += 16) {
+    for (int k = 0; k < 16; ++k)
+      code(i + k, out.key_scales, codes + k * size,
+           [&](int c) { return hadamard_16(sub(key(i + k, c), load_floats(out.common_key + c))); });
+    for (int c = 0; c < size; c += 64) {
+      Floats rows[16];  // of four codes each
+      const int count = std::min(size - c, 64) / 4;
+      for (int k = 0; k < 16; ++k) {
+        const Ints four = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), codes + k * size + c);
+        rows[k] = as_floats(_mm512_xor_si512(four, _mm512_set1_epi8(static_cast<char>(0x80))));
+      }
+      transpose(rows);
+      for (int q = 0; q < count; ++q)
+        store_floats(reinterpret_cast<float*>(out.keys + ((c / 4 + q) * kSpan + i) * 4), rows[q]);
+    }
+  }
+  for (int i = 0; i < width; i += 4) {
+    for (int k = 0; k < 4; ++k)
+      code(i + k, out.value_scales, codes + k * size, [&](int c) { return value(i + k, c); });
+    for (int c = 0; c < size; c += 16) {
+      const auto of = [&](int k) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + k * size + c)); };
+      const __m128i low01 = _mm_unpacklo_epi8(of(0), of(1)), high01 = _mm_unpackhi_epi8(of(0), of(1));
+      const __m128i low23 = _mm_unpacklo_epi8(of(2), of(3)), high23 = _mm_unpackhi_epi8(of(2), of(3));
+      auto* to = reinterpret_cast<__m128i*>(out.values + (i / 4 * size + c) * 4);
+      _mm_storeu_si128(to, _mm_unpacklo_epi16(low01, low23));
+      _mm_storeu_si128(to + 1, _mm_unpackhi_epi16(low01, low23));
+      _mm_storeu_si128(to + 2, _mm_unpacklo_epi16(high01, high23));
+      _mm_storeu_si128(to + 3, _mm_unpackhi_epi16(high01, high23));
+    }
+  }
+}
+
+inline void code_span(const Pages& pages, int first, int begin, int end, int width, bool less_first,
+                      const CodeScratch& out) {
+  with_element(pages.heads.cache_dtype, [&](auto of) {
+    with_head_dim(pages.heads.head_dim, [&](auto size) {
+      code_span_of<decltype(of), decltype(size)::value>(pages, first, begin, end, width, less_first, out);
+    });
+  });
+}
 
 // Calls take(first, integral_constant<count>) for blocks of kRows rows, as long as there are so many.
 template <int kRows, class Take>
@@ -55,10 +230,9 @@ inline void in_code_blocks(int rows, const Take& take) {
   in_blocks_of<1>(row, rows, take);
 }
 
-// Scores of kRows rows against the keys of a span from `key` on, two vectors of them, with a constant for each row.
-template <int kRows>
+// Scores of kRows rows against 16 kWide keys, with a constant for each row.
+template <int kRows, int kWide>
 inline void score_codes(const CodeScratch& scratch, int row, int size, int key, const float* constants, float* scores) {
-  constexpr int kWide = 2;
   Ints sums[kRows][kWide];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
@@ -80,6 +254,74 @@ inline void score_codes(const CodeScratch& scratch, int row, int size, int key, 
     for (int v = 0; v < kWide; ++v)
       store_floats(scores + r * kSpan + 16 * v, fma(mul(to_floats(sums[r][v]), scale[v]), factor, constant));
   }
+}
+
+// Of one span and a row: its largest score and largest value's scale, and the sum of its weights, in units of the
+// largest.
+struct SpanWeights {
+  float maximum, sum, value_scale;
+};
+
+// Codes of one row's weights from its scores of the first `width` keys of a span, of which it sees [begin, end).
+// kWhole: it sees all 128, and no cap bends the scores.
+template <bool kWhole>
+inline SpanWeights code_weights(const float* scores, int width, int begin, int end, float softcap,
+                                const float* value_scales, uint8_t* weights) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  __mmask16 seen[kSpan / 16];
+  Floats s[kSpan / 16], most = broadcast(kMaskedScore);
+  Ints largest_value = zero_ints();
+#pragma GCC unroll 8
+  for (int i = 0; i < kSpan / 16; ++i) {
+    if (!kWhole && 16 * i >= width) break;
+    s[i] = load_floats(scores + 16 * i);
+    Floats value = load_floats(value_scales + 16 * i);
+    if (!kWhole) {
+      if (softcap > 0.0f) s[i] = mul(broadcast(kLog2E), soft_cap(s[i], softcap));
+      seen[i] = _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(begin - 16 * i), _MM_CMPINT_NLT) &
+                _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(end - 16 * i), _MM_CMPINT_LT);
+      s[i] = _mm512_mask_mov_ps(broadcast(2.0f * kMaskedScore), seen[i], s[i]);
+      value = _mm512_maskz_mov_ps(seen[i], value);
+    }
+    most = maximum(most, s[i]);
+    largest_value = max_magnitude(largest_value, value);
+  }
+  // The scale of the largest value that the row sees: an Inf or NaN among values makes the row NaN, and codes of zero.
+  const float largest = from_bits(static_cast<uint32_t>(max_of(largest_value))), here = max_of(most);
+  const Floats unit = broadcast(largest > 1e-30f && largest < 1e30f ? 255.0f / largest : 0.0f);
+  Floats total = zero_floats();
+#pragma GCC unroll 8
+  for (int i = 0; i < kSpan / 16; ++i) {
+    if (!kWhole && 16 * i >= width) break;
+    const Floats weight = rough_exponential2(sub(s[i], broadcast(here)));
+    total = add(total, weight);
+    Floats code = mul(mul(weight, unit), load_floats(value_scales + 16 * i));
+    if (!kWhole) code = _mm512_maskz_mov_ps(seen[i], code);
+    store_uint8(weights + 16 * i, to_nearest(code));
+  }
+  return {here, sum_of(total), largest};
+}
+
+// Adds a span's weights to what kRows rows hold, and tells by what factors their values are multiplied: those they
+// hold, and the sums of codes that are added.
+template <int kRows>
+inline void add_weights(const SpanWeights (&spans)[kRows], float* maxima, float* sums, float* held, float* added) {
+  static_assert(kRows <= 16);
+  constexpr auto kMask = static_cast<__mmask16>((1u << kRows) - 1);
+  alignas(64) float here[16] = {}, span_sums[16] = {}, value_scales[16] = {};
+  for (int r = 0; r < kRows; ++r) {
+    here[r] = spans[r].maximum;
+    span_sums[r] = spans[r].sum;
+    value_scales[r] = spans[r].value_scale;
+  }
+  const Floats before = _mm512_maskz_loadu_ps(kMask, maxima), highest = maximum(load_floats(here), before);
+  const Floats old_factor = exponential2(sub(before, highest));
+  const Floats new_factor = exponential2(sub(load_floats(here), highest));
+  const Floats sum = fma(load_floats(span_sums), new_factor, mul(_mm512_maskz_loadu_ps(kMask, sums), old_factor));
+  _mm512_mask_storeu_ps(maxima, kMask, highest);
+  _mm512_mask_storeu_ps(sums, kMask, sum);
+  _mm512_mask_storeu_ps(held, kMask, old_factor);
+  _mm512_mask_storeu_ps(added, kMask, mul(new_factor, mul(load_floats(value_scales), broadcast(1.0f / 255.0f))));
 }
 
 // Adds the values of a span's first `width` keys, weighted, to 16 kWide elements of kRows rows.
@@ -113,36 +355,6 @@ inline void weigh_codes(const CodeScratch& scratch, int size, int first_element,
   }
 }
 
-// Attends with all rows of a tile over a span.
-inline void attend_coded_span(const CodedSpan& span, const Partial& out) {
-  const CodeScratch& scratch = span.scratch;
-  const int size = span.heads.head_dim;
-  in_code_blocks(span.tile.rows(), [&](int row, auto count) {
-    constexpr int kRows = decltype(count)::value;
-    const int width = span.width_of(span.position_of(row + kRows - 1));
-    if (width <= 0) return;
-    float constants[kRows] = {};
-    for (int r = 0; span.common != nullptr && r < kRows; ++r) {
-      const float* query = scratch.queries + (row + r) * size;
-      constants[r] = _mm512_cvtss_f32(offset_score(span.common, size, [&](int c) { return load_floats(query + c); }));
-    }
-    for (int c = 0; c < width; c += 32) score_codes<kRows>(scratch, row, size, c, constants, scratch.scores + c);
-    SpanWeights weights[kRows];
-    for (int r = 0; r < kRows; ++r) {
-      const float* scores = scratch.scores + r * kSpan;
-      const auto score_of = [&](int i) { return load_floats(scores + 16 * i); };
-      weights[r] = span.code_row(row + r, width, score_of, scratch.weights + r * kSpan);
-    }
-    add_weights(weights, kRows, out.maximum + row, out.sum + row, scratch.factors, scratch.factors + kCodeRows);
-    float* values = out.values + row * size;
-    int c = 0;
-    for (; c + 32 <= size; c += 32) weigh_codes<kRows, 2>(scratch, size, c, width, values + c);
-    if (c < size) weigh_codes<kRows, 1>(scratch, size, c, width, values + c);
-  });
-}
-
-#endif
-
 // What a row holds once it has seen the sequence's first key, which gets far more weight than others in most models
 // (attention sinks: Xiao et al., 2024, arXiv 2309.17453): as a byte, a weight that large would leave nothing of its
 // neighbours' weights.
@@ -175,24 +387,51 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim, rows = tile.rows();
   const bool from_first = first_key == 0 && heads.window <= 0;
-  [[maybe_unused]] const MatrixUnit unit;
   if (from_first) {
     begin_with_first_key(rows, pages, scratch, out);
   } else {
     out.clear(rows, size);
   }
-  // Elements of zeros, where a head's do not fill a tile of the matrix unit.
-  __builtin_memset(scratch.keys + kSpan * size, 0, kSpan * (4 * code_quads(size) - size));
   // Stored less an offset, keys have nothing in common any more; of a window, the first key that a tile sees depends on
   // the tile.
   const bool less_first = heads.window <= 0 && pages.cache.key_offsets == nullptr;
-  const int oldest = heads.window > 0 ? tile.oldest_of(tile.first_position, heads.window) : from_first;
+  const int last_position = tile.first_position + tile.num_tokens - 1;
+  const auto oldest_of = [&](int position) {
+    return heads.window > 0 ? tile.oldest_of(position, heads.window) : static_cast<int>(from_first);
+  };
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
-    CodedSpan span{tile, heads, scratch, key, from_first, less_first ? scratch.common_key : pages.key_offset(key), 0};
-    const int width = span.width_of(span.position_of(rows - 1));
-    code_span(pages, key, std::max(key, oldest), std::min(key + kSpan, tile.end()), width, less_first, scratch);
-    span.largest_value = largest_scale(scratch.value_scales, width);
-    attend_coded_span(span, out);
+    const int begin = std::max(key, oldest_of(tile.first_position));
+    const int end = std::min(key + kSpan, tile.end());
+    // Columns past what the last row of a block sees are left out: their weights would be zero.
+    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
+    code_span(pages, key, begin, end, width_of(last_position), less_first, scratch);
+    const float* common = less_first ? scratch.common_key : pages.key_offset(key);
+    in_code_blocks(rows, [&](int row, auto count) {
+      constexpr int kRows = decltype(count)::value;
+      const int width = width_of(tile.first_position + (row + kRows - 1) / tile.group);
+      if (width <= 0) return;
+      float constants[kRows] = {};
+      for (int r = 0; common != nullptr && r < kRows; ++r) {
+        const float* query = scratch.queries + (row + r) * size;
+        constants[r] = _mm512_cvtss_f32(offset_score(common, size, [&](int c) { return load_floats(query + c); }));
+      }
+      for (int c = 0; c < width; c += 32)
+        score_codes<kRows, 2>(scratch, row, size, c, constants, scratch.scores + c);
+      SpanWeights spans[kRows];
+      for (int r = 0; r < kRows; ++r) {
+        const int position = tile.first_position + (row + r) / tile.group;
+        const int first_seen = oldest_of(position) - key, end_seen = tile.end_of(position) - key;
+        const bool whole = first_seen <= 0 && end_seen >= kSpan && heads.softcap <= 0.0f;
+        const auto code = whole ? code_weights<true> : code_weights<false>;
+        spans[r] = code(scratch.scores + r * kSpan, width, first_seen, end_seen, heads.softcap, scratch.value_scales,
+                        scratch.weights + r * kSpan);
+      }
+      add_weights(spans, out.maximum + row, out.sum + row, scratch.factors, scratch.factors + kCodeRows);
+      float* values = out.values + row * size;
+      int c = 0;
+      for (; c + 32 <= size; c += 32) weigh_codes<kRows, 2>(scratch, size, c, width, values + c);
+      if (c < size) weigh_codes<kRows, 1>(scratch, size, c, width, values + c);
+    });
   }
 }
 

@@ -13,6 +13,9 @@
 
 #include "functions.h"
 #include "linear.h"
+#if defined(__AMX_BF16__)
+#include "pairs_amx.h"
+#endif
 
 namespace paged {
 namespace {
@@ -310,11 +313,66 @@ inline void multiply_dense_tiles(const uint8_t* const (&panels)[kGroup], const u
   }
 }
 
+#if defined(__AMX_BF16__)
+// sums[v][row ...] (+)= panel v . rows of x from `row` on, up to 32, of the vectors [first, last) of kWide panels: whole
+// blocks.
+template <int kTiles, int kWide>
+inline void multiply_pair_square(MatrixUnit& unit, const uint8_t* const* panels, const DenseRows& x, int row, int first,
+                                 int last, float (*sums)[kPanelRows]) {
+  const int left = x.num_rows - row, count = left < kTiles * kAmxRows ? left : kTiles * kAmxRows;
+  PairSquare<kTiles, kWide> square;
+  for (int v = 0; v < kWide; ++v) {
+    square.columns[v] = {reinterpret_cast<const uint32_t*>(panels[v]), kPanelRows};
+    square.sums[v] = {sums[static_cast<int64_t>(v) * x.num_rows + row], kPanelRows};
+  }
+  square.shape(unit, count, kAmxPairs);
+  square.begin(first > 0);
+  int vector = first;
+  for (int block = first; block < last; block += kDenseBlock) {
+    const int width = x.width(block);
+    square.rows = {reinterpret_cast<const uint32_t*>(x.at<DenseBfloat16>(block, row)), width};
+    for (; vector + kAmxPairs <= block + width; vector += kAmxPairs) square.add(vector - block, vector);
+  }
+  square.end();
+  if (vector == last) return;
+  square.shape(unit, count, last - vector);
+  square.begin(true);
+  square.add(vector % kDenseBlock, vector);
+  square.end();
+}
+
+// The same of bfloat16 weights by the matrix unit, two panels at a time. The processor fetches them itself as fast as
+// when it is asked to.
+template <int kGroup>
+inline void multiply_pair_panels(const uint8_t* const (&panels)[kGroup], const DenseRows& x,
+                                 float (*sums)[kPanelRows]) {
+  constexpr int kWide = kGroup < 2 ? 1 : 2, kMost = 2 * kAmxRows;
+  MatrixUnit unit;
+  see_memory();
+  // Sums of few rows stay in tiles from the first column to the last; those of many come back for each block.
+  const int step = x.num_rows <= kMost ? x.vectors : kDenseBlock;
+  for (int first = 0; first < x.vectors; first += step) {
+    const int last = x.vectors - first < step ? x.vectors : first + step;
+    for (int begin = 0; begin < kGroup; begin += kWide) {
+      float(*const to)[kPanelRows] = sums + static_cast<int64_t>(begin) * x.num_rows;
+      for (int row = 0; row < x.num_rows; row += kMost) {
+        const bool two = x.num_rows - row > kAmxRows;
+        const auto multiply = two ? multiply_pair_square<2, kWide> : multiply_pair_square<1, kWide>;
+        multiply(unit, panels + begin, x, row, first, last, to);
+      }
+    }
+  }
+}
+#endif
+
 // The same, in tiles of as many panels as suit the rows: all of them while one tile holds all rows.
 template <class Dense, int kGroup>
 inline void multiply_dense_panels(const uint8_t* const (&panels)[kGroup], const uint8_t* const (&next)[kGroup],
                                   const DenseRows& x, float (*sums)[kPanelRows]) {
   if (x.num_rows == 0) return;
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<Dense, DenseBfloat16>) return multiply_pair_panels<kGroup>(panels, x, sums);
+#endif
   if constexpr (kGroup > kDensePanels) {
     if (x.num_rows > kTallest<kGroup>) return multiply_dense_tiles<Dense, kDensePanels>(panels, next, x, sums);
   }

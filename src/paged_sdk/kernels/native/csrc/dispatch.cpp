@@ -30,7 +30,7 @@ struct Level {
 // What the processor has and the system saves the registers of. __builtin_cpu_supports reads a table of the compiler's
 // runtime, which is empty in Zig's.
 struct Features {
-  bool avx2 = false, avx_vnni = false, avx512_vnni = false, avx512_bf16 = false, amx_int8 = false;
+  bool avx2 = false, avx_vnni = false, avx512_vnni = false, avx512_bf16 = false, amx = false;
 };
 
 // Asks the system for tiles, which it saves of no process that has not asked (Linux 5.16; other systems are not asked).
@@ -54,12 +54,13 @@ Features find_features() {
   if ((saved & 0x06) != 0x06 || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.avx2 = has(ebx, 5) && fma && f16c;
   const bool foundation = has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);  // F, DQ, BW, VL
-  const bool tiles = has(edx, 24) && has(edx, 25) && (saved & 0x60000) == 0x60000;  // AMX-TILE, AMX-INT8
+  // AMX-BF16, AMX-TILE, AMX-INT8, and the registers of both
+  const bool tiles = has(edx, 22) && has(edx, 24) && has(edx, 25) && (saved & 0x60000) == 0x60000;
   found.avx512_vnni = (saved & 0xe6) == 0xe6 && found.avx2 && foundation && has(ecx, 11);
   if (eax == 0 || __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.avx_vnni = found.avx2 && has(eax, 4);
   found.avx512_bf16 = found.avx512_vnni && has(eax, 5);
-  found.amx_int8 = found.avx512_bf16 && tiles && may_use_tiles();
+  found.amx = found.avx512_bf16 && tiles && may_use_tiles();
   return found;
 }
 
@@ -96,7 +97,7 @@ bool has_i8mm() { return false; }
 // Best first.
 constexpr Level kLevels[] = {
 #if defined(__x86_64__)
-    {"amx_int8", &kAmxKernels, [] { return features().amx_int8; }},
+    {"amx", &kAmxKernels, [] { return features().amx; }},
     {"avx512_bf16", &kAvx512Bf16Kernels, [] { return features().avx512_bf16; }},
     {"avx512_vnni", &kAvx512Kernels, [] { return features().avx512_vnni; }},
     {"avx_vnni", &kAvxVnniKernels, [] { return features().avx_vnni; }},

@@ -28,26 +28,40 @@ constexpr bool kHasMatrixUnit = true;
 constexpr int kAmxRows = 16;
 constexpr int kAmxCols = 64;
 constexpr int kAmxBytes = kAmxRows * kAmxCols;
-
-// The shape of all tiles, as the unit reads it.
-struct TileShape {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes_of_row[16] = {};
-  uint8_t rows[16] = {};
-
-  constexpr TileShape() {
-    for (int i = 0; i < 8; ++i) bytes_of_row[i] = kAmxCols, rows[i] = kAmxRows;
-  }
-};
-alignas(64) constexpr TileShape kWholeTiles;
+constexpr int kAmxQuads = kAmxCols / 4;  // of bytes
+constexpr int kAmxPairs = kAmxCols / 4;  // of bfloat16 numbers
 
 // Shapes the tiles of its thread while it lives. What is in tiles would otherwise be saved, all eight kilobytes,
 // whenever the system takes the thread's processor away.
 class MatrixUnit {
  public:
-  MatrixUnit() { _tile_loadconfig(&kWholeTiles); }
+  MatrixUnit() { shape(kAmxRows, kAmxRows, kAmxQuads); }
   ~MatrixUnit() { _tile_release(); }
   MatrixUnit(const MatrixUnit&) = delete;
+
+  // Rows of tiles 0, 1 and 4 and of tiles 2, 3 and 5, and the depth of products, in words of 4 bytes. What was in tiles
+  // is lost.
+  void shape(int first_rows, int second_rows, int depth) {
+    const uint32_t shape = first_rows << 16 | second_rows << 8 | depth;
+    if (shape == shape_) return;
+    shape_ = shape;
+    const auto rows_of = [&](int tile) { return tile == 0 || tile == 1 || tile == 4 ? first_rows : second_rows; };
+    alignas(64) Shape tiles{};
+    for (int i = 0; i < 8; ++i) {
+      tiles.bytes_of_row[i] = i == 4 || i == 5 ? 4 * depth : kAmxCols;
+      tiles.rows[i] = static_cast<uint8_t>(i < 6 ? rows_of(i) : depth);
+    }
+    asm volatile("" : : "r"(&tiles) : "memory");  // compilers take it that a word of it is read
+    _tile_loadconfig(&tiles);
+  }
+
+ private:
+  struct Shape {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t bytes_of_row[16] = {};
+    uint8_t rows[16] = {};
+  };
+  uint32_t shape_ = 0;
 };
 
 // Tiles 0 ... 3 hold sums; 4 and 5 take rows, 6 and 7 weights.

@@ -127,12 +127,6 @@ inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
 #endif
 
 inline void store_uint8(uint8_t* p, Ints a) { store_int8(reinterpret_cast<int8_t*>(p), a); }
-// 64 numbers of 0 ... 255, in one store: a load that follows would wait for four of them.
-inline void store_uint8(uint8_t* p, Ints a, Ints b, Ints c, Ints d) {
-  const __m512i bytes = _mm512_packus_epi16(_mm512_packs_epi32(a, b), _mm512_packs_epi32(c, d));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
-}
 
 inline Floats zero_floats() { return _mm512_setzero_ps(); }
 inline Floats broadcast(float a) { return _mm512_set1_ps(a); }
