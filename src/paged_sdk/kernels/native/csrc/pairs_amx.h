@@ -3,6 +3,8 @@
 // zero.
 #pragma once
 
+#include <type_traits>
+
 #include "matrix_unit.h"
 
 namespace paged {
