@@ -117,7 +117,12 @@ def test_the_chat_service_answers_and_shows_its_page(tiny_checkpoint: Path) -> N
         async with load("chat_service").service(str(tiny_checkpoint)) as app:
             transport = httpx2.ASGITransport(app)
             async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-                body = {"model": "default", "messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 8}
+                body = {
+                    "model": "default",
+                    "messages": [{"role": "user", "content": "Hi!"}],
+                    "max_tokens": 8,
+                    "temperature": 0,
+                }
                 body["model"] = (await client.get("/v1/models")).json()["data"][0]["id"]
                 answer = (await client.post("/v1/chat/completions", json=body)).json()
                 assert answer["usage"]["completion_tokens"] == 8
