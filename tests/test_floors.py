@@ -72,7 +72,7 @@ class Unit:
 
 def _units() -> Mapping[str, Unit]:
     """Map the first part of a module's path below the package to its unit."""
-    ground = Unit("errors.py, files.py, guard.py, logs.py, owner.py, processors.py, threads.py", 0)
+    ground = Unit("errors.py, event_loop.py, files.py, guard.py, logs.py, owner.py, processors.py, threads.py", 0)
     face = Unit("the async face", 8)
     packages = {
         "config": Unit("config", 1),
@@ -130,7 +130,7 @@ def _units() -> Mapping[str, Unit]:
     )
     return (
         packages
-        | dict.fromkeys(("errors", "files", "guard", "logs", "owner", "processors", "threads"), ground)
+        | dict.fromkeys(("errors", "event_loop", "files", "guard", "logs", "owner", "processors", "threads"), ground)
         | dict.fromkeys(faces, face)
     )
 

@@ -14,9 +14,9 @@ import anyio
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
+from paged_sdk.event_loop import settled
 from paged_sdk.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
-from paged_sdk.worker.event_loop import settled
 from paged_sdk.worker.worker import Worker
 
 if TYPE_CHECKING:  # it needs torch, which is loaded when a model is built

@@ -16,6 +16,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import Outbox, RequestEvent
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import EngineDeadError, PagedError
+from paged_sdk.event_loop import OutputLoop, settled
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.owner import Owner, closed_model
@@ -38,7 +39,6 @@ from paged_sdk.remote.packing import pack, pack_processors, pack_request, unpack
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
-from paged_sdk.worker.event_loop import OutputLoop, settled
 from paged_sdk.worker.subscription import Subscriber
 
 __all__ = ["RemoteEngine"]

@@ -16,6 +16,7 @@ from attrs import evolve
 from paged_sdk.constraints.grammar import Language
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError
+from paged_sdk.event_loop import EventLoop, OutputLoop
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.model_insides import ModelInsides
@@ -47,7 +48,6 @@ from paged_sdk.scheduler.request import Request
 from paged_sdk.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
-from paged_sdk.worker.event_loop import EventLoop, OutputLoop
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["EngineHost", "adapters_of"]

@@ -21,6 +21,7 @@ from attrs import frozen
 from paged_sdk.build.child_process import Child, how_it_ended, start_program
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError, ModelLoadError
+from paged_sdk.event_loop import settled
 from paged_sdk.logs import get_logger
 from paged_sdk.owner import Owner
 from paged_sdk.preparation import RequestPreparer
@@ -33,7 +34,6 @@ from paged_sdk.remote.packing import pack, unpack
 from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
 from paged_sdk.threads import in_own_thread, thread_must_start
-from paged_sdk.worker.event_loop import settled
 
 __all__ = ["EngineProcess", "ProcessModel", "Replied"]
 

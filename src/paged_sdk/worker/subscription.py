@@ -6,9 +6,9 @@ from typing import Protocol
 
 from paged_sdk.engine.events import Listener, RequestEvent
 from paged_sdk.engine.request_start import RequestStart
+from paged_sdk.event_loop import EventLoop, OutputLoop, Waiter
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.types.response import FinishReason, Usage
-from paged_sdk.worker.event_loop import EventLoop, OutputLoop, Waiter
 
 __all__ = ["Subscriber", "Subscription", "UnreadChoice"]
 
