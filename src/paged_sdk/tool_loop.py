@@ -14,7 +14,7 @@ import attrs
 from attrs import frozen
 
 from paged_sdk.errors import InvalidRequestError, ToolError, ToolRoundsError, shown
-from paged_sdk.threads import in_own_thread
+from paged_sdk.threads import in_anyio_thread
 from paged_sdk.types.function_arguments import bind_arguments
 from paged_sdk.types.messages import Message
 from paged_sdk.types.request import RequestBuilder
@@ -161,7 +161,7 @@ async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
     given = bind_arguments(function, arguments)
     if inspect.iscoroutinefunction(function):
         return await function(**given)
-    result = await in_own_thread(partial(function, **given), "to run a tool in")
+    result = await in_anyio_thread(partial(function, **given), "to run a tool in")
     return await result if inspect.isawaitable(result) else result
 
 
