@@ -72,7 +72,7 @@ class Unit:
 
 def _units() -> Mapping[str, Unit]:
     """Map the first part of a module's path below the package to its unit."""
-    ground = Unit("errors.py, event_loop.py, files.py, guard.py, logs.py, owner.py, processors.py, threads.py", 0)
+    ground = Unit("the ground", 0)
     face = Unit("the async face", 8)
     packages = {
         "config": Unit("config", 1),
@@ -128,11 +128,18 @@ def _units() -> Mapping[str, Unit]:
         "structured",
         "tool_loop",
     )
-    return (
-        packages
-        | dict.fromkeys(("errors", "event_loop", "files", "guard", "logs", "owner", "processors", "threads"), ground)
-        | dict.fromkeys(faces, face)
+    grounds = (
+        "errors",
+        "event_loop",
+        "files",
+        "guard",
+        "helper_threads",
+        "logs",
+        "owner",
+        "processors",
+        "threads",
     )
+    return packages | dict.fromkeys(grounds, ground) | dict.fromkeys(faces, face)
 
 
 UNITS: Final = _units()

@@ -49,7 +49,7 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-@pytest.mark.parametrize("name", ["paged-sdk-worker", "paged-sdk-portal", "AnyIO worker"])
+@pytest.mark.parametrize("name", ["paged-sdk-worker", "paged-sdk-portal", "paged-sdk call"])
 def test_a_build_without_a_thread(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     refuse_threads(monkeypatch, name)
     with pytest.raises(EngineError, match="no more"):
@@ -62,12 +62,8 @@ def test_a_build_without_a_thread(builder: TextModelBuilder, monkeypatch: pytest
 @pytest.mark.anyio
 async def test_a_request_without_a_thread(builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     async with builder.build() as model:
-
-        async def refused(*_: object, **__: object) -> None:
-            raise RuntimeError("can't start new thread")
-
         with monkeypatch.context() as patch:
-            patch.setattr("anyio.to_thread.run_sync", refused)
+            refuse_threads(patch, "paged-sdk helper")
             with pytest.raises(EngineError, match="no more"):
                 await model.send_completion_request("Hello", SHORT)
             with pytest.raises(EngineError, match="no more"):
@@ -79,11 +75,8 @@ def test_a_close_without_a_thread_leaves_none(builder: TextModelBuilder, monkeyp
     before = set(threading.enumerate())
     model = BlockingModel(builder.build())
 
-    async def refused(*_: object, **__: object) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patch:
-        patch.setattr("anyio.to_thread.run_sync", refused)
+        refuse_threads(patch, "paged-sdk call")
         with pytest.raises(EngineError, match="no more"):
             model.close()
     for thread in set(threading.enumerate()) - before:
@@ -226,6 +219,71 @@ def test_a_forked_child_is_told_at_once_and_can_exit(tiny_checkpoint: Path) -> N
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "child ends" in result.stdout
     assert "parent goes on" in result.stdout
+
+
+STOPPED = """
+import asyncio, sys
+from paged_sdk.testing import fake_model
+
+async def build():
+    return await fake_model("Hello!" * 1000, delay=0.01)
+
+loop = asyncio.new_event_loop()
+model = loop.run_until_complete(build())
+task = loop.create_task(model.send_chat_request([{"role": "user", "content": "Hi!"}]))
+
+def look():
+    loop.stop() if model.stats().running else loop.call_later(0.001, look)
+
+look()
+loop.run_forever()
+if sys.argv[1] == "closed":
+    loop.close()
+print("the program ends", task.done())
+"""
+
+
+@pytest.mark.parametrize("loop", ["closed", "open"])
+def test_a_program_ends_whose_event_loop_is_stopped_amid_a_request(loop: str) -> None:
+    command = [sys.executable, "-c", STOPPED, loop]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "the program ends False" in result.stdout
+
+
+STOPPED_AMID_TOOLS = """
+import asyncio, json, threading
+import anyio
+from paged_sdk import RequestBuilder
+from paged_sdk.testing import fake_model
+
+stopped = threading.Event()
+
+def quick() -> str:
+    anyio.from_thread.run_sync(print, "quick is here")
+    return ""
+
+def slow() -> str:
+    anyio.from_thread.run_sync(loop.stop)
+    assert stopped.wait(60)
+    return ""
+
+async def use():
+    said = [f'<tool_call>{json.dumps({"name": name, "arguments": {}})}</tool_call>' for name in ("quick", "slow")]
+    async with fake_model(*said, "Done.") as model:
+        await model.send_chat_with_tools(RequestBuilder().add_message("user", "Hi!").with_tools([quick, slow]))
+
+loop = asyncio.new_event_loop()
+task = loop.create_task(use())
+loop.run_forever()
+stopped.set()
+print("the program ends", task.done())
+"""
+
+
+def test_a_program_ends_whose_event_loop_is_stopped_amid_a_tool() -> None:
+    command = [sys.executable, "-c", STOPPED_AMID_TOOLS]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "quick is here\nthe program ends False" in result.stdout
 
 
 @pytest.mark.anyio

@@ -394,7 +394,7 @@ class Model:
         join = partial(self._worker.join, None if drain else JOIN_SECONDS)
         try:
             with anyio.CancelScope(shield=not drain):
-                await in_own_thread(join, "to wait for the engine in")
+                await in_own_thread(join, "to wait for the engine in", daemon=True)
         finally:
             self._preparer.text.close()
 

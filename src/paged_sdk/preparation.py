@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence, Set
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import anyio
-import anyio.to_thread
 from anyio.lowlevel import RunVar
 from attrs import evolve, field, frozen
 
@@ -22,9 +20,9 @@ from paged_sdk.constraints.compiler import GrammarCompiler
 from paged_sdk.constraints.grammar import Grammar, Language
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, ContextLengthError, InvalidRequestError
+from paged_sdk.helper_threads import HelperThreads
 from paged_sdk.kv.block_hash import CacheKey, block_hashes
 from paged_sdk.scheduler.request import Request
-from paged_sdk.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.messages import Message
@@ -43,8 +41,8 @@ MOST_BLOCKS: Final = 1024
 
 MOST_THREADS: Final = 40
 """In one event loop so many threads make tokens at a time, beside as many that anyio gives an application."""
-# It belongs to the event loop that a request is made in, as anyio's own limiter does.
-_threads: Final[RunVar[anyio.CapacityLimiter]] = RunVar("paged_sdk.preparation.threads")
+# They belong to the event loop that a request is made in, as anyio's own do.
+_threads: Final[RunVar[HelperThreads]] = RunVar("paged_sdk.preparation.threads")
 
 OPEN_ANSWER: Final = 4096
 """Of a prompt that is cut, so much is cut more for an answer whose length nobody has bounded, or a quarter of the
@@ -347,15 +345,13 @@ class RequestPreparer:
 async def in_thread(function: Callable[[], _T]) -> _T:
     """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop.
 
-    It takes none of the threads that anyio has for the application: there may be no other than those that wait for
-    this request, as where a web framework's endpoints ask a model from threads.
+    What it does has an end, which the program's waits for: of templates and constraints by limits of time.
     """
-    limiter = _threads.get(None)
-    if limiter is None:
-        limiter = anyio.CapacityLimiter(MOST_THREADS)
-        _threads.set(limiter)
-    with thread_must_start("to make tokens in"):
-        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=limiter)
+    threads = _threads.get(None)
+    if threads is None:
+        threads = HelperThreads(MOST_THREADS)
+        _threads.set(threads)
+    return await threads.run(function, "to make tokens in")
 
 
 def _cache_keys(

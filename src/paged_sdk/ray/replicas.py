@@ -98,7 +98,7 @@ class RayModel(ReplicatedModel):
     async def aclose(self, *, drain: bool = False) -> None:
         self._routed.close(drain=drain)
         if self._is_closing:
-            await _in_thread(self._ray_loop.join)
+            await _in_thread(self._ray_loop.join, daemon=True)
             return
         self._is_closing = True
         with anyio.CancelScope(shield=not drain):
@@ -257,5 +257,5 @@ async def in_loop(loop: RayLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
         raise
 
 
-async def _in_thread(function: Callable[[], _T]) -> _T:
-    return await in_own_thread(function, "to wait for Ray in")
+async def _in_thread(function: Callable[[], _T], *, daemon: bool | None = None) -> _T:
+    return await in_own_thread(function, "to wait for Ray in", daemon=daemon)
