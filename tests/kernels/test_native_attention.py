@@ -188,7 +188,7 @@ MIXED = [(1, 1), (1, 37), (5, 300), (1, 128), (70, 70), (130, 400), (3, 3), (1, 
 
 @every_level
 @pytest.mark.parametrize("dtype", CACHE_DTYPES, ids=str)
-@pytest.mark.parametrize("heads", [(4, 4, 32), (6, 2, 64), (7, 1, 48)], ids=str)
+@pytest.mark.parametrize("heads", [(4, 4, 32), (6, 2, 64), (7, 1, 48), (2, 2, 16)], ids=str)
 def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]) -> None:
     case = Case(AttentionShape(*heads, scale=heads[2] ** -0.5), MIXED, dtype)
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)

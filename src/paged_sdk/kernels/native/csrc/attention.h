@@ -38,25 +38,30 @@ struct Partial {
   }
   // Adds the state of later keys.
   void merge(const Partial& other, int rows, int head_dim) const {
-    for (int r = 0; r < rows; ++r) {
-      const float highest = maximum[r] > other.maximum[r] ? maximum[r] : other.maximum[r];
-      const Floats both = exponential2(sub(load_pair(maximum[r], other.maximum[r]), broadcast(highest)));
-      alignas(64) float factors[16];
-      store_floats(factors, both);
-      const Floats mine = broadcast(factors[0]), theirs = broadcast(factors[1]);
-      for (int c = 0; c < head_dim; c += 16) {
-        float* p = values + r * head_dim + c;
-        store_floats(p, fma(theirs, load_floats(other.values + r * head_dim + c), mul(mine, load_floats(p))));
+    for (int first = 0; first < rows; first += 16) {
+      const int count = std::min(16, rows - first);
+      alignas(64) float factors[16] = {}, others[16] = {};
+      std::copy_n(maximum + first, count, factors);
+      std::copy_n(other.maximum + first, count, others);
+      const Floats own = load_floats(factors), theirs = load_floats(others), highest = paged::maximum(own, theirs);
+      store_floats(factors, exponential2(sub(own, highest)));
+      store_floats(others, exponential2(sub(theirs, highest)));
+      for (int i = 0; i < count; ++i) {
+        const int row = first + i;
+        add_row(other, row, head_dim, factors[i], others[i]);
+        maximum[row] = std::max(maximum[row], other.maximum[row]);
       }
-      sum[r] = sum[r] * factors[0] + other.sum[r] * factors[1];
-      maximum[r] = highest;
     }
   }
 
  private:
-  static Floats load_pair(float a, float b) {
-    alignas(64) const float pair[16] = {a, b};
-    return load_floats(pair);
+  void add_row(const Partial& other, int row, int head_dim, float factor, float other_factor) const {
+    const Floats mine = broadcast(factor), theirs = broadcast(other_factor);
+    float* const to = values + static_cast<int64_t>(row) * head_dim;
+    const float* const from = other.values + static_cast<int64_t>(row) * head_dim;
+    for (int c = 0; c < head_dim; c += 16)
+      store_floats(to + c, fma(theirs, load_floats(from + c), mul(mine, load_floats(to + c))));
+    sum[row] = sum[row] * factor + other.sum[row] * other_factor;
   }
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention.h"
+#include "attention_amx.h"
 #include "attention_bf16.h"
 #include "attention_few.h"
 #include "attention_in_place.h"
@@ -358,7 +359,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
 #endif
 #if defined(__AVX512BF16__)
   if (has_pairs(heads)) {
-    const PairScratch scratch = PairScratch::at(own.rest, size);
+    const PairScratch scratch = PairScratch::at(own.rest, rows, size);
     load(later.values);
     round_queries(rows, size, later.values, scratch);
     attend_with(scratch);

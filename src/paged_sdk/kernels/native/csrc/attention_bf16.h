@@ -8,29 +8,14 @@
 
 #include <algorithm>
 
-#include "attention.h"
-#include "matrix_unit.h"
-#if defined(__AMX_BF16__)
-#include "pairs_amx.h"
-#endif
+#include "attention_pairs.h"
+
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 
 namespace paged {
 namespace {
 
-// Whether tiles of these heads are taken by this header.
-inline bool has_pairs(const paged_heads& heads) {
-#if defined(__AVX512BF16__)
-  return heads.products != PAGED_FLOAT32_PRODUCTS;
-#else
-  (void)heads;
-  return false;
-#endif
-}
-
-#if defined(__AVX512BF16__)
-
-constexpr int kRowBlock = kHasMatrixUnit ? 2 * kAmxRows : 2 * kDenseTile;  // rows whose scores are held at a time
-constexpr int kSpanPairs = kSpan / 2;
+constexpr int kRowBlock = 2 * kDenseTile;  // rows whose scores are held at a time
 
 // One thread's memory for a tile.
 struct PairScratch {
@@ -43,21 +28,13 @@ struct PairScratch {
   static size_t floats(int rows, int head_dim) {
     return kRowBlock * (kSpan + kSpanPairs) + static_cast<size_t>(head_dim) / 2 * (rows + 2 * kSpan);
   }
-  static PairScratch at(float* memory, int head_dim) {
+  static PairScratch at(float* memory, [[maybe_unused]] int rows, int head_dim) {
     auto* weights = reinterpret_cast<uint32_t*>(memory + kRowBlock * kSpan);
     uint32_t* keys = weights + kRowBlock * kSpanPairs;
     uint32_t* values = keys + kSpan * head_dim / 2;
     return {memory, values + kSpan * head_dim / 2, keys, values, weights};
   }
 };
-
-// Sixteen elements of a cached vector.
-inline __m256i load_sixteen(const Pages& pages, const void* data, const float* scales, int64_t vector, int c) {
-  if (pages.heads.cache_dtype == PAGED_BFLOAT16)
-    return _mm256_loadu_si256(
-        reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(data) + vector * pages.heads.head_dim + c));
-  return round_to_bfloat16(pages.load(data, scales, vector, c));
-}
 
 // Keys begin ... end - 1 of the span at `first`, and their values; what is outside is zero and never read. Only the
 // first `width` keys of the span, a multiple of 32, are packed.
@@ -92,61 +69,10 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
   }
 }
 
-// Weights of one row from its scores of the first `width` keys of a span, of which it sees [begin, end); rescales what
-// the row holds. With `value_scales`, the weights that are stored are times those.
-inline void weigh_row(float* scores, int width, int begin, int end, const paged_heads& heads, float& row_maximum,
-                      float& row_sum, float* values, uint32_t* weights, const float* value_scales = nullptr) {
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const bool whole = begin <= 0 && end >= width;
-  Floats s[kSpan / 16], most = broadcast(2.0f * kMaskedScore);
-#pragma GCC unroll 8
-  for (int i = 0; i < kSpan / 16; ++i) {
-    if (16 * i >= width) break;
-    s[i] = load_floats(scores + 16 * i);
-    if (heads.softcap > 0.0f) s[i] = mul(broadcast(kLog2E), soft_cap(s[i], heads.softcap));
-    if (!whole) {
-      const __mmask16 seen = _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(begin - 16 * i), _MM_CMPINT_NLT) &
-                             _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(end - 16 * i), _MM_CMPINT_LT);
-      s[i] = _mm512_mask_mov_ps(broadcast(2.0f * kMaskedScore), seen, s[i]);
-    }
-    most = maximum(most, s[i]);
-  }
-  const float before = row_maximum, here = max_of(most);
-  const float highest = here > before ? here : before;
-  Floats total = zero_floats();
-#pragma GCC unroll 8
-  for (int i = 0; i < kSpan / 16; ++i) {
-    if (16 * i >= width) break;
-    const Floats weight = rough_exponential2(sub(s[i], broadcast(highest)));
-    total = add(total, weight);
-    const Floats stored = value_scales == nullptr ? weight : mul(weight, load_floats(value_scales + 16 * i));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + 8 * i), round_to_bfloat16(stored));
-  }
-  if (highest != before) {
-    const Floats factor = exponential2(broadcast(before - highest));
-    row_sum *= _mm512_cvtss_f32(factor);
-    for (int c = 0; c < heads.head_dim; c += 16) store_floats(values + c, mul(load_floats(values + c), factor));
-    row_maximum = highest;
-  }
-  row_sum += sum_of(total);
-}
-
 // Rounds the tile's scaled queries, float32 [rows, size].
 inline void round_queries(int rows, int size, const float* queries, const PairScratch& scratch) {
   for (int i = 0; i < rows * size; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2), round_to_bfloat16(load_floats(queries + i)));
-}
-
-// out [num_rows, 16 wide] (+)= a [num_rows, depth] . b [depth, 16 wide], of pairs.
-inline void multiply_pairs([[maybe_unused]] MatrixUnit& unit, int num_rows, const uint32_t* a, int a_stride,
-                           const uint32_t* b, int b_stride, int depth, float* out, int out_stride, int wide,
-                           bool adds) {
-#if defined(__AMX_BF16__)
-  multiply_pairs(unit, num_rows, Words<const uint32_t>{a, a_stride}, Words<const uint32_t>{b, b_stride}, depth,
-                 Words<float>{out, out_stride}, wide, adds);
-#else
-  multiply_dense<PairDot>(num_rows, a, a_stride, b, b_stride, depth, out, out_stride, 16 * wide, adds);
-#endif
 }
 
 // Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are rounded
@@ -155,7 +81,6 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
                        const PairScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim, rows = tile.rows();
-  MatrixUnit unit;
   out.clear(rows, size);
   const int last_position = tile.first_position + tile.num_tokens - 1;
   const auto oldest_of = [&](int position) { return tile.oldest_of(position, heads.window); };
@@ -170,8 +95,8 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
       const int count = std::min(rows - row, kRowBlock);
       const int width = width_of(tile.first_position + (row + count - 1) / tile.group);
       if (width <= 0) continue;
-      multiply_pairs(unit, count, scratch.query + row * size / 2, size / 2, scratch.keys, kSpan, size / 2,
-                     scratch.scores, kSpan, width / 16, false);
+      multiply_dense<PairDot>(count, scratch.query + row * size / 2, size / 2, scratch.keys, kSpan, size / 2,
+                              scratch.scores, kSpan, width, false);
       for (int r = 0; r < count; ++r) {
         if (offset != nullptr) {
           const auto* query = reinterpret_cast<const uint16_t*>(scratch.query) + static_cast<int64_t>(row + r) * size;
@@ -183,15 +108,14 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
         weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, tile.end_of(position) - key, heads,
                   out.maximum[row + r], out.sum[row + r], out.values + (row + r) * size,
                   scratch.weights + r * kSpanPairs);
-        if (r % 4 == 3) keep_awake();
       }
-      multiply_pairs(unit, count, scratch.weights, kSpanPairs, scratch.values, size, width / 2,
-                     out.values + row * size, size, size / 16, true);
+      multiply_dense<PairDot>(count, scratch.weights, kSpanPairs, scratch.values, size, width / 2,
+                              out.values + row * size, size, size, true);
     }
   }
 }
 
-#endif
-
 }  // namespace
 }  // namespace paged
+
+#endif

@@ -13,7 +13,7 @@
 #include <optional>
 #include <type_traits>
 
-#include "attention_bf16.h"
+#include "attention_pairs.h"
 #include "attention_runs.h"
 
 namespace paged {

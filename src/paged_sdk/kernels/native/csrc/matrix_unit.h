@@ -64,14 +64,38 @@ class MatrixUnit {
   uint32_t shape_ = 0;
 };
 
-// Tiles 0 ... 3 hold sums; 4 and 5 take rows, 6 and 7 weights.
+// Tiles 0 ... 3 hold sums; 4 and 5 take rows, 6 and 7 weights. The number of a tile has to be a literal.
+
+template <int kTile>
+inline void zero_tile() {
+  if constexpr (kTile == 0) _tile_zero(0);
+  if constexpr (kTile == 1) _tile_zero(1);
+  if constexpr (kTile == 2) _tile_zero(2);
+  if constexpr (kTile == 3) _tile_zero(3);
+}
+
+template <int kTile>
+inline void load_tile(const float* sums, int64_t pitch) {
+  if constexpr (kTile == 0) _tile_loadd(0, sums, pitch);
+  if constexpr (kTile == 1) _tile_loadd(1, sums, pitch);
+  if constexpr (kTile == 2) _tile_loadd(2, sums, pitch);
+  if constexpr (kTile == 3) _tile_loadd(3, sums, pitch);
+}
+
+template <int kTile>
+inline void store_tile(float* sums, int64_t pitch) {
+  if constexpr (kTile == 0) _tile_stored(0, sums, pitch);
+  if constexpr (kTile == 1) _tile_stored(1, sums, pitch);
+  if constexpr (kTile == 2) _tile_stored(2, sums, pitch);
+  if constexpr (kTile == 3) _tile_stored(3, sums, pitch);
+}
 
 template <int kTiles, int kPanels>
 inline void zero_sums() {
-  _tile_zero(0);
-  if constexpr (kPanels == 2) _tile_zero(1);
-  if constexpr (kTiles == 2) _tile_zero(2);
-  if constexpr (kTiles == 2 && kPanels == 2) _tile_zero(3);
+  zero_tile<0>();
+  if constexpr (kPanels == 2) zero_tile<1>();
+  if constexpr (kTiles == 2) zero_tile<2>();
+  if constexpr (kTiles == 2 && kPanels == 2) zero_tile<3>();
 }
 
 // Has the unit multiply something. After some 2,000 cycles without a product it sleeps, and the next one takes 330 to

@@ -3,8 +3,6 @@
 // zero.
 #pragma once
 
-#include <type_traits>
-
 #include "matrix_unit.h"
 
 namespace paged {
@@ -61,52 +59,6 @@ struct PairSquare {
     if constexpr (kTiles == 2 && kWide == 2) _tile_stored(3, sums[1].from(kAmxRows, 0).data, sums[1].pitch());
   }
 };
-
-// sums (+)= rows . columns, of up to 32 rows; `depth` pairs.
-template <int kTiles, int kWide>
-inline void multiply_square(MatrixUnit& unit, const PairSquare<kTiles, kWide>& square, int num_rows, int depth,
-                            bool adds) {
-  const int whole = depth / kAmxPairs * kAmxPairs;
-  if (whole > 0) {
-    square.shape(unit, num_rows, kAmxPairs);
-    square.begin(adds);
-    for (int k = 0; k < whole; k += kAmxPairs) square.add(k, k);
-    square.end();
-  }
-  if (whole == depth) return;
-  square.shape(unit, num_rows, depth - whole);
-  square.begin(adds || whole > 0);
-  square.add(whole, whole);
-  square.end();
-}
-
-// The same of any number of rows, and `wide` vectors of columns side by side.
-inline void multiply_pairs(MatrixUnit& unit, int num_rows, const Words<const uint32_t>& rows,
-                           const Words<const uint32_t>& columns, int depth, const Words<float>& sums, int wide,
-                           bool adds) {
-  see_memory();
-  for (int row = 0; row < num_rows; row += 2 * kAmxRows) {
-    const int count = num_rows - row < 2 * kAmxRows ? num_rows - row : 2 * kAmxRows;
-    const auto multiply = [&](auto tiles, auto together, int vector) {
-      constexpr int kTiles = decltype(tiles)::value, kWide = decltype(together)::value;
-      PairSquare<kTiles, kWide> square{rows.from(row, 0), {}, {}};
-      for (int v = 0; v < kWide; ++v) {
-        square.columns[v] = columns.from(0, 16 * (vector + v));
-        square.sums[v] = sums.from(row, 16 * (vector + v));
-      }
-      multiply_square(unit, square, count, depth, adds);
-    };
-    constexpr std::integral_constant<int, 1> kOne;
-    constexpr std::integral_constant<int, 2> kTwo;
-    for (int v = 0; v < wide; v += 2) {
-      if (count > kAmxRows) {
-        v + 1 < wide ? multiply(kTwo, kTwo, v) : multiply(kTwo, kOne, v);
-      } else {
-        v + 1 < wide ? multiply(kOne, kTwo, v) : multiply(kOne, kOne, v);
-      }
-    }
-  }
-}
 
 }  // namespace
 }  // namespace paged

@@ -337,6 +337,13 @@ inline Floats round_to_4_bits(Floats a) {
   };
   return {rounded(a.lo), rounded(a.hi)};
 }
+inline Floats floor_of(Floats a) {
+  constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(a.lo, kDown), _mm256_round_ps(a.hi, kDown)};
+}
+// a less the largest integral number below it, and p times two to the power of that number
+inline Floats fraction(Floats a) { return sub(a, floor_of(a)); }
+inline Floats scale_by_floor(Floats p, Floats a) { return scale_by_power(p, floor_of(a)); }
 inline Floats round_to_integral(Floats a) {
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, kNearest), _mm256_round_ps(a.hi, kNearest)};

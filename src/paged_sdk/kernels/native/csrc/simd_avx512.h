@@ -188,6 +188,9 @@ inline Floats round_to_4_bits(Floats a) {
   const __m512i bits = _mm512_add_epi32(_mm512_castps_si512(a), _mm512_set1_epi32(0x80000));
   return _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(~0xfffff)));
 }
+// a less the largest integral number below it, and p times two to the power of that number: an instruction each
+inline Floats fraction(Floats a) { return _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
+inline Floats scale_by_floor(Floats p, Floats a) { return _mm512_scalef_ps(p, a); }
 inline Floats round_to_integral(Floats a) {
   return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -210,6 +213,18 @@ inline Floats dot_pairs(Pairs a, Pairs b, Floats sum) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 }
 inline __m256i round_to_bfloat16(Floats a) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a)); }
+// Numbers side by side, 32 of them.
+inline Pairs side_by_side(Floats first, Floats second) {
+  return reinterpret_cast<Pairs>(_mm512_cvtne2ps_pbh(second, first));
+}
+// Lane by lane, a number of each, halves rounded up: 4 instructions, where the processor's own rounding takes 4 and
+// two permutations.
+inline Pairs lane_by_lane(Floats first, Floats second) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(first), half), 16);
+  const __m512i high = _mm512_add_epi32(_mm512_castps_si512(second), half);
+  return _mm512_ternarylogic_epi32(high, _mm512_set1_epi32(static_cast<int32_t>(0xffff0000)), low, 0xea);
+}
 // As factors of dot_pairs: side by side, 16 numbers are 8 pairs.
 inline void store_pairs(uint16_t* p, Floats a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), round_to_bfloat16(a));

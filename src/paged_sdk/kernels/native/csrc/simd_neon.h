@@ -340,6 +340,12 @@ inline Floats round_to_4_bits(const Floats& a) {
   };
   return quarters(rounded, a);
 }
+inline Floats floor_of(const Floats& a) {
+  return quarters([](float32x4_t v) { return vrndmq_f32(v); }, a);
+}
+// a less the largest integral number below it, and p times two to the power of that number
+inline Floats fraction(const Floats& a) { return sub(a, floor_of(a)); }
+inline Floats scale_by_floor(const Floats& p, const Floats& a) { return scale_by_power(p, floor_of(a)); }
 inline Floats round_to_integral(const Floats& a) {
   return quarters([](float32x4_t v) { return vrndnq_f32(v); }, a);
 }

@@ -278,6 +278,12 @@ inline Floats scale_by_power(Floats p, Floats n) {
 inline Floats round_to_4_bits(Floats a) {
   return each_float([&](int i) { return from_bits((bits_of(a.v[i]) + 0x80000) & ~0xfffffu); });
 }
+inline Floats floor_of(Floats a) {
+  return each_float([&](int i) { return __builtin_floorf(a.v[i]); });
+}
+// a less the largest integral number below it, and p times two to the power of that number
+inline Floats fraction(Floats a) { return sub(a, floor_of(a)); }
+inline Floats scale_by_floor(Floats p, Floats a) { return scale_by_power(p, floor_of(a)); }
 inline Floats round_to_integral(Floats a) {
   return each_float([&](int i) { return nearest(a.v[i]); });
 }

@@ -1,0 +1,74 @@
+// What every attention by bfloat16 pairs takes: that of few rows (attention_few.h), and that of tiles, by AVX-512
+// (attention_bf16.h) or the matrix unit (attention_amx.h).
+#pragma once
+
+#include "attention.h"
+
+namespace paged {
+namespace {
+
+// Whether tiles of these heads are multiplied as pairs.
+inline bool has_pairs(const paged_heads& heads) {
+#if defined(__AVX512BF16__)
+  return heads.products != PAGED_FLOAT32_PRODUCTS;
+#else
+  (void)heads;
+  return false;
+#endif
+}
+
+#if defined(__AVX512BF16__)
+
+constexpr int kSpanPairs = kSpan / 2;
+
+// Sixteen elements of a cached vector.
+inline __m256i load_sixteen(const Pages& pages, const void* data, const float* scales, int64_t vector, int c) {
+  if (pages.heads.cache_dtype == PAGED_BFLOAT16)
+    return _mm256_loadu_si256(
+        reinterpret_cast<const __m256i*>(static_cast<const uint16_t*>(data) + vector * pages.heads.head_dim + c));
+  return round_to_bfloat16(pages.load(data, scales, vector, c));
+}
+
+// Weights of one row from its scores of the first `width` keys of a span, of which it sees [begin, end); rescales what
+// the row holds. With `value_scales`, the weights that are stored are times those.
+inline void weigh_row(float* scores, int width, int begin, int end, const paged_heads& heads, float& row_maximum,
+                      float& row_sum, float* values, uint32_t* weights, const float* value_scales = nullptr) {
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const bool whole = begin <= 0 && end >= width;
+  Floats s[kSpan / 16], most = broadcast(2.0f * kMaskedScore);
+#pragma GCC unroll 8
+  for (int i = 0; i < kSpan / 16; ++i) {
+    if (16 * i >= width) break;
+    s[i] = load_floats(scores + 16 * i);
+    if (heads.softcap > 0.0f) s[i] = mul(broadcast(kLog2E), soft_cap(s[i], heads.softcap));
+    if (!whole) {
+      const __mmask16 seen = _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(begin - 16 * i), _MM_CMPINT_NLT) &
+                             _mm512_cmp_epi32_mask(lanes, _mm512_set1_epi32(end - 16 * i), _MM_CMPINT_LT);
+      s[i] = _mm512_mask_mov_ps(broadcast(2.0f * kMaskedScore), seen, s[i]);
+    }
+    most = maximum(most, s[i]);
+  }
+  const float before = row_maximum, here = max_of(most);
+  const float highest = here > before ? here : before;
+  Floats total = zero_floats();
+#pragma GCC unroll 8
+  for (int i = 0; i < kSpan / 16; ++i) {
+    if (16 * i >= width) break;
+    const Floats weight = rough_exponential2(sub(s[i], broadcast(highest)));
+    total = add(total, weight);
+    const Floats stored = value_scales == nullptr ? weight : mul(weight, load_floats(value_scales + 16 * i));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + 8 * i), round_to_bfloat16(stored));
+  }
+  if (highest != before) {
+    const Floats factor = exponential2(broadcast(before - highest));
+    row_sum *= _mm512_cvtss_f32(factor);
+    for (int c = 0; c < heads.head_dim; c += 16) store_floats(values + c, mul(load_floats(values + c), factor));
+    row_maximum = highest;
+  }
+  row_sum += sum_of(total);
+}
+
+#endif
+
+}  // namespace
+}  // namespace paged
