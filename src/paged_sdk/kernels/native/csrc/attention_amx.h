@@ -7,13 +7,14 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "attention_pairs.h"
 #include "attention_runs.h"
 #include "matrix_unit.h"
 
 #if defined(__AMX_BF16__)
+
+#include "pairs_amx.h"
 
 namespace paged {
 namespace {
@@ -130,69 +131,21 @@ class SpanAhead {
   int64_t vectors_[kSpan];
 };
 
-template <int kTile>
-using Tile = std::integral_constant<int, kTile>;
-
-// sums [16 kTiles count, 32] (+)= rows [16 kTiles count, depth] . lanes [depth, 32], of pairs, of the first 16 kVectors
-// lanes. Tiles are shaped for `step` pairs, of which `depth` is a multiple. The sums of kTiles x kVectors tiles are
-// stored one by one, each just before its tile begins the next: stored together, a fifth of the time of products with
-// 64 columns was between them.
-template <int kTiles, int kVectors, bool kAdds>
-inline void multiply_squares(const uint32_t* rows, int64_t stride, const uint32_t* lanes, int depth, int step,
-                             int count, float* sums) {
-  constexpr int kBelow = kAmxRows * kRowLanes, kSquare = kTiles * kBelow;
-  const int64_t pitch = stride * sizeof(uint32_t);
-  const auto in_tiles_of_sums = [](const auto& take) {
-    take(Tile<0>{});
-    if constexpr (kVectors == 2) take(Tile<1>{});
-    if constexpr (kTiles == 2) take(Tile<2>{});
-    if constexpr (kTiles == 2 && kVectors == 2) take(Tile<3>{});
-  };
-  const auto place_of = [](auto tile) { return tile / 2 * kBelow + tile % 2 * kPanelRows; };
-  for (int i = 0; i < count; ++i, rows += kTiles * kAmxRows * stride, sums += kSquare) {
-    const auto turn = [&](auto tile) {
-      if (i > 0) store_tile<tile>(sums + place_of(tile) - kSquare, kLanePitch);
-      if constexpr (kAdds) {
-        load_tile<tile>(sums + place_of(tile), kLanePitch);
-      } else {
-        zero_tile<tile>();
-      }
-    };
-    const auto add = [&](int pair, const auto& before) {
-      const uint32_t* const columns = lanes + pair * kRowLanes;
-      _tile_loadd(4, rows + pair, pitch);
-      _tile_loadd(6, columns, kLanePitch);
-      before(Tile<0>{});
-      _tile_dpbf16ps(0, 4, 6);
-      if constexpr (kVectors == 2) {
-        _tile_loadd(7, columns + kPanelRows, kLanePitch);
-        before(Tile<1>{});
-        _tile_dpbf16ps(1, 4, 7);
-      }
-      if constexpr (kTiles == 2) {
-        _tile_loadd(5, rows + kAmxRows * stride + pair, pitch);
-        before(Tile<2>{});
-        _tile_dpbf16ps(2, 5, 6);
-      }
-      if constexpr (kTiles == 2 && kVectors == 2) {
-        before(Tile<3>{});
-        _tile_dpbf16ps(3, 5, 7);
-      }
-    };
-    add(0, turn);
-    for (int pair = step; pair < depth; pair += step) add(pair, [](auto) {});
-  }
-  if (count > 0) in_tiles_of_sums([&](auto tile) { store_tile<tile>(sums + place_of(tile) - kSquare, kLanePitch); });
-}
-
-// The same of 16 num_tiles rows.
+// sums [16 num_tiles, 32] (+)= rows [16 num_tiles, depth] . lanes [depth, 32], of pairs, of the first 16 kVectors lanes.
+// Tiles are shaped for `step` pairs, of which `depth` is a multiple.
 template <int kVectors, bool kAdds>
 inline void multiply_tiles(const uint32_t* rows, int64_t stride, const uint32_t* lanes, int depth, int step,
                            int num_tiles, float* sums) {
   const int pairs = num_tiles / 2, row = 2 * pairs * kAmxRows;
-  multiply_squares<2, kVectors, kAdds>(rows, stride, lanes, depth, step, pairs, sums);
-  multiply_squares<1, kVectors, kAdds>(rows + row * stride, stride, lanes, depth, step, num_tiles % 2,
-                                       sums + row * kRowLanes);
+  const auto multiply = [&](auto tiles, int first, int count) {
+    const uint32_t* columns[kVectors];
+    float* to[kVectors];
+    for (int v = 0; v < kVectors; ++v) columns[v] = lanes + v * 16, to[v] = sums + first * kRowLanes + v * 16;
+    multiply_squares<decltype(tiles)::value, kVectors, kAdds, kLanePitch>(rows + first * stride, stride, columns, depth,
+                                                                          step, count, to, [](int) {});
+  };
+  multiply(Tile<2>{}, 0, pairs);
+  multiply(Tile<1>{}, row, num_tiles % 2);
 }
 
 // The same of any depth.

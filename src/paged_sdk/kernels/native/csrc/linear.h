@@ -2,6 +2,7 @@
 #pragma once
 
 #include "functions.h"
+#include "matrix_unit.h"
 #include "panel.h"
 
 namespace paged {
@@ -54,7 +55,7 @@ struct Output {
 };
 
 // Panels whose sums a thread holds at most.
-constexpr int kSumPanels = 4;
+constexpr int kSumPanels = kHasMatrixUnit ? 8 : 4;
 
 // Bytes of one thread's sums of a panel, [num_rows][16].
 inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }

@@ -3,6 +3,8 @@
 // zero.
 #pragma once
 
+#include <type_traits>
+
 #include "matrix_unit.h"
 
 namespace paged {
@@ -59,6 +61,63 @@ struct PairSquare {
     if constexpr (kTiles == 2 && kWide == 2) _tile_stored(3, sums[1].from(kAmxRows, 0).data, sums[1].pitch());
   }
 };
+
+template <int kTile>
+using Tile = std::integral_constant<int, kTile>;
+
+// sums (+)= rows . columns of `count` squares of 16 kTiles rows and 16 kVectors columns, one below the other. Rows have
+// `stride` words; depth and 16 rows of a vector's sums have kPitch bytes from one to the next. Tiles are shaped for
+// `step` pairs, of which `depth` is a multiple. Sums are stored one by one, each just before its tile begins the next
+// square: stored together, a fifth of the time of products with 64 columns was between squares. before(i) is called
+// before square i.
+template <int kTiles, int kVectors, bool kAdds, int kPitch, class Before>
+inline void multiply_squares(const uint32_t* rows, int64_t stride, const uint32_t* const (&columns)[kVectors], int depth,
+                             int step, int count, float* const (&sums)[kVectors], const Before& before) {
+  constexpr int kWords = kPitch / sizeof(uint32_t), kBelow = kAmxRows * kWords;
+  const int64_t pitch = stride * sizeof(uint32_t);
+  const auto place_of = [&](auto tile, int square) {
+    return sums[tile % 2] + (static_cast<int64_t>(square) * kTiles + tile / 2) * kBelow;
+  };
+  for (int i = 0; i < count; ++i, rows += kTiles * kAmxRows * stride) {
+    const auto turn = [&](auto tile) {
+      if (i > 0) store_tile<tile>(place_of(tile, i - 1), kPitch);
+      if constexpr (kAdds) {
+        load_tile<tile>(place_of(tile, i), kPitch);
+      } else {
+        zero_tile<tile>();
+      }
+    };
+    const auto add = [&](int pair, const auto& begin) {
+      _tile_loadd(4, rows + pair, pitch);
+      _tile_loadd(6, columns[0] + pair * kWords, kPitch);
+      begin(Tile<0>{});
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (kVectors == 2) {
+        _tile_loadd(7, columns[1] + pair * kWords, kPitch);
+        begin(Tile<1>{});
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if constexpr (kTiles == 2) {
+        _tile_loadd(5, rows + kAmxRows * stride + pair, pitch);
+        begin(Tile<2>{});
+        _tile_dpbf16ps(2, 5, 6);
+      }
+      if constexpr (kTiles == 2 && kVectors == 2) {
+        begin(Tile<3>{});
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    };
+    before(i);
+    add(0, turn);
+    for (int pair = step; pair < depth; pair += step) add(pair, [](auto) {});
+  }
+  if (count == 0) return;
+  const auto end = [&](auto tile) { store_tile<tile>(place_of(tile, count - 1), kPitch); };
+  end(Tile<0>{});
+  if constexpr (kVectors == 2) end(Tile<1>{});
+  if constexpr (kTiles == 2) end(Tile<2>{});
+  if constexpr (kTiles == 2 && kVectors == 2) end(Tile<3>{});
+}
 
 }  // namespace
 }  // namespace paged

@@ -88,7 +88,7 @@ inline auto multiply(Job& job, const paged_weight* weights, int num_weights, con
   int64_t total = 0;
   for (int i = 0; i < num_weights; ++i) total += hadamard ? hadamard_pairs(weights[i]) : num_panels(weights[i].rows);
   // Dense panels are multiplied several at a time.
-  const int unit = dense ? kDenseGroup : 1;
+  const int unit = dense ? dense_unit(weights[0], x.num_rows) : 1;
   const int64_t cost = hadamard ? product_cost(2, weights[0].cols, hadamard_rows_paid(x.num_rows))
                                 : product_cost(unit, weights[0].cols, x.num_rows);
   return job.phase((total + unit - 1) / unit, cost,
@@ -115,7 +115,7 @@ inline bool takes_hidden_as_it_comes(const paged_weight& gate, const paged_weigh
 inline auto multiply_gated(Job& job, const paged_weight& gate, const paged_weight& up, const paged_weight& down,
                            bool takes, const Operand& x, int32_t activation, float* hidden, const ThreadSums& sums) {
   const int64_t panels = num_panels(gate.rows);
-  const int unit = is_dense(gate.format) ? kDenseGroup / 2 : 1;
+  const int unit = is_dense(gate.format) ? dense_unit(gate, x.num_rows) / 2 : 1;
   return job.phase(
       (panels + unit - 1) / unit,
       product_cost(2 * unit, gate.cols, is_hadamard(gate) ? hadamard_rows_paid(x.num_rows) : x.num_rows),
