@@ -64,6 +64,20 @@ def test_one_arithmetic_for_every_number_of_rows_and_threads(isa: str, dtype: to
 
 
 @every_level
+def test_many_rows_are_multiplied_as_one_is(isa: str) -> None:
+    # 400 rows of 4,096 columns do not fit a second-level cache; ten panels are eight and two.
+    generator = torch.Generator().manual_seed(6)
+    packed, weight = random_dense(160, 4096, torch.bfloat16, generator)
+    x = torch.randn(400, 4096, generator=generator)
+    linear = NativeLinear(workspace(isa), [packed])
+    every_13th = torch.cat([linear(x[row : row + 1]) for row in range(0, 400, 13)])
+    for num_rows in (33, 48, 64, 81, 400):
+        out = linear(x[:num_rows])
+        assert torch.equal(out[::13], every_13th[: len(out[::13])])
+    assert relative(out, as_multiplied(x, torch.bfloat16) @ weight.T) < SUMS
+
+
+@every_level
 @every_dtype
 @pytest.mark.parametrize("rows_dtype", list(DENSE_TYPES), ids=str)
 def test_norm_biases_residual_and_several_weights(isa: str, dtype: torch.dtype, rows_dtype: torch.dtype) -> None:
