@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from benchmarks.machine import instruction_sets
 from benchmarks.paths import cache_directory
 from benchmarks.worker import engine_class
 
@@ -65,7 +66,7 @@ def _install(engine: str, isa: str | None) -> None:
     pip = [str(python_of(engine, isa)), "-m", "pip"]
     # A wheel that pip has built for another instruction set has the same name.
     fresh = ["--no-cache-dir"] if kind.BUILT_FOR_ISA else []
-    variables = {} if isa is None else kind.ISAS[isa]
+    variables = kind.build_variables(instruction_sets()) if isa is None else kind.ISAS[isa]
     subprocess.run([*pip, "install", "--quiet", *fresh, *kind.REQUIREMENTS], check=True, env=os.environ | variables)
     if kind.UNWANTED:
         subprocess.run([*pip, "uninstall", "--quiet", "--yes", *kind.UNWANTED], check=True)

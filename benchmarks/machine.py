@@ -11,20 +11,19 @@ from typing import Any
 
 from paged_sdk.processors import usable_processors
 
-__all__ = ["describe_machine"]
+__all__ = ["describe_machine", "instruction_sets"]
 
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "asimddp", "i8mm")
 
 
 def describe_machine() -> dict[str, Any]:
     """Return processor, memory, software, the commit, and how busy the machine was."""
-    cpu = _cpu_info()
-    flags = cpu.get("flags", cpu.get("Features", "")).split()
+    cpu, sets = _cpu_info(), instruction_sets()
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
         "cpu_family": f"{cpu.get('cpu family', '')}.{cpu.get('model', '')}".strip("."),
         "cpus": usable_processors(),
-        "instruction_sets": [flag for flag in _FLAGS if flag in flags],
+        "instruction_sets": [flag for flag in _FLAGS if flag in sets],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -32,6 +31,12 @@ def describe_machine() -> dict[str, Any]:
         "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _git("status", "--porcelain", "src") else ""),
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def instruction_sets() -> frozenset[str]:
+    """Return what Linux says that the processor has; nothing on other systems."""
+    cpu = _cpu_info()
+    return frozenset(cpu.get("flags", cpu.get("Features", "")).split())
 
 
 def _cpu_info() -> dict[str, str]:

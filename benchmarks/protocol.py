@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -88,6 +88,15 @@ class BenchmarkEngine(ABC):
     FORMATS: ClassVar[tuple[Format, ...]] = ("gguf",)
     ISAS: ClassVar[Mapping[str, Mapping[str, str]]] = MappingProxyType({})
     BUILT_FOR_ISA: ClassVar[bool] = False
+
+    @classmethod
+    def build_variables(cls, instruction_sets: Collection[str]) -> Mapping[str, str]:
+        """Return environment variables for pip where it builds the engine on a processor with these instruction sets,
+        and is not held to one of ``ISAS``: none.
+
+        :param instruction_sets: as Linux names them
+        """
+        return {}
 
     @abstractmethod
     def __init__(self, settings: EngineSettings) -> None:

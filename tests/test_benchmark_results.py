@@ -139,3 +139,10 @@ def test_what_was_saved_last_is_found_by_processor_and_model(tmp_path: Path) -> 
     save(path, zen4, "a.gguf", again)
     assert last_saved(path, "a.gguf") == again
     assert last_saved(path, "b.gguf") == evolve(old, figures={"decode_1": 5.0})
+
+
+def test_llama_cpp_is_built_without_amx() -> None:
+    kind = engine_class("llama_cpp")
+    assert kind.build_variables({"avx2", "avx512f"}) == {}
+    assert "GGML_NATIVE=OFF" in kind.build_variables({"avx2", "amx_int8"})["CMAKE_ARGS"]
+    assert engine_class("vllm_cpu").build_variables({"amx_int8"}) == {}

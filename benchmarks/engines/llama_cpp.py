@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
@@ -15,6 +15,11 @@ __all__ = ["Engine"]
 # What its build finds out of a processor with AVX2 and nothing beyond.
 _AVX2: Final = "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_BMI2=ON -DGGML_FMA=ON -DGGML_F16C=ON"
 
+# Built for AMX, this version ends with a general protection fault at its first prompt (Granite Rapids, Linux 6.18).
+_WITHOUT_AMX: Final = (
+    f"{_AVX2} -DGGML_AVX_VNNI=ON -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON"
+)
+
 
 class Engine(BenchmarkEngine):
     """Takes tokens straight from ``Llama.generate``, without making text or streams of them."""
@@ -22,6 +27,10 @@ class Engine(BenchmarkEngine):
     REQUIREMENTS = ("llama-cpp-python==0.3.36",)
     ISAS = MappingProxyType({"avx2": {"CMAKE_ARGS": _AVX2}})
     BUILT_FOR_ISA = True
+
+    @classmethod
+    def build_variables(cls, instruction_sets: Collection[str]) -> Mapping[str, str]:
+        return {"CMAKE_ARGS": _WITHOUT_AMX} if "amx_int8" in instruction_sets else {}
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings

