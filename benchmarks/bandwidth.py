@@ -36,23 +36,37 @@ def read_bandwidth(num_threads: int, num_bytes: int) -> float:
 
 
 def bytes_per_token(path: Path) -> int:
-    """Return the bytes of weights that one token of a dense model reads: all but embeddings that are only looked up.
+    """Return the bytes of weights that one token reads: all but embeddings that are only looked up, and of a mixture's
+    experts as many as a token has.
 
     The form into which the engine brings the weights when it loads them may be larger or smaller; keys and values are
     not counted.
 
-    :param path: a GGUF file, or a directory with a safetensors file
+    :param path: a GGUF file, or a directory with a safetensors file of a model without experts
     """
     if path.is_dir():
         sizes = _safetensors_sizes(path)
         lookup, head = "model.embed_tokens.weight", "lm_head.weight"
     else:
-        from paged_sdk.weights.gguf_file import GgufFile
-
-        sizes = {name: tensor.blocks().nbytes for name, tensor in GgufFile(path).tensors.items()}
+        sizes = _gguf_sizes(path)
         lookup, head = "token_embd.weight", "output.weight"
     # Without an output projection of their own, models multiply by the embeddings.
     return sum(sizes.values()) - (sizes.get(lookup, 0) if head in sizes else 0)
+
+
+def _gguf_sizes(path: Path) -> dict[str, int]:
+    """Return the bytes of each tensor that one token reads."""
+    from paged_sdk.weights.gguf_file import GgufFile
+
+    file = GgufFile(path)
+    sizes = {name: tensor.blocks().nbytes for name, tensor in file.tensors.items()}
+    architecture = file.metadata["general.architecture"]
+    num_experts = file.metadata.get(f"{architecture}.expert_count", 0)
+    num_selected = file.metadata.get(f"{architecture}.expert_used_count", 0)
+    for name in sizes:
+        if name.endswith("_exps.weight"):
+            sizes[name] = sizes[name] * num_selected // num_experts
+    return sizes
 
 
 def _safetensors_sizes(directory: Path) -> dict[str, int]:

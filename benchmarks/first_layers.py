@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.random_gemma import finish
+from benchmarks.random_gguf import finish
 
 __all__ = ["write_first_layers"]
 

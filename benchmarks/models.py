@@ -10,16 +10,19 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
 from benchmarks.paths import cache_directory
 from benchmarks.protocol import Format
+
+if TYPE_CHECKING:
+    from benchmarks.random_gguf import RandomModel
 
 __all__ = ["MODELS", "BenchmarkModel", "benchmark_model", "model_path"]
 
@@ -45,7 +48,8 @@ QWEN: Final = JoinedModel(
 )
 GEMMA: Final = "gemma3-270m"
 RANDOM_QWEN: Final = "qwen1.5b-random"
-MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN)
+MIXTURE: Final = "qwen3-moe-random"
+MODELS: Final = ("smollm2", "qwen1.5b", GEMMA, RANDOM_QWEN, MIXTURE)
 """Names the models that come as quantized GGUF files."""
 
 _DTYPES: Final = {"-bf16": "bfloat16", "-f16": "float16"}
@@ -111,7 +115,13 @@ def model_path(name: str) -> Path:
         case "gemma3-270m":
             return _gemma()
         case "qwen1.5b-random":
-            return _random_qwen()
+            from benchmarks.random_qwen import random_qwen
+
+            return _random("qwen-1.5b", random_qwen)
+        case "qwen3-moe-random":
+            from benchmarks.random_mixture import random_mixture
+
+            return _random("qwen3-moe", random_mixture)
         case _:
             path = Path(name)
             if not path.is_file():
@@ -121,26 +131,23 @@ def model_path(name: str) -> Path:
 
 def _gemma(dtype: str | None = None) -> Path:
     """Return the random gemma in Q4_K_M, or in ``dtype``."""
-    from benchmarks.random_gemma import write_bfloat16, write_q4_k_m
+    from benchmarks.random_gemma import random_gemma, write_bfloat16
 
-    path = cache_directory("models") / f"random-gemma3-270m-{dtype or 'Q4_K_M'}.gguf"
-    if path.exists():
-        return path
-    with _replacing(path) as unfinished:
-        if dtype is None:
-            write_q4_k_m(unfinished, model_path("smollm2"))
-        else:
+    if dtype is None:
+        return _random("gemma3-270m", random_gemma)
+    path = cache_directory("models") / f"random-gemma3-270m-{dtype}.gguf"
+    if not path.exists():
+        with _replacing(path) as unfinished:
             write_bfloat16(unfinished, _gemma())
     return path
 
 
-def _random_qwen() -> Path:
-    from benchmarks.random_qwen import write_qwen
-
-    path = cache_directory("models") / "random-qwen-1.5b-Q4_K_M.gguf"
+def _random(name: str, describe: Callable[[], RandomModel]) -> Path:
+    """Return a random model in Q4_K_M."""
+    path = cache_directory("models") / f"random-{name}-Q4_K_M.gguf"
     if not path.exists():
         with _replacing(path) as unfinished:
-            write_qwen(unfinished, model_path("smollm2"))
+            describe().write_q4_k_m(unfinished, model_path("smollm2"))
     return path
 
 

@@ -1,4 +1,4 @@
-"""Write a model of Qwen2.5-1.5B's shape with random weights, a context of 32,768 and few tokens, as a GGUF file.
+"""Describe a model of Qwen2.5-1.5B's shape with random weights, a context of 32,768 and few tokens.
 
 It is for long contexts: prompts of 16,000 tokens of the model itself take no longer, and the vocabulary of 152,000, a
 fifth of the weights, says nothing about depth.
@@ -6,15 +6,12 @@ fifth of the weights, says nothing about depth.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
-import numpy as np
+from benchmarks.random_gguf import Matrix, RandomModel, rich_layers
 
-from benchmarks.random_gemma import add_tokenizer, finish, random_blocks
-
-__all__ = ["write_qwen"]
+__all__ = ["random_qwen"]
 
 _LAYERS: Final = 28
 _HIDDEN: Final = 1536
@@ -24,49 +21,29 @@ _KV_HEADS: Final = 2
 _HEAD_DIM: Final = 128
 _VOCAB_SIZE: Final = 49_152
 
-_Q4_K_M: Final = 15
 
-
-def write_qwen(path: Path, tokenizer: Path) -> None:
-    """Write the model in the formats of Q4_K_M.
-
-    :param tokenizer: a GGUF file whose tokenizer it gets
-    """
-    import gguf
-
-    writer: Any = gguf.GGUFWriter(path, "qwen2")
-    writer.add_name("Qwen2.5 1.5B's shape, random weights")
-    writer.add_file_type(_Q4_K_M)
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for key, setting in _settings().items():
-        add = writer.add_float32 if isinstance(setting, float) else writer.add_uint32
-        add(f"qwen2.{key}", setting)
-    add_tokenizer(writer, tokenizer, _VOCAB_SIZE)
-    for name, size, value in _vectors():
-        writer.add_tensor(name, np.full(size, value, dtype=np.float32))
-    for name, quantization, shape in _matrices():
-        # A seed for each tensor, so that its content does not depend on the order.
-        generator = np.random.default_rng(list(name.encode()))
-        kind = gguf.GGMLQuantizationType[quantization]
-        writer.add_tensor(name, random_blocks(quantization, *shape, generator), raw_dtype=kind)
-    finish(writer)
-
-
-def _settings() -> Mapping[str, int | float]:
-    return {
-        "context_length": 32_768,
-        "embedding_length": _HIDDEN,
-        "block_count": _LAYERS,
-        "feed_forward_length": _INNER,
-        "attention.head_count": _HEADS,
-        "attention.head_count_kv": _KV_HEADS,
-        "attention.layer_norm_rms_epsilon": 1e-6,
-        "rope.freq_base": 1_000_000.0,
-    }
+def random_qwen() -> RandomModel:
+    """Describe the model; its output projection is the embedding's."""
+    return RandomModel(
+        architecture="qwen2",
+        name="Qwen2.5 1.5B's shape, random weights",
+        settings={
+            "context_length": 32_768,
+            "embedding_length": _HIDDEN,
+            "block_count": _LAYERS,
+            "feed_forward_length": _INNER,
+            "attention.head_count": _HEADS,
+            "attention.head_count_kv": _KV_HEADS,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": 1_000_000.0,
+        },
+        vocab_size=_VOCAB_SIZE,
+        vectors=tuple(_vectors()),
+        matrices=tuple(_matrices()),
+    )
 
 
 def _vectors() -> Iterator[tuple[str, int, float]]:
-    """Yield name, size and value of each norm and bias."""
     yield "output_norm.weight", _HIDDEN, 1.0
     for layer in range(_LAYERS):
         for name in ("attn_norm", "ffn_norm"):
@@ -75,19 +52,17 @@ def _vectors() -> Iterator[tuple[str, int, float]]:
             yield f"blk.{layer}.{name}.bias", heads * _HEAD_DIM, 0.0
 
 
-def _matrices() -> Iterator[tuple[str, str, tuple[int, int]]]:
-    """Yield name, format and shape of each matrix; the output projection is the embedding's."""
+def _matrices() -> Iterator[Matrix]:
     yield "token_embd.weight", "Q6_K", (_VOCAB_SIZE, _HIDDEN)
+    rich = rich_layers(_LAYERS)
     for layer in range(_LAYERS):
-        eighth = _LAYERS // 8
-        more_bits = layer < eighth or layer >= 7 * _LAYERS // 8 or (layer - eighth) % 3 == 2
         for name, quantization, shape in (
             ("attn_q", "Q4_K", (_HEADS * _HEAD_DIM, _HIDDEN)),
             ("attn_k", "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
-            ("attn_v", "Q6_K" if more_bits else "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
+            ("attn_v", "Q6_K" if layer in rich else "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
             ("attn_output", "Q4_K", (_HIDDEN, _HEADS * _HEAD_DIM)),
             ("ffn_gate", "Q4_K", (_INNER, _HIDDEN)),
             ("ffn_up", "Q4_K", (_INNER, _HIDDEN)),
-            ("ffn_down", "Q6_K" if more_bits else "Q4_K", (_HIDDEN, _INNER)),
+            ("ffn_down", "Q6_K" if layer in rich else "Q4_K", (_HIDDEN, _INNER)),
         ):
             yield f"blk.{layer}.{name}.weight", quantization, shape

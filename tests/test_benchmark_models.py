@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from benchmarks import random_gemma, random_qwen
+from benchmarks import random_gemma, random_mixture, random_qwen
 from benchmarks.bandwidth import bytes_per_token, read_bandwidth
 from benchmarks.models import benchmark_model
-from benchmarks.random_gemma import write_bfloat16, write_q4_k_m
-from benchmarks.random_qwen import write_qwen
+from benchmarks.random_gemma import write_bfloat16
+from benchmarks.random_gguf import RandomModel
 
 import tiny
 from paged_sdk import BlockingModel, GgufModelBuilder, SamplingParams, TextModelBuilder
 from paged_sdk.weights.gguf_file import GgufFile
+
+_SMALL_QWEN = {"_VOCAB_SIZE": 1024, "_LAYERS": 9, "_INNER": 512}
+_SMALL_MIXTURE = {"_VOCAB_SIZE": 1024, "_LAYERS": 4, "_HIDDEN": 256, "_INNER": 256, "_EXPERTS": 10}
 
 
 @pytest.fixture
@@ -51,6 +57,19 @@ def test_embeddings_are_read_whole_only_where_they_are_the_output_too(tmp_path: 
     assert bytes_per_token(checkpoint) == bytes_per_token(file) == 4 * (weights - lookup)
 
 
+def test_of_a_mixture_a_token_reads_its_own_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in _SMALL_MIXTURE.items():
+        monkeypatch.setattr(random_mixture, name, size)
+    model, file = random_mixture.random_mixture(), tmp_path / "mixture.gguf"
+    model.write_q4_k_m(file, tiny.make_gguf(tmp_path))
+    bits = {"Q4_K": 144 * 8 / 256, "Q6_K": 210 * 8 / 256, "F32": 32}
+    read: float = sum(4 * size for _, size, _ in model.vectors)
+    for name, quantization, shape in model.matrices:
+        used = (8, *shape[1:]) if len(shape) == 3 else shape
+        read += 0 if name == "token_embd.weight" else prod(used) * bits[quantization] / 8
+    assert bytes_per_token(file) == read
+
+
 def test_the_bandwidth_is_a_rate() -> None:
     before = torch.get_num_threads()
     assert read_bandwidth(2, 1 << 20) > 1e6
@@ -61,7 +80,7 @@ def test_the_random_gemma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """It runs, its weights have the size that keeps a product as large as its input, and bfloat16 is the same."""
     monkeypatch.setattr(random_gemma, "_VOCAB_SIZE", 1024)
     quantized, dense = tmp_path / "quantized.gguf", tmp_path / "dense.gguf"
-    write_q4_k_m(quantized, tiny.make_gguf(tmp_path))
+    random_gemma.random_gemma().write_q4_k_m(quantized, tiny.make_gguf(tmp_path))
     write_bfloat16(dense, quantized)
     tensors, decoded = GgufFile(quantized).tensors, GgufFile(dense).tensors
     assert tensors.keys() == decoded.keys()
@@ -78,11 +97,25 @@ def test_the_random_gemma(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert response.usage.completion_tokens > 0
 
 
-def test_the_random_qwen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in (("_VOCAB_SIZE", 1024), ("_LAYERS", 9), ("_INNER", 512)):
-        monkeypatch.setattr(random_qwen, name, size)
-    file = tmp_path / "qwen.gguf"
-    write_qwen(file, tiny.make_gguf(tmp_path))
+@pytest.mark.parametrize(
+    ("module", "describe", "sizes"),
+    [
+        (random_qwen, random_qwen.random_qwen, _SMALL_QWEN),
+        (random_mixture, random_mixture.random_mixture, _SMALL_MIXTURE),
+    ],
+    ids=["qwen", "mixture"],
+)
+def test_random_models_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    describe: Callable[[], RandomModel],
+    sizes: Mapping[str, int],
+) -> None:
+    for name, size in sizes.items():
+        monkeypatch.setattr(module, name, size)
+    file = tmp_path / "random.gguf"
+    describe().write_q4_k_m(file, tiny.make_gguf(tmp_path))
     tensors = GgufFile(file).tensors.values()
     assert {tensor.type for tensor in tensors} == {0, 12, 14}  # float32, Q4_K, Q6_K
     with BlockingModel(GgufModelBuilder(file).with_force_cpu().with_num_threads(1).build()) as model:

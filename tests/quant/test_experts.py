@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.fused_moe import fused_moe
 from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.stored_matrix import UnreadRows
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
@@ -97,6 +100,37 @@ def test_what_has_no_kernel_is_brought_to_a_form_that_has(types: tuple[int, int,
     inputs = tokens(5)
     expected = fused_moe(inputs[0], *decoded(blocks), *inputs[1:])
     assert (experts.forward(*inputs) - expected).norm() < TOLERANCE * expected.norm()
+
+
+@needs_library
+@pytest.mark.parametrize("tensor_type", [12, IQ4_XS, IQ3_S])
+def test_experts_are_packed_as_they_are_read(tensor_type: int) -> None:
+    """Of all the experts of a layer, a file's blocks are in memory for two at a time, and for never more."""
+    blocks = stacks(tensor_type, tensor_type, tensor_type)
+    alive, most = 0, 0
+
+    def released() -> None:
+        nonlocal alive
+        alive -= 1
+
+    def unread(matrix: BlockMatrix) -> BlockMatrix:
+        stored = matrix.blocks
+
+        def read(first: int, last: int) -> Tensor:
+            nonlocal alive, most
+            rows = stored[first:last].clone()
+            weakref.finalize(rows, released)
+            alive += 1
+            most = max(most, alive)
+            return rows
+
+        rows, width = stored.shape
+        return BlockMatrix(tensor_type, UnreadRows(shape=(rows, width), itemsize=1, read=read))
+
+    inputs = tokens(3)
+    expected = packed(blocks).forward(*inputs)
+    assert torch.equal(packed([unread(each) for each in blocks]).forward(*inputs), expected)
+    assert most <= 2
 
 
 def test_without_the_library_experts_are_decoded() -> None:

@@ -4,14 +4,13 @@ int8.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from paged_sdk.kernels.block_groups import as_groups
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked, tensor_type_of
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_by_rotation, pack_gguf
@@ -48,7 +47,7 @@ class _CpuBlocks(Form):
         if place.workspace is None:
             return HadamardInt8Linear(blocks, biases)
         library = place.workspace.library
-        packed = [_packed(library, each, place) for each in blocks]
+        packed = [_packed(library, [each], place) for each in blocks]
         rotate_many = not (place.one_form or is_head) and gains_by_rotation(library, packed)
         return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many)
 
@@ -62,7 +61,7 @@ class _CpuBlocks(Form):
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
     ) -> Experts | None:
-        stacks = [_stack(matrices) for matrices in (gate, up, down)]
+        stacks = [_of_one_type(matrices) for matrices in (gate, up, down)]
         served = [stack for stack in stacks if stack is not None]
         if place.workspace is None or len(served) < len(stacks):
             return None
@@ -74,7 +73,7 @@ class _CpuBlocks(Form):
             return None
         if place.workspace is None or matrix.tensor_type not in PACKED_TYPES:
             return BlockEmbedding(matrix, dtype=place.dtype, scale=scale)
-        packed = _packed_as_stored(place.workspace.library, matrix, place)
+        packed = _packed_as_stored(place.workspace.library, [matrix], place)
         return PackedBlockEmbedding(place.workspace, packed, dtype=place.dtype, scale=scale)
 
     def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
@@ -83,34 +82,50 @@ class _CpuBlocks(Form):
         return NativeBlockLinear(place.workspace, [embedding.weight], [None])
 
 
-def _stack(matrices: Sequence[StoredMatrix]) -> BlockMatrix | None:
-    """Put matrices one below the other; return None where one is not in blocks, or not all are of one type."""
+def _of_one_type(matrices: Sequence[StoredMatrix]) -> list[BlockMatrix] | None:
+    """Return the matrices; None where one is not in blocks, or not all are of one type."""
     blocks = [matrix for matrix in matrices if isinstance(matrix, BlockMatrix)]
-    return stacked(blocks) if len(blocks) == len(matrices) else None
+    types = {matrix.tensor_type for matrix in blocks}
+    return blocks if len(blocks) == len(matrices) and len(types) == 1 else None
 
 
-def _packed(library: NativeLibrary, matrix: BlockMatrix, place: Place) -> PackedWeight:
-    """Pack the matrix for the native kernels: in its own blocks or as codes of a table; another type is converted to
-    Q8_0, int8 with a scale for every 32 weights.
+def _packed(library: NativeLibrary, matrices: Sequence[BlockMatrix], place: Place) -> PackedWeight:
+    """Pack matrices of one type for the native kernels, one below the other: in their own blocks, or as codes of a
+    table; other types are converted to Q8_0, int8 with a scale for every 32 weights.
     """
-    if matrix.tensor_type not in PACKED_TYPES:
-        grouped = as_groups(matrix)
-        if grouped is not None and can_be_packed([grouped]):
-            # On this thread alone: other layers are loaded on the others.
-            return pack_grouped(library, [grouped], num_threads=1, memory=place.memory)
-        target, (rows, _) = tensor_type_of("Q8_0"), matrix.shape
-        parts = [matrix.rows(slice(first, first + _ROWS_AT_ONCE)) for first in range(0, rows, _ROWS_AT_ONCE)]
-        blocks = torch.cat([quantize_blocks(library, part.decoded(), target) for part in parts])
-        matrix = BlockMatrix(target, blocks)
-    return _packed_as_stored(library, matrix, place)
+    tensor_type = matrices[0].tensor_type
+    if tensor_type in PACKED_TYPES:
+        return _packed_as_stored(library, matrices, place)
+    grouped = [each for each in map(as_groups, matrices) if each is not None]
+    if len(grouped) == len(matrices) and can_be_packed(grouped):
+        # On this thread alone: other layers are loaded on the others.
+        return pack_grouped(library, grouped, num_threads=1, memory=place.memory)
+    target = tensor_type_of("Q8_0")
+    parts = (
+        quantize_blocks(library, part.decoded(), target) for matrix in matrices for part in matrix.parts(_ROWS_AT_ONCE)
+    )
+    return _pack(library, parts, target, matrices, place)
 
 
-def _packed_as_stored(library: NativeLibrary, matrix: BlockMatrix, place: Place) -> PackedWeight:
-    """Pack a matrix part by part, each while the processor's caches hold what has been read of it."""
-    rows = max(1, _BYTES_AT_ONCE // (matrix.num_bytes // matrix.shape[0]) // _PANEL_ROWS) * _PANEL_ROWS
-    parts = (part.blocks for part in matrix.parts(rows))
+def _packed_as_stored(library: NativeLibrary, matrices: Sequence[BlockMatrix], place: Place) -> PackedWeight:
+    """Pack matrices part by part, each while the processor's caches hold what has been read of it."""
+    first = matrices[0]
+    rows = max(1, _BYTES_AT_ONCE // (first.num_bytes // first.shape[0]) // _PANEL_ROWS) * _PANEL_ROWS
+    parts = (part.blocks for matrix in matrices for part in matrix.parts(rows))
+    return _pack(library, parts, first.tensor_type, matrices, place)
+
+
+def _pack(
+    library: NativeLibrary,
+    parts: Iterable[Tensor],
+    tensor_type: int,
+    matrices: Sequence[BlockMatrix],
+    place: Place,
+) -> PackedWeight:
+    """Pack the blocks of matrices, which come in parts."""
+    rows, cols = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
     # On this thread alone: other layers are loaded on the others.
-    return pack_gguf(library, parts, matrix.tensor_type, *matrix.shape, num_threads=1, memory=place.memory)
+    return pack_gguf(library, parts, tensor_type, rows, cols, num_threads=1, memory=place.memory)
 
 
 FORM: Final = _CpuBlocks()

@@ -1,0 +1,77 @@
+"""Describe a mixture of experts: eight of Qwen3-30B-A3B's 48 layers, with random weights and few tokens.
+
+A layer has 8 of 128 experts for each token, and reads 32 MB of its 350 for one. Random weights choose as evenly as a
+trained router is taught to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from benchmarks.random_gguf import Matrix, RandomModel, rich_layers
+
+__all__ = ["random_mixture"]
+
+_LAYERS: Final = 8
+_HIDDEN: Final = 2048
+_HEADS: Final = 32
+_KV_HEADS: Final = 4
+_HEAD_DIM: Final = 128
+_EXPERTS: Final = 128
+_SELECTED: Final = 8
+_INNER: Final = 768  # of an expert
+_VOCAB_SIZE: Final = 49_152
+
+
+def random_mixture() -> RandomModel:
+    """Describe the model."""
+    return RandomModel(
+        architecture="qwen3moe",
+        name="8 layers of Qwen3-30B-A3B's shape, random weights",
+        settings={
+            "context_length": 40_960,
+            "embedding_length": _HIDDEN,
+            "block_count": _LAYERS,
+            "feed_forward_length": 6144,  # of layers without experts, of which there are none
+            "expert_count": _EXPERTS,
+            "expert_used_count": _SELECTED,
+            "expert_feed_forward_length": _INNER,
+            "attention.head_count": _HEADS,
+            "attention.head_count_kv": _KV_HEADS,
+            "attention.key_length": _HEAD_DIM,
+            "attention.value_length": _HEAD_DIM,
+            "attention.layer_norm_rms_epsilon": 1e-6,
+            "rope.freq_base": 1_000_000.0,
+        },
+        vocab_size=_VOCAB_SIZE,
+        vectors=tuple(_vectors()),
+        matrices=tuple(_matrices()),
+    )
+
+
+def _vectors() -> Iterator[tuple[str, int, float]]:
+    yield "output_norm.weight", _HIDDEN, 1.0
+    for layer in range(_LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            yield f"blk.{layer}.{name}.weight", _HIDDEN, 1.0
+        for name in ("attn_q_norm", "attn_k_norm"):
+            yield f"blk.{layer}.{name}.weight", _HEAD_DIM, 1.0
+
+
+def _matrices() -> Iterator[Matrix]:
+    yield "token_embd.weight", "Q4_K", (_VOCAB_SIZE, _HIDDEN)
+    yield "output.weight", "Q6_K", (_VOCAB_SIZE, _HIDDEN)
+    rich = rich_layers(_LAYERS)
+    for layer in range(_LAYERS):
+        for name, quantization, shape in (
+            ("attn_q", "Q4_K", (_HEADS * _HEAD_DIM, _HIDDEN)),
+            ("attn_k", "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
+            ("attn_v", "Q6_K" if layer in rich else "Q4_K", (_KV_HEADS * _HEAD_DIM, _HIDDEN)),
+            ("attn_output", "Q4_K", (_HIDDEN, _HEADS * _HEAD_DIM)),
+            ("ffn_gate_inp", "F32", (_EXPERTS, _HIDDEN)),
+            ("ffn_gate_exps", "Q4_K", (_EXPERTS, _INNER, _HIDDEN)),
+            ("ffn_up_exps", "Q4_K", (_EXPERTS, _INNER, _HIDDEN)),
+            ("ffn_down_exps", "Q6_K" if layer in rich else "Q4_K", (_EXPERTS, _HIDDEN, _INNER)),
+        ):
+            yield f"blk.{layer}.{name}.weight", quantization, shape
