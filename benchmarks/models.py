@@ -197,7 +197,7 @@ def _directory(gguf: Path, dtype: str) -> Path:
             source, cpu = checkpoint.source, torch.device("cpu")
             tensors = {name: source.tensor(name, getattr(torch, dtype), cpu).contiguous() for name in source.names()}
             save_file(tensors, unfinished / "model.safetensors", metadata={"format": "pt"})
-            family = str(checkpoint.config["model_type"]).removesuffix("_text").capitalize()
+            family = "".join(map(str.capitalize, str(checkpoint.config["model_type"]).removesuffix("_text").split("_")))
             config = checkpoint.config | {"architectures": [f"{family}ForCausalLM"], "torch_dtype": dtype}
             (unfinished / "config.json").write_text(json.dumps(config, indent=2))
     with _replacing(tokenizer) as unfinished:
