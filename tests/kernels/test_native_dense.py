@@ -11,7 +11,7 @@ from torch import Tensor
 from native_weights import every_level, library, needs_library, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense, unpack_rows
+from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, decode_rows, pack_dense, unpack_rows
 
 pytestmark = needs_library
 
@@ -144,6 +144,20 @@ def test_parts_pack_as_the_whole_and_rows_come_back(dtype: torch.dtype) -> None:
         )
         wanted = torch.randint(0, rows, (9,), generator=generator)
         assert torch.equal(unpack_rows(whole, wanted), weight[wanted])
+
+
+@every_dtype
+@every_level
+def test_rows_are_decoded(dtype: torch.dtype, isa: str) -> None:
+    native, generator = library(isa), torch.Generator().manual_seed(8)
+    for rows, cols in SHAPES:
+        weight = torch.randn(rows, cols, generator=generator).to(dtype)
+        packed = pack_dense(native, [weight], (rows, cols), dtype)
+        for wanted in (torch.randint(0, rows, (9,), generator=generator), torch.empty(0, dtype=torch.int64)):
+            assert torch.equal(decode_rows(native, packed, wanted, num_threads=2), weight[wanted].float())
+        for missing in (-1, rows):
+            with pytest.raises(IndexError, match="below"):
+                decode_rows(native, packed, torch.tensor([missing]))
 
 
 @every_dtype

@@ -18,7 +18,9 @@ from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
+from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.lora import NativeAdapters, NativeLora
+from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import InsertedRows, StepContext
@@ -57,6 +59,7 @@ class FusedLayers:
         generated tokens take it too
     :ivar layers: their numbers
     :ivar stream_scale: what the residual stream is to be multiplied by before the layers; None: nothing
+    :ivar workspace: what their native calls compute with
     """
 
     def __init__(self, model: DecoderModel, pages: NativePages, layers: range, *, few_rows: int = FEW_ROWS) -> None:
@@ -67,7 +70,8 @@ class FusedLayers:
         # then added as it is, and norms divide by the root mean square, whatever the stream's own scale.
         scale = model.config.residual_scale
         self.stream_scale: float | None = None if scale is None else 1 / scale
-        eps = norm_in_float32(model.norm, self.stream_scale).eps
+        self.workspace = pages.workspace
+        eps = norm_in_float32(model.norm, pages.workspace, self.stream_scale).eps
         ropes = list(model.ropes)
         own = model.layers[layers.start : layers.stop]
 
@@ -176,7 +180,7 @@ class FusedDecoderModel:
         self.device: torch.device = model.device
         self._model = model
         self._layers = FusedLayers(model, pages, range(model.config.num_layers), few_rows=few_rows)
-        self._norm = norm_in_float32(model.norm, self._layers.stream_scale)
+        self._norm = norm_in_float32(model.norm, pages.workspace, self._layers.stream_scale)
 
     @property
     def fused_spans(self) -> tuple[range, ...]:
@@ -206,7 +210,7 @@ class FusedDecoderModel:
         return self._model.logits(normed if is_native else normed.to(self.dtype), adapted)
 
 
-def norm_in_float32(norm: Norm, stream_scale: float | None = None) -> RMSNorm | LayerNorm:
+def norm_in_float32(norm: Norm, workspace: Workspace, stream_scale: float | None = None) -> NativeNorm:
     """Return a norm of the float32 stream that fused layers give.
 
     :param stream_scale: what the stream is multiplied by; None: nothing
@@ -214,7 +218,8 @@ def norm_in_float32(norm: Norm, stream_scale: float | None = None) -> RMSNorm | 
     assert isinstance(norm, RMSNorm | LayerNorm)
     (weight, bias), eps = _given(norm), norm.eps * (stream_scale or 1.0) ** 2
     assert weight is not None
-    return LayerNorm(weight, bias, eps) if isinstance(norm, LayerNorm) else RMSNorm(weight, eps)
+    kind: Literal["rms", "layer"] = "layer" if isinstance(norm, LayerNorm) else "rms"
+    return NativeNorm(workspace, weight, bias=bias, eps=eps, kind=kind)
 
 
 def _native_adapters(adapted: AdaptedRows | None, layers: range) -> NativeAdapters | None:

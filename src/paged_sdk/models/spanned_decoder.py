@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.kernels.lora import AdaptedRows
+from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.placement import LayerSpan, Placement, carried, working_on
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import StepContext
@@ -51,7 +52,7 @@ class SpannedDecoderModel:
         }
         last = fused.get(self._spans[-1].layers.start)
         # What fused layers give is float32, and is normed as such.
-        self._norm: Norm = model.norm if last is None else norm_in_float32(model.norm)
+        self._norm: Norm | NativeNorm = model.norm if last is None else norm_in_float32(model.norm, last.workspace)
         self._fused_spans = tuple(fused[span.layers.start].layers for span in self._spans if span.layers.start in fused)
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import PackedWeight, unpack_rows
+from paged_sdk.kernels.native.packed import PackedWeight, decode_rows, unpack_rows
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.stored_matrix import DenseMatrix, bounds
 from paged_sdk.quant.embedding import Embedding
@@ -109,14 +109,16 @@ class PackedMatrix:
 class PackedEmbedding(Embedding):
     """Looks up rows of a packed dense matrix, by which an output projection that is tied to it multiplies.
 
+    :param workspace: the workspace of the engine that calls
     :param weight: ``[vocab_size, hidden_size]``, dense, of the model's dtype
     :param scale: see :class:`Embedding`
     """
 
-    def __init__(self, weight: PackedWeight, *, scale: float | None = None) -> None:
+    def __init__(self, workspace: Workspace, weight: PackedWeight, *, scale: float | None = None) -> None:
         assert weight.dense_dtype is not None, weight.format
         super().__init__(dtype=weight.dense_dtype, scale=scale)
         self.weight = weight
+        self._workspace = workspace
 
     @property
     def stored(self) -> PackedMatrix:
@@ -124,4 +126,5 @@ class PackedEmbedding(Embedding):
         return PackedMatrix(self.weight)
 
     def _rows(self, token_ids: Tensor) -> Tensor:
-        return unpack_rows(self.weight, token_ids)
+        threads = self._workspace.num_threads
+        return decode_rows(self._workspace.library, self.weight, token_ids, num_threads=threads).to(self._dtype)

@@ -112,7 +112,7 @@ def draw_greedy(logits: Tensor) -> Ids:
     tokens = argmax(logits)
     if logits.device.type != "cpu":  # there NOT_DRAWN is found already; as an index it would end the device
         return tokens
-    largest = _floats(logits.gather(1, torch.from_numpy(tokens[:, None])))[:, 0]
+    largest = logits.numpy()[np.arange(len(tokens)), tokens]
     return np.where(np.isfinite(largest), tokens, NOT_DRAWN)
 
 

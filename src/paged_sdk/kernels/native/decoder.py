@@ -24,6 +24,7 @@ from paged_sdk.kernels.native.experts import check_experts
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import check_matrix, check_weights, describe, float_vector, pointer
 from paged_sdk.kernels.native.lora import NativeAdapters
+from paged_sdk.kernels.native.norm import NORMS
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.paged_attention import (
     AttentionShape,
@@ -37,7 +38,6 @@ from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, La
 
 __all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
 
-_NORMS: Final = MappingProxyType({"rms": 0, "layer": 1})
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
 _MAX_NEIGHBOURS: Final = 512
 """So many elements of a head may be rotated where neighbours are paired (``kMost`` in the kernels)."""
@@ -298,7 +298,7 @@ class NativeDecoder:
             ("key_norm_bias", size),
         ):
             setattr(target, name, self._vector(name, getattr(layer, name), length))
-        target.norm, target.head_norm = _NORMS[layer.norm], _HEAD_NORMS[layer.head_norm]
+        target.norm, target.head_norm = NORMS[layer.norm], _HEAD_NORMS[layer.head_norm]
         target.parallel, target.qkv_clip = layer.parallel, layer.clip or 0.0
         target.heads = describe_heads(layer.shape, layer.cache)
         target.heads.sinks = self._vector("sinks", layer.sinks, layer.shape.num_heads)

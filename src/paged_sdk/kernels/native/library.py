@@ -20,6 +20,7 @@ from paged_sdk.kernels.native.structures import (
     Experts,
     Grouped,
     Linear,
+    Norm,
     Quantize,
     QuantizeGroups,
     Ranks,
@@ -121,6 +122,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_quantize.argtypes = (c_int32, POINTER(Quantize))
     functions.paged_quantize_groups.argtypes = (c_int32, POINTER(QuantizeGroups))
     functions.paged_rows.argtypes = (c_int32, POINTER(Rows))
+    functions.paged_norm.argtypes = (c_int32, POINTER(Norm))
     functions.paged_ranks_bytes.argtypes = (c_int32, c_int64)
     functions.paged_ranks_bytes.restype = c_int64
     functions.paged_ranks_sum.argtypes = (POINTER(Ranks), c_void_p, c_int64)

@@ -205,15 +205,14 @@ def pack_dense(
 def decode_rows(
     library: NativeLibrary, weight: PackedWeight, rows: Tensor, *, num_threads: int | None = None
 ) -> Tensor:
-    """Decode some rows of a matrix that was packed from blocks, where every number is what the file's own format makes
-    of it, or of a grouped one.
+    """Decode some rows of a matrix; of one that was packed from blocks, every number is what the file's own format
+    makes of it.
 
     :param rows: int64 ``[num_rows]``
     :param num_threads: torch's own number by default
     :returns: a new float32 tensor ``[num_rows, weight.cols]``
     :raises IndexError: there is no such row
     """
-    assert weight.tensor_type in PACKED_TYPES or weight.tensor_type & GROUPED_TYPE, weight.format
     rows, out = rows.contiguous(), torch.empty(len(rows), weight.cols)
     stored = Weight(data=weight.data.data_ptr(), format=weight.tensor_type, rows=weight.rows, cols=weight.cols)
     threads = torch.get_num_threads() if num_threads is None else num_threads

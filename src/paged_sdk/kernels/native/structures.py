@@ -21,6 +21,7 @@ __all__ = [
     "Heads",
     "Layer",
     "Linear",
+    "Norm",
     "Quantize",
     "QuantizeGroups",
     "Ranks",
@@ -277,6 +278,23 @@ class Update(Structure):
         ("rows", c_int32),
         ("first", c_int32),
         ("dtype", c_int32),
+    )
+
+
+class Norm(Structure):
+    """Mirrors ``paged_norm_args``: the arguments of a norm."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_void_p),
+        ("norm", c_int32),
+        ("eps", c_float),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("num_threads", c_int32),
+        ("reserved", c_int32),
     )
 
 

@@ -55,7 +55,9 @@ class _NativeDense(Form):
         return NativeBlockExperts(place.workspace, *packed, num_experts=len(gate), extras=extras, join=join)
 
     def embedding(self, matrix: StoredMatrix, place: Place, *, scale: float | None) -> Embedding | None:
-        return PackedEmbedding(_packed([matrix], place), scale=scale) if _served([matrix], place) else None
+        if place.workspace is None or not _served([matrix], place):
+            return None
+        return PackedEmbedding(place.workspace, _packed([matrix], place), scale=scale)
 
 
 def _served(matrices: Sequence[StoredMatrix], place: Place) -> bool:

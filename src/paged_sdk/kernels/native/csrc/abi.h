@@ -304,7 +304,22 @@ struct paged_decoder_args {
   int32_t num_adapters;
 };
 
-// out[i, :] = row rows[i] of a weight packed from blocks, in float32, each number as the file's own format decodes it.
+// out[row] = a norm of x[row], float32, of a multiple of 16 columns.
+struct paged_norm_args {
+  const float* x;
+  const float* weight;  // [cols]
+  const float* bias;    // [cols], of a layer norm; null: nothing is added
+  float* out;           // [rows, cols], contiguous, as x is
+  int32_t norm;         // PagedNorm
+  float eps;
+  int32_t rows;
+  int32_t cols;
+  int32_t num_threads;
+  int32_t reserved;
+};
+
+// out[i, :] = row rows[i] of a weight in float32: of one packed from blocks, each number as the file's own format
+// decodes it.
 struct paged_rows_args {
   const paged_weight* weight;
   const int64_t* rows;  // [num_rows], contiguous

@@ -176,6 +176,11 @@ PAGED_EXPORT int32_t paged_rows(int32_t level, const paged_rows_args* args) {
   return paged::kLevels[level].kernels->rows(*args);
 }
 
+// Returns 0.
+PAGED_EXPORT int32_t paged_norm(int32_t level, const paged_norm_args* args) {
+  return paged::kLevels[level].kernels->norm(*args);
+}
+
 // Packs dense numbers into panels of the format; rows past the last are zero. Returns 0.
 PAGED_EXPORT int32_t paged_pack_dense(int32_t level, const paged_dense_args* args) {
   return paged::kLevels[level].kernels->pack_dense(*args);

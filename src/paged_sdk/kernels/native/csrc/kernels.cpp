@@ -114,9 +114,26 @@ int rows(const paged_rows_args& args) {
   return kOk;
 }
 
+int norm(const paged_norm_args& args) {
+  const int cols = args.cols;
+  parallel_for(args.num_threads, args.rows, row_cost(cols), [&](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row) {
+      const float* const from = args.x + row * cols;
+      float* const to = args.out + row * cols;
+      if (args.norm == PAGED_LAYER_NORM) {
+        normalize_layer(from, cols, args.weight, args.bias, args.eps, to);
+      } else {
+        __builtin_memcpy(to, from, sizeof(float) * cols);
+        normalize(to, cols, args.weight, args.eps);
+      }
+    }
+  });
+  return kOk;
+}
+
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
-                                     rows, pack_dense};
+                                     rows, norm, pack_dense};
 
 }  // namespace paged

@@ -14,6 +14,7 @@ struct KernelTable {
   int (*quantize)(const paged_quantize_args& args);
   int (*quantize_groups)(const paged_quantize_groups_args& args);
   int (*rows)(const paged_rows_args& args);
+  int (*norm)(const paged_norm_args& args);
   int (*pack_dense)(const paged_dense_args& args);
 };
 

@@ -1,4 +1,4 @@
-// Decodes single rows of a matrix packed from blocks (layout.h): token embeddings share the output projection's memory.
+// Decodes single rows of a packed matrix (layout.h): token embeddings share the output projection's memory.
 #pragma once
 
 #include "formats.h"
@@ -39,7 +39,26 @@ void decode_row(const uint8_t* panel, const paged_weight& weight, int r, float* 
   }
 }
 
+// The same of a dense panel.
+inline void decode_dense_row(const uint8_t* panel, const paged_weight& weight, int r, float* out) {
+  if (weight.format == PAGED_DENSE_BFLOAT16) {
+    const auto* const pairs = reinterpret_cast<const uint16_t*>(panel) + 2 * r;
+    for (int c = 0; c < weight.cols; ++c)
+      out[c] = from_bits(static_cast<uint32_t>(pairs[c / 2 * 2 * kPanelRows + c % 2]) << 16);
+  } else if (weight.format == PAGED_DENSE_FLOAT16) {
+    const auto* const halves = reinterpret_cast<const uint16_t*>(panel) + r;
+    for (int c = 0; c < weight.cols; ++c) out[c] = half_to_float(halves[c * kPanelRows]);
+  } else {
+    const auto* const floats = reinterpret_cast<const float*>(panel) + r;
+    for (int c = 0; c < weight.cols; ++c) out[c] = floats[c * kPanelRows];
+  }
+}
+
 inline void decode_row(const paged_weight& weight, int64_t row, float* out) {
+  if (is_dense(weight.format)) {
+    const int64_t bytes = dense_panel_bytes(weight.format, weight.cols);
+    return decode_dense_row(weight.data + row / kPanelRows * bytes, weight, static_cast<int>(row % kPanelRows), out);
+  }
   with_format(weight.format, [&](auto of) {
     using Format = decltype(of);
     const uint8_t* panel =
