@@ -24,6 +24,8 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kernels.native.library import load
+from paged_sdk.kernels.native.likeliest import likeliest_tokens
 from paged_sdk.sampling.candidates import argmax, likeliest, likeliest_from, select_rows
 
 __all__ = [
@@ -109,6 +111,10 @@ def num_candidates(params: SamplingParams, vocab_size: int) -> int:
 
 def draw_greedy(logits: Tensor) -> Ids:
     """Return the likeliest token of each row or :data:`NOT_DRAWN`, ``[R]``."""
+    library = load() if logits.device.type == "cpu" else None
+    if library is not None:
+        found: Ids = likeliest_tokens(library, logits).numpy()  # on all threads, in one reading
+        return found
     tokens = argmax(logits)
     if logits.device.type != "cpu":  # there NOT_DRAWN is found already; as an index it would end the device
         return tokens

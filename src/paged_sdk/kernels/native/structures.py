@@ -20,6 +20,7 @@ __all__ = [
     "Grouped",
     "Heads",
     "Layer",
+    "Likeliest",
     "Linear",
     "Norm",
     "Quantize",
@@ -278,6 +279,20 @@ class Update(Structure):
         ("rows", c_int32),
         ("first", c_int32),
         ("dtype", c_int32),
+    )
+
+
+class Likeliest(Structure):
+    """Mirrors ``paged_likeliest_args``: the arguments of finding each row's largest number."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("x_stride", c_int64),
+        ("rows", c_int32),
+        ("cols", c_int32),
+        ("num_threads", c_int32),
+        ("reserved", c_int32),
     )
 
 

@@ -318,6 +318,18 @@ struct paged_norm_args {
   int32_t reserved;
 };
 
+// out[row] = the column of the largest number of x[row], the first of equal ones; -1 where a number is NaN, or the
+// largest is not finite.
+struct paged_likeliest_args {
+  const float* x;
+  int64_t* out;
+  int64_t x_stride;
+  int32_t rows;
+  int32_t cols;
+  int32_t num_threads;
+  int32_t reserved;
+};
+
 // out[i, :] = row rows[i] of a weight in float32: of one packed from blocks, each number as the file's own format
 // decodes it.
 struct paged_rows_args {

@@ -181,6 +181,11 @@ PAGED_EXPORT int32_t paged_norm(int32_t level, const paged_norm_args* args) {
   return paged::kLevels[level].kernels->norm(*args);
 }
 
+// Returns 0.
+PAGED_EXPORT int32_t paged_likeliest(int32_t level, const paged_likeliest_args* args) {
+  return paged::kLevels[level].kernels->likeliest(*args);
+}
+
 // Packs dense numbers into panels of the format; rows past the last are zero. Returns 0.
 PAGED_EXPORT int32_t paged_pack_dense(int32_t level, const paged_dense_args* args) {
   return paged::kLevels[level].kernels->pack_dense(*args);

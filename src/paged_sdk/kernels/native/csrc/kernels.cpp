@@ -7,6 +7,7 @@
 
 #include "decoder.h"
 #include "experts.h"
+#include "likeliest.h"
 #include "pack_dense.h"
 #include "pages.h"
 #include "quantize_groups.h"
@@ -131,9 +132,16 @@ int norm(const paged_norm_args& args) {
   return kOk;
 }
 
+int likeliest(const paged_likeliest_args& args) {
+  parallel_for(args.num_threads, args.rows, row_cost(args.cols), [&](int64_t first, int64_t last, int) {
+    for (int64_t row = first; row < last; ++row) args.out[row] = likeliest_of(args.x + row * args.x_stride, args.cols);
+  });
+  return kOk;
+}
+
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
-                                     rows, norm, pack_dense};
+                                     rows, norm, likeliest, pack_dense};
 
 }  // namespace paged
