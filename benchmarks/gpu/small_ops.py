@@ -109,7 +109,7 @@ def _rotations(num_tokens: int, device: torch.device) -> Iterator[Case]:
         rotated = (query.numel() + key.numel()) * heads.itemsize
         cos, sin = angles.cos(), angles.sin()
         cache = LayerCache(key_cache, value_cache, k_scale, v_scale)
-        rotation = Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
+        rotation = Rotation(cos, sin)
         yield (
             "rotate_and_cache",
             f"{num_tokens} tokens, {NUM_HEADS} + {NUM_KV_HEADS} heads of {HEAD_DIM}, {stored} pages",

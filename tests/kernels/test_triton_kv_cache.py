@@ -199,7 +199,7 @@ def test_the_op_is_its_reference_without_a_device() -> None:
     angles = torch.linspace(0, 3, 6 * 8).view(6, 8)
     cos, sin = angles.cos(), angles.sin()
     expected = heads[:, :3].clone()
-    Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None]).rotate_(expected)
+    Rotation(cos, sin).rotate_(expected)
     caches = torch.zeros(4, 8, 1, 32), torch.zeros(4, 8, 1, 32)
     rotate_and_cache(query, key, value, cos, sin, LayerCache(*caches), torch.tensor(SLOTS))
     torch.testing.assert_close(heads[:, :3], expected)

@@ -104,7 +104,7 @@ def test_what_is_accepted_gives_finite_numbers(family: str) -> None:
             rotation = RotaryEmbedding(rope, device=torch.device("cpu")).at(
                 torch.arange(16), torch.full((16,), is_long)
             )
-            assert rotation.cos.isfinite().all()
+            assert rotation.cosines.isfinite().all()
 
 
 def numbers_are_finite(shape: DecoderConfig) -> bool:

@@ -155,7 +155,7 @@ class TestRopeScaling:
         torch.testing.assert_close(scaled.cos, 1.5 * plain.cos)
         torch.testing.assert_close(scaled.sin, 1.5 * plain.sin)
         own = 1 + 0.1 * math.log(4.0) if values.get("type") == "yarn" else 1.0
-        assert float(plain.cos[0, 0, 0, 0]) == pytest.approx(own)
+        assert float(plain.cosines[0, 0]) == pytest.approx(own)
 
     def test_divisors_beside_a_factor_are_both_applied(self, tmp_path: Path) -> None:
         divisors = np.array([1.0, 1.5, 8.0, 8.0], np.float32)

@@ -113,7 +113,8 @@ class NativePagedBackend(PagedBackend):
         if any(part.num_logits < part.num_new_tokens for part in parts):
             read = cumulated(torch.tensor([part.num_logits for part in parts]))
         native_rows = NativeRows(torch.from_numpy(arrays.slot_mapping), batch, num_generating, read)
-        return _NativePagedStep(self._pages, native_rows, self._where_offsets(new_positions(rows)))
+        positions = None if self._max_positions is None else self._where_offsets(new_positions(rows))
+        return _NativePagedStep(self._pages, native_rows, positions)
 
 
 def _by_form(rows: Sequence[StepRow]) -> tuple[list[StepRow], list[bool], list[int], int]:

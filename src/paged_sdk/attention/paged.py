@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -82,7 +83,7 @@ class PagedBackend(AttentionBackend):
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
-        slot_mapping = np.concatenate([self._slots(row, row.start) for row in rows])
+        slot_mapping = self._new_slots(rows)
         plans = {window: self._plan(rows, window) for window in self._windows}
         positions = self._where_offsets(new_positions(rows))
         return _PagedStep(self._scores, self._layers, self._tensor(slot_mapping), positions, plans)
@@ -101,18 +102,26 @@ class PagedBackend(AttentionBackend):
 
     def _varlen(self, rows: Sequence[StepRow]) -> _VarlenArrays:
         """Make the arrays that kernels need to follow block tables."""
-        ends = np.array([row.end for row in rows], dtype=np.int32)
-        lengths = np.array([row.num_new_tokens for row in rows], dtype=np.int32)
-        tables = np.zeros((len(rows), -(-int(ends.max()) // self._block_size)), dtype=np.int32)
+        ends = [row.end for row in rows]
+        tables = np.zeros((len(rows), -(-max(ends) // self._block_size)), dtype=np.int32)
         for table, row in zip(tables, rows, strict=True):
             used = -(-row.end // self._block_size)
             table[:used] = row.kv_ids[:used]
+        lengths = [row.num_new_tokens for row in rows]
         return _VarlenArrays(
-            slot_mapping=np.concatenate([self._slots(row, row.start) for row in rows]),
-            cu_seqlens_q=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+            slot_mapping=self._new_slots(rows),
+            cu_seqlens_q=np.array([0, *accumulate(lengths)], dtype=np.int32),
             block_tables=tables,
-            context_lens=ends,
+            context_lens=np.array(ends, dtype=np.int32),
         )
+
+    def _new_slots(self, rows: Sequence[StepRow]) -> _Slots:
+        """Return the slot of each new token."""
+        size = self._block_size
+        if any(row.num_new_tokens != 1 for row in rows):
+            return np.concatenate([self._slots(row, row.start) for row in rows])
+        # Beside cold caches, a row's own array operations take 10 us.
+        return np.array([row.kv_ids[row.start // size] * size + row.start % size for row in rows], dtype=np.int64)
 
     def _where_offsets(self, positions: npt.NDArray[np.int64]) -> Tensor | None:
         """Return positions on the device if there are key offsets, else None."""
@@ -261,6 +270,8 @@ def _decode(cache: LayerCache, group: _DecodeGroup, query: Tensor, scores: Score
 
 def new_positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
     """Return the position of each new token in its sequence, ``[num_tokens]`` int64."""
+    if all(row.num_new_tokens == 1 for row in rows):
+        return np.array([row.start for row in rows], dtype=np.int64)
     return np.concatenate([np.arange(row.start, row.end) for row in rows])
 
 

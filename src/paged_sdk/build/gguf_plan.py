@@ -369,5 +369,5 @@ def _rotate_alike(first: RopeConfig, second: RopeConfig) -> bool:
         return False
     positions, is_long = torch.tensor([0, 1, 7, 7]), torch.tensor([False, False, False, True])
     own, other = (RotaryEmbedding(each, device=_CPU).at(positions, is_long) for each in (first, second))
-    pairs = ((own.cos, other.cos), (own.sin, other.sin))
+    pairs = ((own.cosines, other.cosines), (own.sines, other.sines))
     return all(torch.allclose(*pair, rtol=0, atol=_CLOSE) for pair in pairs)

@@ -22,22 +22,22 @@ __all__ = ["Rotation", "rotate_and_cache", "rotate_and_cache_reference", "side_b
 class Rotation:
     """Holds the rotary embedding at a step's positions, for n frequencies; it is made once per step for all layers.
 
-    :ivar cos: ``[num_tokens, 1, 1, n]`` float32
-    :ivar sin: ``[num_tokens, 1, 2, n]`` float32: minus the sines, then the sines
+    :ivar cosines: ``[num_tokens, n]`` float32, contiguous
+    :ivar sines: likewise; the second of a pair gains sine times the first
     """
 
-    cos: Tensor
-    sin: Tensor
+    cosines: Tensor
+    sines: Tensor
 
     @cached_property
-    def cosines(self) -> Tensor:
-        """Return the cosines as ``[num_tokens, n]``, contiguous."""
-        return self.cos[:, 0, 0].contiguous()
+    def cos(self) -> Tensor:
+        """Return the cosines as ``[num_tokens, 1, 1, n]``."""
+        return self.cosines[:, None, None]
 
     @cached_property
-    def sines(self) -> Tensor:
-        """Return the sines as ``[num_tokens, n]``, contiguous; the second of a pair gains sine times the first."""
-        return self.sin[:, 0, 1].contiguous()
+    def sin(self) -> Tensor:
+        """Return minus the sines, then the sines, as ``[num_tokens, 1, 2, n]``."""
+        return torch.stack((-self.sines, self.sines), dim=1)[:, None]
 
     def rotate_(self, heads: Tensor) -> None:
         """Rotate the first 2n elements of each head, in place; element i is paired with element n + i.

@@ -44,8 +44,10 @@ class RotaryEmbedding:
             frequencies = self._long.where(is_long[:, None], frequencies)
         turning = positions[:, None] if positions.dim() == 1 else positions[self._axes].T.contiguous()
         angles = turning.float() * frequencies
-        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
-        return Rotation(cos[:, None, None], torch.stack((-sin, sin), dim=1)[:, None])
+        cosines, sines = angles.cos(), angles.sin()
+        if self._attention_factor != 1.0:
+            cosines, sines = cosines * self._attention_factor, sines * self._attention_factor
+        return Rotation(cosines, sines)
 
 
 def _inverse_frequencies(config: RopeConfig, *, is_long: bool = False) -> Tensor:

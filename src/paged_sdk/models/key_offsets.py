@@ -48,7 +48,7 @@ def _bias(linear: Linear, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _on(rotation: Rotation, device: torch.device) -> Rotation:
-    return Rotation(carried(rotation.cos, device), carried(rotation.sin, device))
+    return Rotation(carried(rotation.cosines, device), carried(rotation.sines, device))
 
 
 def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) -> Rotation:
@@ -56,5 +56,7 @@ def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) 
     span give the mean of the span's rotated vectors.
     """
     rotation = rope.at(torch.arange(num_spans * KEY_SPAN, device=device))
-    cos, sin = (torch.unflatten(each, 0, (num_spans, KEY_SPAN)).mean(1) for each in (rotation.cos, rotation.sin))
-    return Rotation(cos, sin)
+    cosines, sines = (
+        torch.unflatten(each, 0, (num_spans, KEY_SPAN)).mean(1) for each in (rotation.cosines, rotation.sines)
+    )
+    return Rotation(cosines, sines)

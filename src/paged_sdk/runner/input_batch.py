@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.attention.paged import new_positions
 from paged_sdk.kernels.placement import carried
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.overlap import OverlapTokens
@@ -69,7 +70,7 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
 
 def _positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
     if all(row.media is None or row.media.positions is None for row in rows):
-        return np.concatenate([np.arange(row.start, row.end) for row in rows])
+        return new_positions(rows)
     return np.concatenate(
         [
             np.tile(np.arange(row.start, row.end), (3, 1))
