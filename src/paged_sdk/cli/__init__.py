@@ -24,8 +24,8 @@ _NOT_WRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def main() -> None:
     """Run the command line and exit.
 
-    Exit codes: 0; 1 for an error of this package; 2 for a command line that cannot be understood; 130 for Ctrl-C; 143 for
-    SIGTERM, where a command knows nothing better to do with it.
+    Exit codes: 0; 1 for an error of this package; 2 for a command line that cannot be understood; 130 for Ctrl-C;
+    143 for SIGTERM, where a command knows nothing better to do with it.
     """
     _prepare_streams()
     _tidy_up_when_told_to_end()

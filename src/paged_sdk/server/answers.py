@@ -64,7 +64,7 @@ class Answers(Generic[AnswerT, ChunkT]):
         served = self.models.find(call.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter, record.label = served.name, served.adapter, call.label
-        record.is_streamed = call.is_streamed
+        record.is_streamed, record.names = call.is_streamed, call.names
         span = RequestSpan(self.operation, call.model, request.headers)
 
         def note(answer: AnswerT) -> None:
@@ -236,7 +236,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                 if not self._has_begun:
                     raise
                 self._failure = error
-                problem = problem_for(error, self._record.request_id)
+                problem = problem_for(error, self._record.request_id, self._record.names)
                 self._record.error = problem.code or problem.type
                 last = before + self._writer.failed(problem)  # a stream begins as every other does
             await self._send(send, last, more=False)
