@@ -96,7 +96,7 @@ def test_images(tmp_path: Path) -> None:
     for seed, file in enumerate(files):
         PIL.Image.fromarray(picture(40, 60, seed=seed)).save(file)
     flags = [flag for file in files for flag in ("--image", str(file))]
-    result = run(model, "What is this?", "--max-tokens", "8", *flags)
+    result = run(model, "What is this?", "--max-tokens", "8", *flags, "--arch", "llava")
     messages = VisionMessages().add_image_message("user", "What is this?", files)
     asked = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0, max_len=8))
     builder = VisionModelBuilder(model).with_dtype("float32").with_num_threads(1)
@@ -106,6 +106,8 @@ def test_images(tmp_path: Path) -> None:
     assert chat.exit_code == 0
     assert result.stdout in chat.stdout
     assert "--image" in run(model, "What is this?", *flags, "--raw").output
+    refused = run(model, "What is this?", *flags, "--arch", "llama")  # its decoder's
+    assert "of the family llava, not llama" in " ".join(refused.output.replace("│", " ").split())
     assert "has no GGUF file" in run(model, "What is this?", *flags, "--format", "gguf").output
     missing = run(model, "What is this?", "--image", str(tmp_path / "no.png")).output
     assert "does not exist" in " ".join(missing.replace("│", " ").split())  # the frame breaks lines anywhere

@@ -149,7 +149,7 @@ class Runner:
         self._residence = Residence(lambda: BlockingModel(whole.build()), when_reloaded=self._generations.reset)
         self._answers = Answers(self._residence.model, self._generations, callbacks, seed=seed)
         try:
-            check_architecture(which, self._model.architecture)
+            check_architecture(which, self._model)
             self._generations.check_limits(self._model)
         except ConfigError:
             self.close()
