@@ -296,7 +296,8 @@ def test_a_reader_that_goes_is_no_error(endless: Path) -> None:
         program.wait(60)
 
 
-def test_ctrl_c_ends_one_answer(endless: Path) -> None:
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_one_answer(sign: signal.Signals, code: int, endless: Path) -> None:
     program = subprocess.Popen(
         [*SLOW_PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -304,9 +305,32 @@ def test_ctrl_c_ends_one_answer(endless: Path) -> None:
     assert program.stderr is not None
     with program:
         assert program.stdout.read(1)
-        program.send_signal(signal.SIGINT)
+        program.send_signal(sign)
         assert program.stderr.read() == b""
-        assert program.wait(60) == 130
+        assert program.wait(60) == code
+
+
+LOADS_FOR_EVER = """
+import signal, threading
+from paged_sdk.cli import main
+from paged_sdk.cli.terminal import Terminal
+
+def for_ever():
+    with Terminal(quiet=True).loading("model"):
+        threading.Thread(target=threading.Event().wait).start()  # which no exception would end
+        signal.raise_signal(signal.{name})
+
+import paged_sdk.cli.app
+paged_sdk.cli.app.app = for_ever
+main()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
+def test_a_signal_ends_loading_at_once(name: str, code: int) -> None:
+    command = [sys.executable, "-c", LOADS_FOR_EVER.format(name=name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 class Screen:
