@@ -1,7 +1,7 @@
 # A server of one model, on the CPU. docs/server.md says how to use it.
 #
 #   docker build -t paged-sdk .
-#   docker run --init -p 8000:8000 -e PAGED_SDK_API_KEY=secret paged-sdk
+#   docker run -p 8000:8000 -e PAGED_SDK_API_KEY=secret paged-sdk
 ARG PYTHON_VERSION=3.12
 
 # A wheel that was built elsewhere, laid into dist/ beside this file, is taken as it is; else it is built here.

@@ -14,6 +14,7 @@ import platform
 import runpy
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from distutils.ccompiler import new_compiler  # setuptools' own copy
 from distutils.errors import CompileError
@@ -47,9 +48,15 @@ if SANITIZE:
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni"]
 SYSTEMS = {"win32": "windows", "darwin": "macos"}
-TARGET = os.environ.get("PAGED_TARGET") or f"{platform.machine().lower()}-{SYSTEMS.get(sys.platform, sys.platform)}"
+HOST = platform.machine().lower()
+if sys.platform == "darwin":
+    HOST = NAMES["apple_machine"](os.environ.get("ARCHFLAGS", ""), HOST)
+TARGET = os.environ.get("PAGED_TARGET") or f"{HOST}-{SYSTEMS.get(sys.platform, sys.platform)}"
 MACHINE, _, SYSTEM = TARGET.partition("-")
 MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(MACHINE, MACHINE)
+FLAGS_OF_PYTHON = (sysconfig.get_config_var("CFLAGS") or "").split() if sys.platform == "darwin" else []
+# A universal Python's own options have two of these, which setuptools leaves out where one is given.
+ARCH = ["-arch", {"aarch64": "arm64"}.get(MACHINE, MACHINE)] if "-arch" in FLAGS_OF_PYTHON else []
 LIBRARY = NAMES["library_name"](on_windows=SYSTEM == "windows")
 
 # Table of kernels -> flags of its instruction set; dispatch.cpp lists the same tables.
@@ -115,7 +122,7 @@ class BuildKernels(build_ext):
         jobs = [(source, temp, []) for source in ext.sources if not source.endswith("kernels.cpp")]
         kernels = str(SOURCES / "kernels.cpp")
         jobs += [(kernels, temp / table, [f"-DPAGED_TABLE={table}", *flags]) for table, flags in LEVELS.items()]
-        general = [*FLAGS, *([] if is_clang(self.compiler.compiler_so_cxx) else FLAGS_OF_GCC)]
+        general = [*FLAGS, *ARCH, *([] if is_clang(self.compiler.compiler_so_cxx) else FLAGS_OF_GCC)]
         if SYSTEM == "windows":
             general = [flag for flag in general if flag not in ("-fPIC", "-pthread")]
 
@@ -128,7 +135,7 @@ class BuildKernels(build_ext):
             objects = [name for names in pool.map(compile_one, jobs) for name in names]
         threads = [] if SYSTEM == "windows" else ["-pthread"]
         self.compiler.link_shared_object(
-            objects, self.get_ext_fullpath(ext.name), target_lang="c++", extra_postargs=[*threads, *SANITIZE]
+            objects, self.get_ext_fullpath(ext.name), target_lang="c++", extra_postargs=[*threads, *ARCH, *SANITIZE]
         )
 
 

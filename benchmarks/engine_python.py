@@ -190,6 +190,7 @@ def _parts(
     kv = KvCacheManager(config.num_blocks, config.block_size, prefix_caching=True, sliding_window=None)
     return ModelParts(
         name="random",
+        model_type="random",
         architecture="random",
         engine=Engine(Scheduler(config, kv), kv, runner, text.tokenizer),
         text=text,

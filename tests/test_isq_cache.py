@@ -240,6 +240,18 @@ async def test_the_second_start_does_not_quantize(
     assert file.stat().st_mtime_ns != written.st_mtime_ns
 
 
+@pytest.mark.anyio
+async def test_where_nothing_is_quantized_a_warning_says_that_nothing_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "kept"
+    builder = TextModelBuilder(tiny.make_checkpoint("llama", tmp_path / "checkpoint")).with_force_cpu()
+    with caplog.at_level(logging.WARNING, logger="paged_sdk"):
+        await _logprobs(builder.with_isq_cache(directory))
+    assert f"Nothing is kept in {directory}" in caplog.text
+    assert not directory.exists()
+
+
 @pytest.mark.parametrize("value", [7, None, b"x", ""])
 def test_what_is_no_directory(value: object) -> None:
     with pytest.raises(ConfigError, match="with_isq_cache"):

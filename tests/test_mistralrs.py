@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, assert_type
+from typing import Any, assert_type, cast
 
 import pytest
 import torch
@@ -538,6 +538,21 @@ def test_callbacks_do_no_tools_of_an_answer_that_is_cut_off() -> None:
         assert runner.send_chat_completion_request(request).choices[0].finish_reason == "canceled"
         closing.result()
     assert told == []
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_request_whose_model_is_unloaded_by_a_tool_says_so(is_streamed: bool) -> None:
+    def weather(name: str, arguments: dict[str, Any]) -> str:
+        asked.unload_model("fake")
+        return "20 degrees"
+
+    asked = runner_of(CALL, "It is warm.", callbacks={"weather": weather})
+    request: ChatCompletionRequest[bool] = ChatCompletionRequest(
+        QUESTION, "default", tool_schemas=[WEATHER], stream=is_streamed
+    )
+    with asked, pytest.raises(ModelClosedError, match="the model was unloaded, or the runner closed"):
+        list(cast(ChatCompletionStream, asked.send_chat_completion_request(request)))
+    assert asked.list_unloaded_models() == ["fake"]
 
 
 def test_a_stream_that_is_closed_while_a_tool_runs_ends_there() -> None:

@@ -58,6 +58,7 @@ def saying(smollm2_text: TextProcessor) -> Saying:
         vocab_size = text.tokenizer.vocab_size
         parts = ModelParts(
             name="fake",
+            model_type="fake",
             architecture="fake",
             engine=Engine(
                 Scheduler(config, kv),

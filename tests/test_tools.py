@@ -213,6 +213,7 @@ def saying(said: str, template: str, marks: tuple[str, ...]) -> Model:
     return Model(
         ModelParts(
             name="special",
+            model_type="fake",
             architecture="fake",
             engine=engine,
             text=text,

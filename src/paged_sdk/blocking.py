@@ -117,6 +117,11 @@ class BlockingModel:
         return self._model.name
 
     @property
+    def model_type(self) -> str:
+        """Return the checkpoint's family; see :attr:`Model.model_type`."""
+        return self._model.model_type
+
+    @property
     def architecture(self) -> str:
         """Return the decoder's family; see :attr:`Model.architecture`."""
         return self._model.architecture

@@ -113,7 +113,7 @@ class _ModelBuilder(ABC):
         with the same checkpoint and settings reads them instead of quantizing again.
 
         A checkpoint that has changed, other settings and other versions are quantized anew, as is what is damaged. A
-        file takes as many bytes as the quantized weights.
+        file takes as many bytes as the quantized weights. Where none are quantized, a warning says so.
 
         :raises ConfigError: for anything but a path; when building, on another device than the CPU
         """

@@ -87,6 +87,12 @@ class Model:
         return self._insides.name
 
     @property
+    def model_type(self) -> str:
+        """Return the checkpoint's family, as Hugging Face's ``model_type`` names it: with an image encoder it is
+        another, "llava" or "gemma3", than :attr:`architecture`."""
+        return self._insides.model_type
+
+    @property
     def architecture(self) -> str:
         """Return the decoder's family, as Hugging Face's ``model_type`` names it: "llama", "qwen2", "gemma3_text"
         ..."""

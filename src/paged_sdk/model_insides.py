@@ -27,6 +27,7 @@ class ModelInsides:
     """
 
     name: str
+    model_type: str
     architecture: str
     preparer: RequestPreparer
     worker: EngineAccess
@@ -52,6 +53,7 @@ class ModelInsides:
         worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
         return cls(
             name=parts.name,
+            model_type=parts.model_type,
             architecture=parts.architecture,
             preparer=preparer,
             worker=worker,

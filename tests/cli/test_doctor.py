@@ -82,6 +82,7 @@ def test_a_plan_is_what_the_built_model_has(model: Path) -> None:
     loaded = found(model, *FLAGS, "--pa-ctxt-len", "1000")["model"]
     assert plan["num_blocks"] == loaded["num_blocks"] == 125
     assert plan["architecture"] == loaded["architecture"] == "llama"
+    assert plan["model_type"] == loaded["model_type"] == "llama"
     assert any(line.startswith("Attention: ") for line in loaded["decisions"])
     assert f"KV pool: 125 blocks of 8 tokens, {plan['kv_bytes'] / 2**20:.1f} MiB (auto)." in loaded["decisions"]
     stored = load_file(model / "model.safetensors")

@@ -139,6 +139,23 @@ def test_a_disk_that_fills_up_leaves_nothing(source: Path, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
+TOLD_TO_END = """
+import os, signal
+from paged_sdk.cli import main
+
+os.fsync = lambda file: signal.raise_signal(signal.{name})
+main()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 143), ("SIGINT", 130)])
+def test_a_signal_to_end_leaves_nothing(name: str, code: int, source: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TOLD_TO_END.format(name=name), "quantize", str(source), str(tmp_path / "m.gguf")]
+    done = subprocess.run([*command, "--type", "F16"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_sources_that_are_none(tmp_path: Path) -> None:
     for name, said in (("m.uqff", "uqff is"), ("m.pth", "is a pickle"), ("m.safetensors", "config.json")):
         path = tmp_path / name

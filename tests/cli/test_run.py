@@ -96,7 +96,7 @@ def test_images(tmp_path: Path) -> None:
     for seed, file in enumerate(files):
         PIL.Image.fromarray(picture(40, 60, seed=seed)).save(file)
     flags = [flag for file in files for flag in ("--image", str(file))]
-    result = run(model, "What is this?", "--max-tokens", "8", *flags)
+    result = run(model, "What is this?", "--max-tokens", "8", *flags, "--arch", "llava")
     messages = VisionMessages().add_image_message("user", "What is this?", files)
     asked = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0, max_len=8))
     builder = VisionModelBuilder(model).with_dtype("float32").with_num_threads(1)
@@ -106,6 +106,8 @@ def test_images(tmp_path: Path) -> None:
     assert chat.exit_code == 0
     assert result.stdout in chat.stdout
     assert "--image" in run(model, "What is this?", *flags, "--raw").output
+    refused = run(model, "What is this?", *flags, "--arch", "llama")  # its decoder's
+    assert "of the family llava, not llama" in " ".join(refused.output.replace("│", " ").split())
     assert "has no GGUF file" in run(model, "What is this?", *flags, "--format", "gguf").output
     missing = run(model, "What is this?", "--image", str(tmp_path / "no.png")).output
     assert "does not exist" in " ".join(missing.replace("│", " ").split())  # the frame breaks lines anywhere
@@ -294,7 +296,8 @@ def test_a_reader_that_goes_is_no_error(endless: Path) -> None:
         program.wait(60)
 
 
-def test_ctrl_c_ends_one_answer(endless: Path) -> None:
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_one_answer(sign: signal.Signals, code: int, endless: Path) -> None:
     program = subprocess.Popen(
         [*SLOW_PROGRAM, "-m", str(endless), *FLAGS, "Hello!"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -302,9 +305,32 @@ def test_ctrl_c_ends_one_answer(endless: Path) -> None:
     assert program.stderr is not None
     with program:
         assert program.stdout.read(1)
-        program.send_signal(signal.SIGINT)
+        program.send_signal(sign)
         assert program.stderr.read() == b""
-        assert program.wait(60) == 130
+        assert program.wait(60) == code
+
+
+LOADS_FOR_EVER = """
+import signal, threading
+from paged_sdk.cli import main
+from paged_sdk.cli.terminal import Terminal
+
+def for_ever():
+    with Terminal(quiet=True).loading("model"):
+        threading.Thread(target=threading.Event().wait).start()  # which no exception would end
+        signal.raise_signal(signal.{name})
+
+import paged_sdk.cli.app
+paged_sdk.cli.app.app = for_ever
+main()
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 143)])
+def test_a_signal_ends_loading_at_once(name: str, code: int) -> None:
+    command = [sys.executable, "-c", LOADS_FOR_EVER.format(name=name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 class Screen:

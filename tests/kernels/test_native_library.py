@@ -14,7 +14,7 @@ from native_weights import needs_library
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.native.library import Workspace, available_levels, load, why_not
-from paged_sdk.kernels.native.sources import SOURCES, sources_hash
+from paged_sdk.kernels.native.sources import SOURCES, apple_machine, sources_hash
 
 
 @needs_library
@@ -113,3 +113,11 @@ def test_another_library_of_that_name_is_not_used(monkeypatch: pytest.MonkeyPatc
 def test_without_sources_any_build_is_taken(tmp_path: Path) -> None:
     """As in an installation that leaves them out."""
     assert sources_hash(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("arch_flags", "expected"),
+    [("", "arm64"), ("-arch x86_64", "x86_64"), ("-arch arm64 -arch x86_64", "arm64"), ("-arch  arm64 -O2", "arm64")],
+)
+def test_a_universal_python_builds_for_one_machine(arch_flags: str, expected: str) -> None:
+    assert apple_machine(arch_flags, "arm64") == expected

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -20,9 +22,12 @@ from paged_sdk import (
     AdapterInfo,
     BlockingModel,
     CalledFunction,
+    ChatCompletionChunkResponse,
     ChatCompletionResponse,
     Choice,
+    ChunkChoice,
     ConfigError,
+    Delta,
     InvalidRequestError,
     RequestBuilder,
     ResponseMessage,
@@ -241,6 +246,43 @@ class Calling(Contents):
             usage=Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2),
         )
 
+    def stream_chat_request(self, request: RequestBuilder) -> Streamed:
+        return Streamed(self, request)
+
+
+class Streamed:
+    """Asks when its first chunk is wanted, and gives the content in one chunk and all else in another."""
+
+    def __init__(self, calling: Calling, request: RequestBuilder) -> None:
+        self._ask = partial(calling.send_chat_request, request)
+        self._response: ChatCompletionResponse | None = None
+
+    def __next__(self) -> ChatCompletionChunkResponse:
+        is_first = self._response is None
+        if self._response is None:
+            self._response = self._ask()
+        message = self._response.choices[0].message
+        choice = (
+            ChunkChoice(index=0, delta=Delta(content=message.content or "Let me see: "))
+            if is_first
+            else ChunkChoice(index=0, delta=Delta(content="", tool_calls=message.tool_calls), finish_reason="stop")
+        )
+        return ChatCompletionChunkResponse(
+            id="r", choices=(choice,), created=0, model="calling", usage=None if is_first else self._response.usage
+        )
+
+    def collect(self) -> ChatCompletionResponse:
+        assert self._response is not None
+        return self._response
+
+    response_so_far = collect
+
+    def close(self) -> None:
+        pass
+
+
+SCHEMA = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
 
 def test_a_content_stays_while_tools_are_run_for_a_request_through_it() -> None:
     calling = Calling()
@@ -256,9 +298,8 @@ def test_a_content_stays_while_tools_are_run_for_a_request_through_it() -> None:
         return "20 degrees"
 
     answers = Answers(lambda: model, generations, {"weather": weather}, seed=None)
-    schema = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
     with ThreadPoolExecutor(1) as thread:
-        response = answers.chat(evolve(REQUEST, adapter="one", tool_schemas=[json.dumps(schema)]))
+        response = answers.chat(evolve(REQUEST, adapter="one", tool_schemas=[json.dumps(SCHEMA)]))
         replaced = [each.result().generation for each in replacing]
     assert not isinstance(response, ChatCompletionStream)
     assert (response.choices[0].message.content, response.adapter_generation) == ("a", "a" * 64)
@@ -278,10 +319,41 @@ def test_a_tool_may_replace_the_content_that_it_is_run_for() -> None:
         return "20 degrees"
 
     answers = Answers(lambda: model, generations, {"weather": weather}, seed=None)
-    schema = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    response = answers.chat(evolve(REQUEST, adapter="one", tool_schemas=[json.dumps(schema)]))
+    response = answers.chat(evolve(REQUEST, adapter="one", tool_schemas=[json.dumps(SCHEMA)]))
     assert not isinstance(response, ChatCompletionStream)
-    assert (response.choices[0].message.content, response.adapter_generation) == ("b", "b" * 64)
+    assert (response.choices[0].message.content, response.adapter_generation) == ("a", "a" * 64)
+    assert not calling.unloaded.is_set()
+    (left,) = generations.status(model).generations
+    assert left.generation == "b" * 64
+    assert calling.unloaded.is_set()
+
+
+@pytest.mark.parametrize("is_in_tool", [False, True])
+def test_a_stream_with_tools_goes_on_through_the_content_it_began_with(is_in_tool: bool) -> None:
+    calling = Calling()
+    model, generations = cast(BlockingModel, calling), Generations({"one": "a"}, AdapterLimits())
+
+    def replace() -> None:
+        generations.load(model, "one", "b", is_replaced=True, expected=None)
+
+    def weather(name: str, arguments: dict[str, Any]) -> str:
+        if is_in_tool:
+            replace()
+        return "20 degrees"
+
+    answers = Answers(lambda: model, generations, {"weather": weather}, seed=None)
+    request: ChatCompletionRequest[Literal[True]] = ChatCompletionRequest(
+        "Hello!", "default", adapter="one", tool_schemas=[json.dumps(SCHEMA)], stream=True
+    )
+    stream = answers.chat(request)
+    assert isinstance(stream, ChatCompletionStream)
+    if not is_in_tool:
+        replace()  # by the thread that is to go on reading
+    with stream:
+        chunks = list(itertools.takewhile(lambda chunk: chunk.choices[0].finish_reason is None, stream))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Let me see: a"
+    (left,) = generations.status(model).generations
+    assert (left.generation, left.active_leases) == ("b" * 64, 0)
 
 
 def test_tools_that_each_free_the_content_of_the_other_do_not_wait_for_ever() -> None:
@@ -301,6 +373,7 @@ def test_tools_that_each_free_the_content_of_the_other_do_not_wait_for_ever() ->
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
+    assert not generations.status(model).generations
     assert not calling.adapter_infos
 
 

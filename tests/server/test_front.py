@@ -64,6 +64,7 @@ def test_a_bad_request_is_400_and_names_the_field(served: Serving, body: dict[st
     assert error["type"] == "invalid_request_error"
 
 
+TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {}}}
 STRICT: Final = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
 
 
@@ -73,6 +74,11 @@ STRICT: Final = {"type": "object", "properties": {"a": {"type": "string", "patte
         ("chat/completions", {"grammar": {"type": "regex", "value": "("}}, "grammar"),
         ("chat/completions", {"grammar": {"type": "regex", "value": "("}, "stream": True}, "grammar"),
         ("chat/completions", {"grammar": {"type": "lark", "value": ""}}, "grammar"),
+        ("chat/completions", {"grammar": {"type": "json_schema", "value": ""}}, "grammar"),
+        ("chat/completions", {"grammar": {"type": "json_schema", "value": {"type": 1}}}, "grammar"),
+        ("chat/completions", {"grammar": {"type": "json_schema", "value": {"type": 1}}, "stream": True}, "grammar"),
+        ("chat/completions", {"grammar": {"type": "json_schema", "value": {}}, "tools": [TOOL]}, "grammar"),
+        ("chat/completions", {"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
         (
             "chat/completions",
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": STRICT, "strict": True}}]},

@@ -10,11 +10,13 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import httpx2
 import openai
 import pytest
@@ -24,14 +26,16 @@ from typer.testing import CliRunner
 
 import tiny
 from adapter_files import write_adapter
-from paged_sdk import Model, ModelClosedError
+from paged_sdk import Model, ModelClosedError, TextModelBuilder
 from paged_sdk.cli.app import app as cli
 from paged_sdk.server import ServerSettings, create_app
+from paged_sdk.server.answers import LARGE_BODY
 from paged_sdk.server.running import listen, run
 from paged_sdk.testing import fake_model
 from program import program
 from serving import HI, idle, serving
 from slow_fakes import SLOW_TEXT, let_end, slow_fake
+from talk import until
 
 LONG: Final = "x" * 5000
 
@@ -177,6 +181,34 @@ async def test_it_runs_without_a_server_of_its_own_and_in_another_application() 
         assert (await client.post("/llm/v1/chat/completions", json={})).status_code == 400
         assert (await client.get("/llm/ready")).json() == {"status": "ready"}
     assert not served.models.are_ready
+
+
+@pytest.mark.anyio
+async def test_an_application_s_threads_may_all_wait_for_its_answers(tiny_checkpoint: Path) -> None:
+    """As they do where its endpoints ask the server that is mounted in it."""
+    builder = TextModelBuilder(tiny_checkpoint).with_force_cpu().with_num_threads(1)
+    app = create_app({"tiny": builder.build, "fake": lambda: fake_model("Hello!")})
+    long = [{"role": "user", "content": "Hi! " * LARGE_BODY}]
+    done, limiter = threading.Event(), anyio.to_thread.current_default_thread_limiter()
+    usual, limiter.total_tokens = limiter.total_tokens, 1
+    transport = httpx2.ASGITransport(app)
+    async with (
+        app.lifespan(),
+        httpx2.AsyncClient(transport=transport, base_url="http://a") as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(anyio.to_thread.run_sync, partial(done.wait, 60))
+        try:
+            await until(lambda: limiter.available_tokens == 0)
+            with anyio.fail_after(30):
+                chat = {"model": "fake", "messages": long, "truncate_sequence": True}
+                assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
+                vectors = await client.post("/v1/embeddings", json={"model": "tiny", "input": "Hi!"})
+                assert vectors.status_code == 200, vectors.text
+                assert (await client.get("/metrics")).status_code == 200
+        finally:
+            done.set()
+            limiter.total_tokens = usual
 
 
 @pytest.mark.long

@@ -164,16 +164,17 @@ def test_streams_of_completions(served: Serving) -> None:
 
 def test_logprobs_of_a_stream_of_completions_say_where_tokens_are_in_the_text() -> None:
     """Not in the chunk, so that the lists of all chunks are those of the whole text."""
-    fields: dict[str, Any] = {"model": "fake", "prompt": ["a", "b"], "logprobs": 0, "max_tokens": 30}
-    with serving(fake_model("aé日本. Ab", "xy", delay=0.001)) as served:
+    fields: dict[str, Any] = {"model": "fake", "prompt": ["a", "b"], "logprobs": 0, "max_tokens": 30, "stop": ["|end"]}
+    with serving(fake_model("aé日本. Ab", "xy|end", delay=0.001)) as served:
         whole = served.openai.completions.create(**fields)
-    with serving(fake_model("aé日本. Ab", "xy", delay=0.001)) as served:
+    with serving(fake_model("aé日本. Ab", "xy|end", delay=0.001)) as served:
         offsets: dict[int, list[int]] = {0: [], 1: []}
         for chunk in served.openai.completions.create(**fields, stream=True):
             for choice in chunk.choices:
                 offsets[choice.index] += (choice.logprobs and choice.logprobs.text_offset) or []
     expected = [choice.logprobs and choice.logprobs.text_offset for choice in whole.choices]
     assert expected[0] == [0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 5, 6, 7, 8]
+    assert (whole.choices[1].text, expected[1]) == ("xy", [0, 1, 2, 3, 4, 5])
     assert [offsets[0], offsets[1]] == expected
 
 

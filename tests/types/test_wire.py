@@ -176,9 +176,10 @@ def test_offsets_count_what_stands_for_bytes_that_are_no_character(
     assert sent["choices"][0]["logprobs"]["text_offset"] == offsets
 
 
-def test_offsets_stay_within_a_text_that_was_cut() -> None:
+def test_offsets_count_what_a_stop_string_has_cut_off() -> None:
+    """As those of a stream do, whose tokens may come before that is known."""
     sent = completion("Once", logprobs(token("Once"), token(" up"), token(" on"))).to_dict()
-    assert sent["choices"][0]["logprobs"]["text_offset"] == [0, 4, 4]
+    assert sent["choices"][0]["logprobs"]["text_offset"] == [0, 4, 7]
 
 
 def test_completion_chunks_have_the_object_of_completions() -> None:

@@ -22,6 +22,8 @@ from paged_sdk.weights.gguf_source import GgufSource
 
 CPU = torch.device("cpu")
 
+HUGGING_FACE = {"attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj"}
+
 #: Every family, and settings that change what is stored, or where.
 MODELS: list[tuple[str, dict[str, Any]]] = [
     *((family, {}) for family in tiny.FAMILIES),
@@ -96,6 +98,31 @@ def test_missing_tensor_and_closed_source(tmp_path: Path) -> None:
     source.close()
     with pytest.raises(CheckpointError, match="is closed"):
         source.tensor("model.norm.weight", torch.float32, CPU)
+
+
+@pytest.mark.parametrize(
+    ("there", "field", "left_out"),
+    [
+        ("attn_q attn_k attn_v", "attention_bias", "self_attn.o_proj"),
+        ("attn_output", "attention_bias", "self_attn.q_proj"),
+        ("ffn_gate", "mlp_bias", "mlp.down_proj"),
+    ],
+)
+def test_biases_that_a_llama_leaves_out_are_zero(there: str, field: str, left_out: str, tmp_path: Path) -> None:
+    tensors = llama_tensors(2)
+    for name in there.split():  # of the second layer alone
+        weight = tensors[f"blk.1.{name}.weight"]
+        tensors[f"blk.1.{name}.bias"] = np.arange(len(weight), dtype=np.float32)
+    source = GgufSource(write_gguf(tmp_path / "model.gguf", {**LLAMA, "llama.block_count": 2}, tensors))
+    assert source.config[field] is True
+    others = "mlp" if field == "attention_bias" else "self_attn"
+    assert not any(others in name for name in source.names() if name.endswith(".bias"))
+    for layer in range(2):
+        zeros = source.tensor(f"model.layers.{layer}.{left_out}.bias", torch.float32, CPU)
+        assert torch.equal(zeros, torch.zeros(source.shape(f"model.layers.{layer}.{left_out}.weight")[0]))
+    assert not source.tensor(f"model.layers.0.{HUGGING_FACE[there.split()[-1]]}.bias", torch.float32, CPU).any()
+    kept = source.tensor(f"model.layers.1.{HUGGING_FACE[there.split()[-1]]}.bias", torch.float32, CPU)
+    assert torch.equal(kept, torch.arange(len(kept)).float())
 
 
 def test_settings_are_no_weights(tmp_path: Path) -> None:

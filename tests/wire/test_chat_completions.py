@@ -9,7 +9,7 @@ import pytest
 from openai.types import EmbeddingCreateParams, completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from paged_sdk import ConstraintError, InvalidRequestError, PagedError, RequestBuilder, SamplingParams
+from paged_sdk import InvalidRequestError, PagedError, RequestBuilder, SamplingParams
 from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
 from paged_sdk.wire.completions import COMPLETION, read_completion
 from paged_sdk.wire.embeddings import EMBEDDING
@@ -191,5 +191,5 @@ def test_completions_are_read() -> None:
         with pytest.raises(InvalidRequestError) as caught:
             read_completion({"model": "m", "prompt": "a", **bad})
         assert caught.value.field in bad
-    with pytest.raises(ConstraintError):
+    with pytest.raises(InvalidRequestError):
         read_completion({"model": "m", "prompt": "a", "grammar": {"type": "regex", "value": ""}})

@@ -217,6 +217,7 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
         proposer = HostDrafts(proposer, runner.num_on_host)
     return ModelParts(
         name=loading.path.stem if loading.path.is_file() else loading.path.name,
+        model_type=loaded.model_type,
         architecture=model.config.model_type,
         engine=Engine(scheduler, kv, runner, loaded.text.tokenizer, proposer=proposer, images=queue),
         text=loaded.text,

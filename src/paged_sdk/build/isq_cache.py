@@ -16,11 +16,14 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import sources_hash
+from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights.kept_weights import KeptWeights
 
 __all__ = ["with_isq_cache"]
+
+_log = get_logger(__name__)
 
 
 @contextmanager
@@ -62,7 +65,10 @@ def _open(
     """Open the file of one checkpoint and the types that it is quantized to; None: none is asked for, or nothing is
     quantized.
     """
-    if settings.isq_cache is None or (policy.isq is None and not policy.isq_by_name):
+    if settings.isq_cache is None:
+        return None
+    if policy.isq is None and not policy.isq_by_name:
+        _log.warning("Nothing is kept in %s: no weights are quantized while they are loaded.", settings.isq_cache)
         return None
     if device.type != "cpu":
         raise ConfigError.of("with_isq_cache", str(settings.isq_cache), f"a model on the CPU, here {device}")

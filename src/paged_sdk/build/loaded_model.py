@@ -54,6 +54,7 @@ class LoadedModel:
     :ivar text: its tokenizer and chat template, which ranks that follow another have not
     :ivar settings: how the model was asked to be
     :ivar is_quantized: whether its matrices are
+    :ivar model_type: the checkpoint's, which has an image encoder beside the decoder, or the decoder's own
     :ivar path: where its files lie
     :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
     :ivar placed: which of its tensors are on which device
@@ -71,6 +72,7 @@ class LoadedModel:
     dtype: torch.dtype
     max_model_len: int
     is_quantized: bool
+    model_type: str
     path: Path
     files: Mapping[Path, tuple[int, int]]
     placed: PlacedNames
@@ -168,6 +170,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         dtype=dtype,
         max_model_len=max_model_len,
         is_quantized=is_quantized,
+        model_type=checkpoint.model_type,
         path=path,
         files=files,
         placed=placed,

@@ -26,6 +26,7 @@ class ModelParts:
     """Holds everything that :class:`paged_sdk.Model` is made of.
 
     :ivar name: the model's name in responses
+    :ivar model_type: the checkpoint's, and
     :ivar architecture: the decoder's ``model_type``
     :ivar engine: the engine, which has not made a step yet
     :ivar text: the model's tokenizer, chat template and defaults
@@ -46,6 +47,7 @@ class ModelParts:
     """
 
     name: str
+    model_type: str
     architecture: str
     engine: Engine
     text: TextProcessor

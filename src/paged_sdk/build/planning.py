@@ -73,6 +73,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     bytes_per_token = layout.block_bytes / layout.block_size
     return MemoryPlan(
         model=path.stem if path.is_file() else path.name,
+        model_type=checkpoint.model_type,
         architecture=plan.config.model_type,
         devices=tuple(str(device) for device in placed.placement.devices),
         dtype=str(dtype).removeprefix("torch."),

@@ -81,7 +81,7 @@ def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
             raise UnsupportedArchitectureError(
                 f"{checkpoint.path}: config.json has no field for rope_scaling.{name}, by which the GGUF file says how "
                 "positions are scaled",
-                architecture=str(checkpoint.config.get("model_type")),
+                architecture=checkpoint.model_type,
             )
     config = as_decoded(checkpoint.config)
     config.pop("torch_dtype", None)  # an older name of what is said below

@@ -59,7 +59,7 @@ class Benchmark:
             model = await load(builder, replicas=options.replicas)
         load_seconds = time.perf_counter() - start
         async with model:
-            check_arch(model.architecture, arch)
+            check_arch(model.model_type, arch)
             loaded = LoadedReport.of(model, _of_first(lines))
             runs = (len(options.streams) + bool(options.prompt_len)) * (options.warmup + options.iterations)
             with terminal.progress(runs) as progress:

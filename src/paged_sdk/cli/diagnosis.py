@@ -22,12 +22,14 @@ class LoadedReport:
     """Says what a model used that was loaded.
 
     :ivar name: the model's
-    :ivar architecture: the family it is of
+    :ivar model_type: the family it is of, and
+    :ivar architecture: its decoder's
     :ivar num_blocks: in its KV pool, or slots of a cache that is not paged
     :ivar decisions: what the log said while it was loaded: each choice, and why no faster one was possible
     """
 
     name: str
+    model_type: str
     architecture: str
     num_blocks: int
     decisions: tuple[str, ...]
@@ -40,6 +42,7 @@ class LoadedReport:
         """
         return cls(
             name=model.name,
+            model_type=model.model_type,
             architecture=model.architecture,
             num_blocks=model.stats().blocks_total,
             decisions=tuple(decisions),

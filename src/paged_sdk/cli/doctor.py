@@ -64,5 +64,5 @@ def doctor(
         diagnosis = Diagnosis.of(builder, terminal, loads=plan is None)
         for each in (diagnosis.plan, diagnosis.loaded):
             if each is not None:
-                check_arch(each.architecture, model_options.arch)
+                check_arch(each.model_type, model_options.arch)
         typer.echo(diagnosis.to_json() if json else diagnosis.to_text())

@@ -94,7 +94,7 @@ class ServedModel:
         with terminal.loading(self.builder.source.location):
             model = await self._load()
         try:
-            check_arch(model.architecture, self.arch)
+            check_arch(model.model_type, self.arch)
         except typer.BadParameter:
             await model.aclose()
             raise

@@ -43,7 +43,7 @@ def talk(
     adapter = next((source.name for source in builder.settings.adapters), None)
     manner = Manner(sampling=sampling, adapter=adapter, constraint=constraint)
     with model:
-        check_arch(model.architecture, arch)
+        check_arch(model.model_type, arch)
         if prompt is None or options.interactive:
             Chat(model, terminal, system=options.system, manner=manner, images=options.image).run(prompt)
             return

@@ -19,8 +19,8 @@ from paged_sdk import PagedError, Usage
 __all__ = ["Progress", "Terminal", "usage_line"]
 
 FAILED = 1
-INTERRUPTED = 130
-"""128 + SIGINT, what a shell reports."""
+INTERRUPTED = 128 + signal.SIGINT
+"""What a shell reports."""
 
 
 class Terminal:
@@ -93,21 +93,22 @@ class Terminal:
 
     @contextmanager
     def loading(self, name: str) -> Iterator[None]:
-        """Show that a model is being loaded. Ctrl-C then ends the process at once: loading happens in threads that
-        cannot be interrupted, and leaves nothing to clean up.
+        """Show that a model is being loaded. Ctrl-C and SIGTERM then end the process at once: loading happens in
+        threads that cannot be interrupted, and leaves nothing to clean up.
         """
 
         def leave(signal_number: int, frame: object) -> None:
             self._console.show_cursor()
-            os._exit(INTERRUPTED)
+            os._exit(128 + signal_number)
 
         if self._console.is_terminal:
             self.note(f"Loading {name} ...")
-        previous = signal.signal(signal.SIGINT, leave)
+        previous = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     @contextmanager
     def progress(self, total: int) -> Iterator[Progress]:

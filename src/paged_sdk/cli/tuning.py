@@ -163,7 +163,7 @@ class Tuner:
         with self._terminal.loading(name):
             model = await self._builder(options, paged).build()
         async with model:
-            check_arch(model.architecture, options.arch)
+            check_arch(model.model_type, options.arch)
             if perplexity is None:
                 perplexity = await perplexity_of_sample(model)
             first = await Speedometer.of(model, warmup=0, iterations=1)

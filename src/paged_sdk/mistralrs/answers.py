@@ -10,7 +10,7 @@ from attrs import evolve
 
 from paged_sdk import BlockingModel, InvalidRequestError, RequestBuilder
 from paged_sdk.mistralrs.adapters import LoraAdapterGeneration
-from paged_sdk.mistralrs.callbacks import MAX_ROUNDS, Callbacks, Rounds, StreamedRounds
+from paged_sdk.mistralrs.callbacks import MAX_ROUNDS, Callbacks, Rounds, StreamedRounds, model_stays_loaded
 from paged_sdk.mistralrs.generations import Generations, Selected
 from paged_sdk.mistralrs.requests import ChatCompletionRequest, CompletionRequest, StreamT
 from paged_sdk.mistralrs.responses import ChatCompletionResponse, CompletionResponse
@@ -106,11 +106,12 @@ class Answers:
                     raise
 
     def _answer(self, built: RequestBuilder, selected: Selected | None, rounds: int | None) -> ChatCompletionResponse:
-        request = _through(built, selected)
+        request, model = _through(built, selected), self._model
         with self._generations.leased(selected):
             run = Rounds(request, self._callbacks, rounds or 0)
-            while run.goes_on(self._model.send_chat_request(run.request)):
-                pass
+            with model_stays_loaded():
+                while run.goes_on(model.send_chat_request(run.request)):
+                    pass
         response, records = run.whole(), run.records
         return ChatCompletionResponse.of(response, adapter_generation=_generation(selected), agentic_tool_calls=records)
 
@@ -121,11 +122,12 @@ class Answers:
             if rounds is None
             else StreamedRounds(model.stream_chat_request, Rounds(request, self._callbacks, rounds))
         )
-        self._generations.lease(selected)
+        goes_on = rounds is not None  # with more requests, which are to go through the same content
+        self._generations.lease(selected, is_held=goes_on)
         stream = ChatCompletionStream(
             source,
             adapter_generation=_generation(selected),
-            when_ended=partial(self._generations.release, selected),
+            when_ended=partial(self._generations.release, selected, is_held=goes_on),
         )
         if selected is not None:
             stream.read()  # until then, the adapter can be gone

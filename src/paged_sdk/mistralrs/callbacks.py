@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeAlias
 
 from attrs import evolve
 
 import paged_sdk
-from paged_sdk import BlockingChatStream, ConfigError, Message, RequestBuilder
+from paged_sdk import BlockingChatStream, ConfigError, Message, ModelClosedError, RequestBuilder
 from paged_sdk.mistralrs.responses import AgenticToolCallRecord
 from paged_sdk.mistralrs.usage import summed
 
-__all__ = ["MAX_ROUNDS", "Callbacks", "Rounds", "StreamedRounds", "checked_callbacks"]
+__all__ = ["MAX_ROUNDS", "Callbacks", "Rounds", "StreamedRounds", "checked_callbacks", "model_stays_loaded"]
 
 MAX_ROUNDS: Final = 256
 """So often mistral.rs runs a request's tools, if nothing is said."""
@@ -32,6 +33,20 @@ def checked_callbacks(callbacks: object) -> Callbacks:
     if not isinstance(callbacks, Mapping) or not all(map(callable, callbacks.values())):
         raise ConfigError.of("tool_callbacks", callbacks, "functions of a name and arguments, by names of tools")
     return {**callbacks}
+
+
+@contextmanager
+def model_stays_loaded() -> Iterator[None]:
+    """Say what has happened where a model is gone amid a request, which another that is loaded does not go on with.
+
+    :raises ModelClosedError: it is
+    """
+    try:
+        yield
+    except ModelClosedError as error:
+        raise ModelClosedError(
+            "the model was unloaded, or the runner closed, before this request had ended: send it again"
+        ) from error
 
 
 class Rounds:
@@ -106,7 +121,8 @@ class StreamedRounds:
 
     def __next__(self) -> paged_sdk.ChatCompletionChunkResponse:
         while True:
-            chunk = next(self._stream)
+            with model_stays_loaded():
+                chunk = next(self._stream)
             self._id = self._id or chunk.id
             self._calls += [call for choice in chunk.choices for call in choice.delta.tool_calls]
             is_last, goes_on = any(choice.finish_reason for choice in chunk.choices), False

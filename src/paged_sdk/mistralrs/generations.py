@@ -63,6 +63,8 @@ class Generations:
         self._sources: dict[str, str] = dict(sources)  # by the model's names
         self._initial: Final = dict(sources)
         self._leases: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()  # those of them for which the content has to stay until they end
+        self._left: set[str] = set()  # contents without an alias that stay for that
         self._answering: Counter[tuple[str, int]] = Counter()  # by the model's name, and the thread that answers
         self._waiters: set[int] = set()  # threads that wait for such answers
         self._retiring: dict[str, AdapterInfo] = {}
@@ -73,6 +75,9 @@ class Generations:
         with self._lock:
             self._names = {alias: alias for alias in self._initial}
             self._sources = dict(self._initial)
+            for name in self._left:
+                del self._retiring[name]
+            self._left = set()
 
     def infos(self, model: BlockingModel) -> list[LoraAdapterInfo]:
         """Return what each alias stands for."""
@@ -102,7 +107,7 @@ class Generations:
         if selected is None:
             yield
             return
-        self.lease(selected)
+        self.lease(selected, is_held=True)
         use = selected.name, threading.get_ident()
         with self._lock:
             self._answering[use] += 1
@@ -114,21 +119,27 @@ class Generations:
                 if not self._answering[use]:
                     del self._answering[use]
                 self._answered.notify_all()
-            self.release(selected)
+            self.release(selected, is_held=True)
 
-    def lease(self, selected: Selected | None) -> None:
-        """Note that a request goes through an adapter."""
+    def lease(self, selected: Selected | None, *, is_held: bool = False) -> None:
+        """Note that a request goes through an adapter.
+
+        :param is_held: whether its content has to stay until :meth:`release`. Nobody waits for that, since it may be
+            for the one who would wait to call: who changes adapters next, or asks about them, frees the content
+        """
         if selected is not None:
             with self._lock:
                 self._leases[selected.name] += 1
+                self._held[selected.name] += is_held
 
-    def release(self, selected: Selected | None) -> None:
+    def release(self, selected: Selected | None, *, is_held: bool = False) -> None:
         """Note that it has ended."""
         if selected is not None:
             with self._lock:
-                self._leases[selected.name] -= 1
-                if not self._leases[selected.name]:
-                    del self._leases[selected.name]
+                for counter, count in ((self._leases, 1), (self._held, int(is_held))):
+                    counter[selected.name] -= count
+                    if not counter[selected.name]:
+                        del counter[selected.name]
 
     def load(
         self,
@@ -145,6 +156,7 @@ class Generations:
         :param expected: the generation that it has to stand for by now; None: any
         :raises LoraAdapterError: it may not, does not, or the adapter cannot be loaded
         """
+        self._free_left(model)
         with self._loading:
             before = self._current(model, alias)
             if before is not None and not is_replaced:
@@ -174,6 +186,7 @@ class Generations:
 
         :raises LoraAdapterError: it stands for nothing, or for another generation than the expected one
         """
+        self._free_left(model)
         with self._loading:
             before = self._current(model, alias)
             if before is None:
@@ -187,6 +200,7 @@ class Generations:
 
     def status(self, model: BlockingModel) -> LoraRuntimeStatus:
         """Return which adapters there are, and what they take."""
+        self._free_left(model)
         infos = self.infos(model)
         with self._lock:
             loaded = self._retiring | {info.name: info for info in model.adapter_infos}
@@ -279,7 +293,7 @@ class Generations:
     def _retire(self, model: BlockingModel, name: str) -> None:
         """Free a content that no alias stands for, once those requests have ended that are answered through it. One
         that the calling thread answers, which has a tool do this, is not waited for, nor one whose thread waits here:
-        two tools that each free the other's would wait for ever.
+        two tools that each free the other's would wait for ever. For them, and for streams, the content is left.
 
         Others may be changed meanwhile: a tool of such a request may be about to.
         """
@@ -289,11 +303,31 @@ class Generations:
         try:
             with self._answered, self._waiting():
                 self._answered.wait_for(lambda: all(use != name or by in self._waiters for use, by in self._answering))
+            with self._lock:
+                if self._held[name]:
+                    self._left.add(name)
+                    return
             model.unload_adapter(name)
         finally:
             with self._lock:
-                del self._retiring[name]
-                self._sources.pop(name, None)
+                if name not in self._left:
+                    self._forget(name)
+
+    def _free_left(self, model: BlockingModel) -> None:
+        """Free contents that have stayed for streams that have ended."""
+        with self._lock:
+            free = [name for name in self._left if not self._held[name]]
+            self._left.difference_update(free)
+        for name in free:
+            try:
+                model.unload_adapter(name)
+            finally:
+                with self._lock:
+                    self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        del self._retiring[name]
+        self._sources.pop(name, None)
 
 
 def _info(alias: str, source: str, info: AdapterInfo) -> LoraAdapterInfo:

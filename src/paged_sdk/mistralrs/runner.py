@@ -149,7 +149,7 @@ class Runner:
         self._residence = Residence(lambda: BlockingModel(whole.build()), when_reloaded=self._generations.reset)
         self._answers = Answers(self._residence.model, self._generations, callbacks, seed=seed)
         try:
-            check_architecture(which, self._model.architecture)
+            check_architecture(which, self._model)
             self._generations.check_limits(self._model)
         except ConfigError:
             self.close()
@@ -296,7 +296,8 @@ class Runner:
         :param alias: what requests call it
         :param adapter_dir: a directory as PEFT saves it, or a GGUF file
         :param load_inplace: whether it may take the place of what has the alias by now. That is gone once the requests
-            that go through it have ended, for which this waits
+            that go through it have ended, for which this waits; not for a stream that does tools, or for the request
+            that a tool is done for which calls this
         :param expected_generation: replace this content only
         :raises ConfigError: the ``model_id`` of no model of the runner's
         :raises LoraAdapterError: another adapter has the alias, or another content; it cannot be read, was made for

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import evolve
 
 from paged_sdk import (
+    BlockingModel,
     ConfigError,
     IsqType,
     LayerTopology,
@@ -20,7 +21,6 @@ from paged_sdk import (
     VisionModelBuilder,
 )
 from paged_sdk import PagedCacheType as CacheType
-from paged_sdk.mistralrs.checkpoint import model_type
 from paged_sdk.mistralrs.enums import (
     Architecture,
     EmbeddingArchitecture,
@@ -107,18 +107,17 @@ def _speculation(gamma: int) -> SpeculativeConfig:
         raise ConfigError.of("speculative_gamma", gamma, error.allowed) from None
 
 
-def check_architecture(which: Which, loaded: str) -> None:
+def check_architecture(which: Which, model: BlockingModel) -> None:
     """Compare the family that a program names with the one that was loaded.
 
-    :param loaded: the ``model_type`` of the decoder
     :raises ConfigError: it is another
     """
     arch = getattr(which, "arch", None)
     match arch:
-        case MultimodalArchitecture():  # the engine names the decoder behind the encoder
-            arch.check(model_type(which.name, getattr(which, "hf_revision", None)))
+        case MultimodalArchitecture():
+            arch.check(model.model_type)
         case Architecture() | EmbeddingArchitecture():
-            arch.check(loaded)
+            arch.check(model.architecture)
 
 
 def paged_settings(

@@ -36,6 +36,7 @@ class Face:
     """
 
     name: str
+    model_type: str
     architecture: str
     recipe: EmbeddingRecipe
     hidden_size: int
@@ -68,6 +69,7 @@ def pack_face(insides: ModelInsides, *, with_preparer: bool = True) -> Parcel:
     """
     face = Face(
         name=insides.name,
+        model_type=insides.model_type,
         architecture=insides.architecture,
         recipe=insides.recipe,
         hidden_size=insides.hidden_size,
@@ -99,6 +101,7 @@ class RemoteModel(Model):
         self._set_up(
             ModelInsides(
                 name=face.name,
+                model_type=face.model_type,
                 architecture=face.architecture,
                 preparer=evolve(preparer, config=face.config, max_prompt_tokens=face.max_prompt_tokens),
                 worker=engine,

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 import anyio
-import anyio.to_thread
 from attrs import frozen
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -20,6 +19,7 @@ from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
+from paged_sdk.server.threads import in_thread
 from paged_sdk.server.tracing import RequestSpan
 from paged_sdk.wire.body import read_json
 from paged_sdk.wire.call import Answer, AnswerStream, Call, EventWriter
@@ -64,7 +64,7 @@ class Answers(Generic[AnswerT, ChunkT]):
         served = self.models.find(call.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter, record.label = served.name, served.adapter, call.label
-        record.is_streamed = call.is_streamed
+        record.is_streamed, record.names = call.is_streamed, call.names
         span = RequestSpan(self.operation, call.model, request.headers)
 
         def note(answer: AnswerT) -> None:
@@ -107,9 +107,9 @@ async def read_body(request: Request, read: Callable[[object], T], limit: int, *
         raise ProblemError(Problem(status=415, message=message, code="unsupported_media_type"))
     data = await _data(request, limit)
     if images is not None and images.hosts:
-        value = await images.fill(await _in_thread(lambda: read_json(data)))
-        return await _in_thread(lambda: read(value))
-    return read(read_json(data)) if len(data) < LARGE_BODY else await _in_thread(lambda: read(read_json(data)))
+        value = await images.fill(await in_thread(lambda: read_json(data)))
+        return await in_thread(lambda: read(value))
+    return read(read_json(data)) if len(data) < LARGE_BODY else await in_thread(lambda: read(read_json(data)))
 
 
 async def _data(request: Request, limit: int) -> bytes:
@@ -132,10 +132,6 @@ async def _data(request: Request, limit: int) -> bytes:
         message = f"of the body {length} bytes came in {anyio.current_time() - start:.0f} s, and then no more"
         raise ProblemError(Problem(status=408, message=message, code="timeout", headers={"Connection": "close"}))
     return b"".join(pieces)
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    return await anyio.to_thread.run_sync(function, abandon_on_cancel=True)
 
 
 async def unless_client_leaves(request: Request, work: Callable[[], Awaitable[T]]) -> T | None:
@@ -236,7 +232,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                 if not self._has_begun:
                     raise
                 self._failure = error
-                problem = problem_for(error, self._record.request_id)
+                problem = problem_for(error, self._record.request_id, self._record.names)
                 self._record.error = problem.code or problem.type
                 last = before + self._writer.failed(problem)  # a stream begins as every other does
             await self._send(send, last, more=False)

@@ -170,7 +170,7 @@ class ModelServer(Starlette):
         self.models = models
         self.settings = settings
         self.drain: Drain = Drain()
-        metrics = Metrics(models, self.drain)
+        self._metrics = metrics = Metrics(models, self.drain)
         cors = Middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
@@ -204,7 +204,7 @@ class ModelServer(Starlette):
                 _Route("/openapi.json", self._openapi),
                 _Route("/health", self._health),
                 _Route("/ready", self._ready),
-                _Route("/metrics", lambda request: Response(metrics.text(), media_type=METRICS_TYPE)),
+                _Route("/metrics", self._show_metrics),
                 *(_Route(path, page.answer, include_in_schema=False) for path in PAGE_ROUTES if settings.page),
             ],
             middleware=[cors, front] if settings.cors_origins else [front],
@@ -236,6 +236,9 @@ class ModelServer(Starlette):
 
     async def _openapi(self, request: Request) -> Response:
         return JSONResponse(self.openapi())
+
+    async def _show_metrics(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type=METRICS_TYPE)
 
     async def _health(self, request: Request) -> Response:
         failed = self.models.failed()

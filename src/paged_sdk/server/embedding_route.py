@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio.to_thread
 from attrs import frozen
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,6 +11,7 @@ from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
+from paged_sdk.server.threads import in_thread
 from paged_sdk.server.tracing import RequestSpan
 from paged_sdk.wire.embeddings import read_embedding
 
@@ -48,4 +48,4 @@ class EmbeddingRoute:
         span.end()
         if answer is None:
             return Response(status_code=HUNG_UP)
-        return await anyio.to_thread.run_sync(lambda: JSONResponse(call.response(answer)), abandon_on_cancel=True)
+        return await in_thread(lambda: JSONResponse(call.response(answer)))

@@ -17,6 +17,7 @@ from paged_sdk.wire.problem import (
     completions_error,
     openai_error,
     problem_of,
+    renamed,
     responses_error,
 )
 
@@ -46,9 +47,12 @@ def problem_response(scope: Scope, problem: Problem) -> Response:
     return JSONResponse(body, status_code=problem.status, headers=dict(problem.headers))
 
 
-def problem_for(error: Exception, request_id: str) -> Problem:
-    """Return what a client is told of an error, and log what the operator has to know of."""
-    problem = problem_of(error)
+def problem_for(error: Exception, request_id: str, names: Mapping[str, str]) -> Problem:
+    """Return what a client is told of an error, and log what the operator has to know of.
+
+    :param names: what the request calls fields that have other names in errors
+    """
+    problem = renamed(problem_of(error), names)
     if not isinstance(error, PagedError | ProblemError) or isinstance(error, EngineDeadError):
         logging.getLogger(LOGGER_NAME).error(
             "request %s failed", request_id, exc_info=error, extra={"fields": {"request_id": request_id}}

@@ -69,7 +69,7 @@ class Front:
                     record.error = problem.code
                     await problem_response(scope, problem)(scope, receive, send_named)
             except Exception as error:
-                problem = problem_for(error, request_id)
+                problem = problem_for(error, request_id, record.names)
                 record.error = problem.code or problem.type
                 if status:  # an answer has begun, and cannot become another
                     raise

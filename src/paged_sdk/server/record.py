@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from attrs import define
+from attrs import define, field
 from starlette.types import Scope
 
 from paged_sdk import Usage
@@ -38,6 +38,7 @@ class RequestRecord:
 
     :ivar model: the model that was asked, without its adapter
     :ivar label: for whom it was
+    :ivar names: what its body calls fields that have other names in errors
     :ivar usage: what the answer has cost, or what there was of it
     :ivar finish: why each text has ended
     :ivar error: the code, or the kind, of what went wrong
@@ -49,6 +50,7 @@ class RequestRecord:
     adapter: str | None = None
     label: str | None = None
     is_streamed: bool = False
+    names: Mapping[str, str] = field(factory=dict)
     usage: Usage | None = None
     finish: tuple[str, ...] = ()
     error: str | None = None

@@ -143,6 +143,7 @@ class FakeModel(Model):
         super().__init__(
             ModelParts(
                 name="fake",
+                model_type="fake",
                 architecture="fake",
                 engine=Engine(Scheduler(config, kv), kv, self._runner, text.tokenizer),
                 text=text,

@@ -74,7 +74,7 @@ class Logprobs(Wire):
             stream counts from its own beginning: :class:`TextOffsets` counts from that of the whole
         """
         return {
-            "text_offset": [min(offset, len(text)) for offset in TextOffsets().take(self.content, text)],
+            "text_offset": TextOffsets().take(self.content, text),
             "token_logprobs": [_finite(token.logprob) for token in self.content],
             "tokens": [_key(token) for token in self.content],
             "top_logprobs": [{_key(top): _finite(top.logprob) for top in token.top_logprobs} for token in self.content],

@@ -14,7 +14,8 @@ class MemoryPlan:
     """Says what memory a model would take.
 
     :ivar model: the checkpoint's name
-    :ivar architecture: the family it is of
+    :ivar model_type: the family it is of, and
+    :ivar architecture: its decoder's: another where it has an image encoder
     :ivar devices: what it would run on
     :ivar dtype: of activations, and of keys and values unless the cache is FP8
     :ivar isq: what weights would be quantized to while loading; None: they stay as they are stored
@@ -32,6 +33,7 @@ class MemoryPlan:
     """
 
     model: str
+    model_type: str
     architecture: str
     devices: tuple[str, ...]
     dtype: str

@@ -41,6 +41,11 @@ class Checkpoint:
     is_quantized: bool = False
     metadata: dict[str, Any] | None = None
 
+    @property
+    def model_type(self) -> str:
+        """Return the family that the checkpoint says it is of."""
+        return str(self.config.get("model_type"))
+
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a Hugging Face directory or a GGUF file; weights are read when they are asked for.

@@ -55,7 +55,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     """
     model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
     _check_positions(model)
-    config = _common(model) | _experts(model) | _FAMILIES[model.architecture](model)
+    config = _common(model) | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
     if config["model_type"] == "falcon":
         del config["head_dim"]  # transformers' class computes it, and refuses to be told
     _check_biases(model, config)
@@ -145,6 +145,13 @@ def _common(model: GgufModel) -> dict[str, Any]:
     return config
 
 
+def _biases(model: GgufModel) -> dict[str, Any]:
+    """Return which groups of matrices have biases, where all of a group have some or none."""
+    there = {name.split(".")[-2] for name in model.tensors if name.endswith(".bias")}
+    groups = ARCHITECTURES[model.architecture].bias_groups
+    return {field: not there.isdisjoint(stems) for field, stems in groups.items()}
+
+
 def _experts(model: GgufModel) -> dict[str, Any]:
     """Return the settings of a mixture of experts; nothing for other models."""
     if not model.has_experts:
@@ -215,13 +222,7 @@ def _longrope(model: GgufModel, factor: float) -> dict[str, Any]:
 
 def _llama(model: GgufModel) -> dict[str, Any]:
     # Llama.cpp gives this architecture no windows, whatever the file says: Mistral's come with none.
-    config: dict[str, Any] = {
-        "attention_bias": "blk.0.attn_q.bias" in model.tensors,
-        "mlp_bias": "blk.0.ffn_up.bias" in model.tensors,
-    }
-    if model.has_experts:
-        config |= {"model_type": "mixtral"}
-    return config
+    return {"model_type": "mixtral"} if model.has_experts else {}
 
 
 def _qwen(model: GgufModel) -> dict[str, Any]:

@@ -61,17 +61,13 @@ def _has(model: GgufModel, name: str) -> bool:
     return f"blk.0.{name}" in model.tensors
 
 
-def _biases(model: GgufModel) -> dict[str, Any]:
-    return {"attention_bias": _has(model, "attn_q.bias"), "mlp_bias": _has(model, "ffn_up.bias")}
-
-
 def _gemma(model: GgufModel) -> dict[str, Any]:
     return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
 
 
 def _granite(model: GgufModel) -> dict[str, Any]:
     """Return Granite's factors; 0 stands for none there."""
-    return _biases(model) | {
+    return {
         "attention_multiplier": model.number("attention.scale", 0.0) or model.head_dim**-0.5,
         "embedding_multiplier": model.number("embedding_scale", 0.0) or 1.0,
         "residual_multiplier": model.number("residual_scale", 0.0) or 1.0,
@@ -84,11 +80,11 @@ def _seed_oss(model: GgufModel) -> dict[str, Any]:
 
 
 def _smollm3(model: GgufModel) -> dict[str, Any]:
-    return _biases(model) | {"no_rope_layer_interval": _PERIOD, "use_sliding_window": False, "sliding_window": None}
+    return {"no_rope_layer_interval": _PERIOD, "use_sliding_window": False, "sliding_window": None}
 
 
 def _arcee(model: GgufModel) -> dict[str, Any]:
-    return _biases(model) | {"hidden_act": "relu2"}
+    return {"hidden_act": "relu2"}
 
 
 def _olmo2(model: GgufModel) -> dict[str, Any]:
@@ -158,7 +154,7 @@ def _cohere2(model: GgufModel) -> dict[str, Any]:
 
 
 def _nemotron(model: GgufModel) -> dict[str, Any]:
-    return _biases(model) | {
+    return {
         "hidden_act": "relu2",
         "partial_rotary_factor": model.rotary_dim / model.head_dim,
     }

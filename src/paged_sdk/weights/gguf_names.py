@@ -63,6 +63,7 @@ _GPT_OSS = {
 }
 _BARE = frozenset({"self_attn.sinks"})
 """Parameters whose names Hugging Face does not end with ``.weight``."""
+_BIAS_GROUPS = {"attention_bias": tuple(_PROJECTIONS), "mlp_bias": tuple(_MLP)}
 _UP_DOWN = {"ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 _OUTPUT_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GLM4 = {
@@ -127,6 +128,8 @@ class GgufArchitecture:
     :ivar grouped_qkv: whether Hugging Face has the rows of ``attn_qkv`` key head by key head: its queries, it and its
         values
     :ivar norm_offset: what was added to the weights of norms
+    :ivar bias_groups: a config's field that says that all of some matrices have biases -> their GGUF names. Of these a
+        file may leave out some, which are zero then
     """
 
     model_type: str
@@ -138,6 +141,7 @@ class GgufArchitecture:
     permuted_qk: bool = False
     grouped_qkv: bool = False
     norm_offset: float = 0.0
+    bias_groups: Mapping[str, Collection[str]] = MappingProxyType({})
 
     def of_file(self, names: Collection[str]) -> GgufArchitecture:
         """Return the architecture as a file with these tensors has it."""
@@ -180,7 +184,10 @@ class GgufArchitecture:
 ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
     {
         "llama": GgufArchitecture(
-            model_type="llama", block_names=_ATTENTION | _PRE_NORM | _MLP | _MIXTRAL_EXPERTS, permuted_qk=True
+            model_type="llama",
+            block_names=_ATTENTION | _PRE_NORM | _MLP | _MIXTRAL_EXPERTS,
+            permuted_qk=True,
+            bias_groups=_BIAS_GROUPS,
         ),
         "qwen2": GgufArchitecture(model_type="qwen2", block_names=_ATTENTION | _PRE_NORM | _MLP),
         "qwen2moe": GgufArchitecture(
@@ -198,9 +205,24 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             model_type="gemma3_text", block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP, norm_offset=1.0
         ),
         "gemma": GgufArchitecture(model_type="gemma", block_names=_ATTENTION | _PRE_NORM | _MLP, norm_offset=1.0),
-        "granite": GgufArchitecture(model_type="granite", block_names=_ATTENTION | _PRE_NORM | _MLP, permuted_qk=True),
-        "smollm3": GgufArchitecture(model_type="smollm3", block_names=_ATTENTION | _PRE_NORM | _MLP, permuted_qk=True),
-        "arcee": GgufArchitecture(model_type="arcee", block_names=_ATTENTION | _PRE_NORM | _UP_DOWN, permuted_qk=True),
+        "granite": GgufArchitecture(
+            model_type="granite",
+            block_names=_ATTENTION | _PRE_NORM | _MLP,
+            permuted_qk=True,
+            bias_groups=_BIAS_GROUPS,
+        ),
+        "smollm3": GgufArchitecture(
+            model_type="smollm3",
+            block_names=_ATTENTION | _PRE_NORM | _MLP,
+            permuted_qk=True,
+            bias_groups=_BIAS_GROUPS,
+        ),
+        "arcee": GgufArchitecture(
+            model_type="arcee",
+            block_names=_ATTENTION | _PRE_NORM | _UP_DOWN,
+            permuted_qk=True,
+            bias_groups=_BIAS_GROUPS,
+        ),
         "seed_oss": GgufArchitecture(
             model_type="seed_oss",
             block_names=_ATTENTION | {"post_attention_norm": "post_attention_layernorm"} | _MLP,
@@ -217,7 +239,10 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "command-r": GgufArchitecture(model_type="cohere", block_names=_ATTENTION | _QK_NORM | _MLP),
         "cohere2": GgufArchitecture(model_type="cohere2", block_names=_ATTENTION | _MLP),
         "nemotron": GgufArchitecture(
-            model_type="nemotron", block_names=_ATTENTION | _PRE_NORM | _UP_DOWN, norm_offset=1.0
+            model_type="nemotron",
+            block_names=_ATTENTION | _PRE_NORM | _UP_DOWN,
+            norm_offset=1.0,
+            bias_groups=_BIAS_GROUPS,
         ),
         "olmoe": GgufArchitecture(model_type="olmoe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
         "phi2": GgufArchitecture(

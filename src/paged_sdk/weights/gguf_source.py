@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, dequantize
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, dequantize, tensor_type_of
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import open_gguf
@@ -63,6 +64,14 @@ class _Weight:
         return evolve(rows, read=partial(_read_unpermuted, rows, rows.shape[0] // self.permuted_heads))
 
 
+@frozen
+class _NoBias(GgufTensor):
+    """Is a bias that the file leaves out."""
+
+    def blocks(self) -> Tensor:
+        return torch.zeros(self.num_bytes, dtype=torch.uint8)
+
+
 class GgufSource:
     """Implements a :class:`~paged_sdk.weights.source.WeightSource` over a GGUF file and its parts.
 
@@ -91,6 +100,8 @@ class GgufSource:
             if not stored.name.startswith(_SETTINGS)
             for name, tensor in self._named(architecture, stored)
         }
+        for name, tensor in self._left_out(architecture, tensors):
+            self._weights[name] = _Weight(tensor)
 
     @property
     def is_quantized(self) -> bool:
@@ -164,6 +175,19 @@ class GgufSource:
             )
         for index, matrix in enumerate(tensor.unstacked()):
             yield name.replace(EACH, str(index)), matrix
+
+    def _left_out(
+        self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
+    ) -> Iterator[tuple[str, GgufTensor]]:
+        """Return zeros for the biases of groups that have some, by their Hugging Face names."""
+        stems = {stem for field, group in architecture.bias_groups.items() if self.config[field] for stem in group}
+        for weight in tensors.values():
+            matrix, _, kind = weight.name.rpartition(".")
+            name, shape = f"{matrix}.bias", weight.shape[:1]
+            if kind == "weight" and matrix.rpartition(".")[2] in stems and name not in tensors:
+                num_bytes = math.prod(shape) * torch.float32.itemsize
+                bias = _NoBias(name, shape, tensor_type_of("F32"), weight.file, 0, num_bytes)
+                yield self._name(architecture, name), bias
 
     def _name(self, architecture: GgufArchitecture, name: str) -> str:
         found = architecture.hugging_face_name(name)

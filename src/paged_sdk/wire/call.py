@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from paged_sdk import ChatStream, Model, RequestBuilder, Usage
 from paged_sdk.wire.problem import Problem
@@ -101,6 +101,11 @@ class Call(Protocol[AnswerT, ChunkT]):
         """Tell whether the answer is to come piece by piece."""
         ...
 
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Return what this body calls fields that another one says the same by, for errors."""
+        ...
+
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> AnswerStream[AnswerT, ChunkT]:
         """Ask a model.
 
@@ -125,6 +130,7 @@ class ChatCall:
 
     :ivar has_one_call: whether an answer calls one tool at most
     :ivar label: for whom it is
+    :ivar names: see :attr:`Call.names`
     """
 
     model: str
@@ -132,6 +138,7 @@ class ChatCall:
     is_streamed: bool = False
     has_one_call: bool = False
     label: str | None = None
+    names: Mapping[str, str] = field(factory=dict)
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
         """Ask a model.

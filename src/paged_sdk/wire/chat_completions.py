@@ -249,7 +249,8 @@ def read_chat_completion(value: object) -> ChatCompletionCall:
     if constraint is not None:
         if request.options.shown_tools:
             allowed = 'a text beside tools that may be called: give tool_choice "none", or no tools'
-            raise InvalidRequestError.of("response_format", body.get("response_format") or body.get("grammar"), allowed)
+            name = _constraint_field(body)
+            raise InvalidRequestError.of(name, body.get(name), allowed)
         request = request.with_constraint(constraint)
     prediction, salt = body.get("prediction"), body.get("cache_salt")
     if prediction is not None:
@@ -265,6 +266,7 @@ def read_chat_completion(value: object) -> ChatCompletionCall:
         includes_usage=includes_usage(body.get("stream_options"), is_streamed=is_streamed),
         has_one_call=body.get("parallel_tool_calls") is False,
         label=body.get("safety_identifier") or body.get("user"),
+        names={"response_format": _constraint_field(body)},
     )
 
 
@@ -308,6 +310,10 @@ def _with_thinking(request: RequestBuilder, body: ChatCompletionBody) -> Request
     if budget is not None:
         request = request.with_thinking_budget(budget)
     return request if effort in (None, "none") else request.with_reasoning_effort(effort)
+
+
+def _constraint_field(body: ChatCompletionBody) -> str:
+    return "response_format" if body.get("grammar") is None else "grammar"
 
 
 def _constraint(body: ChatCompletionBody) -> Constraint | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Required, TypeAlias
 
 from attrs import field, frozen
@@ -19,7 +20,7 @@ from paged_sdk import (
 from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
 from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
-from paged_sdk.wire.problem import Problem, completions_error
+from paged_sdk.wire.problem import COMPLETIONS_NAMES, Problem, completions_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
 __all__ = ["COMPLETION", "CompletionCall", "TokenIds", "read_completion"]
@@ -61,6 +62,7 @@ class CompletionCall:
     :ivar options: what it says beside prompts and sampling
     :ivar echoed: the prompts, if texts are to begin with them
     :ivar label: for whom it is
+    :ivar names: see :attr:`~paged_sdk.wire.call.Call.names`
     """
 
     model: str
@@ -71,6 +73,7 @@ class CompletionCall:
     is_streamed: bool = False
     includes_usage: bool = False
     label: str | None = None
+    names: Mapping[str, str] = COMPLETIONS_NAMES
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
         """Ask a model.

@@ -21,12 +21,14 @@ from paged_sdk import (
 )
 
 __all__ = [
+    "COMPLETIONS_NAMES",
     "Problem",
     "ProblemError",
     "anthropic_error",
     "completions_error",
     "openai_error",
     "problem_of",
+    "renamed",
     "responses_error",
     "responses_problem",
 ]
@@ -132,7 +134,7 @@ def openai_error(problem: Problem) -> dict[str, Any]:
 
 def anthropic_error(problem: Problem) -> dict[str, Any]:
     """Return the body that Anthropic's API has for a problem. It has no place for a field but the message."""
-    named = _renamed(problem, ANTHROPIC_NAMES)
+    named = renamed(problem, ANTHROPIC_NAMES)
     message = named.message
     if named.param is not None and named.param not in message:
         message = f"{named.param}: {message}"
@@ -142,7 +144,7 @@ def anthropic_error(problem: Problem) -> dict[str, Any]:
 
 def completions_error(problem: Problem) -> dict[str, Any]:
     """Return the body that OpenAI's API has for a problem of a plain text, which has no format."""
-    return openai_error(_renamed(problem, COMPLETIONS_NAMES))
+    return openai_error(renamed(problem, COMPLETIONS_NAMES))
 
 
 def responses_error(problem: Problem) -> dict[str, Any]:
@@ -152,10 +154,11 @@ def responses_error(problem: Problem) -> dict[str, Any]:
 
 def responses_problem(problem: Problem) -> Problem:
     """Return a problem with the field's name in OpenAI's responses API."""
-    return _renamed(problem, RESPONSES_NAMES)
+    return renamed(problem, RESPONSES_NAMES)
 
 
-def _renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
+def renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
+    """Return a problem with another name of its field, if there is one."""
     param = problem.param
     if param is None or param not in names:
         return problem

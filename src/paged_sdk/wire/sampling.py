@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, TypedDict
 
-from paged_sdk import Constraint, DryParams, InvalidRequestError, SamplingParams
+from paged_sdk import Constraint, ConstraintError, DryParams, InvalidRequestError, SamplingParams
 from paged_sdk.wire.body import Bounds
 
 __all__ = [
@@ -148,21 +148,22 @@ def constraint_of(kind: str, source: str | Mapping[str, Any], *, field: str) -> 
     """Return the language that a kind of description stands for.
 
     :param field: the field that says the kind
-    :raises InvalidRequestError: there is no such kind, or its description is no object
-    :raises ConstraintError: no text, or one that is too long
+    :raises InvalidRequestError: there is no such kind, or its description is none
     """
-    if kind == "json_schema":
-        return Constraint.json_schema(source)
-    makes: dict[str, Callable[[str], Constraint]] = {
+    makes: dict[str, Callable[[Any], Constraint]] = {
+        "json_schema": Constraint.json_schema,
         "regex": Constraint.regex,
         "lark": Constraint.lark,
         "llguidance": Constraint.llguidance,
     }
     if kind not in makes:
         raise InvalidRequestError.of(field, kind, f"one of {', '.join(GRAMMAR_KINDS)}")
-    if not isinstance(source, str):
+    if kind != "json_schema" and not isinstance(source, str):
         raise InvalidRequestError.of("grammar", source, f"a string: it is a {kind}")
-    return makes[kind](source)
+    try:
+        return makes[kind](source)
+    except ConstraintError as error:
+        raise InvalidRequestError(str(error), field="grammar", value=source) from error
 
 
 def _logits_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:

@@ -7,10 +7,11 @@ called.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SOURCES", "library_name", "sources_hash"]
+__all__ = ["SOURCES", "apple_machine", "library_name", "sources_hash"]
 
 SOURCES: Final = Path(__file__).with_name("csrc")
 
@@ -18,6 +19,16 @@ SOURCES: Final = Path(__file__).with_name("csrc")
 def library_name(*, on_windows: bool) -> str:
     """Return the library's file name."""
     return "paged_kernels.dll" if on_windows else "libpaged_kernels.so"
+
+
+def apple_machine(arch_flags: str, host: str) -> str:
+    """Return which machine to compile for on macOS, where a Python may be one for two: instruction sets are one's.
+
+    :param arch_flags: ``ARCHFLAGS`` of the environment, such as "-arch arm64"
+    :param host: this machine, where that names none or both
+    """
+    named = set(re.findall(r"-arch\s+(\S+)", arch_flags))
+    return named.pop() if len(named) == 1 else host
 
 
 def sources_hash(directory: Path = SOURCES) -> str:
