@@ -291,7 +291,9 @@ def test_a_token_depends_on_no_chunk_or_thread(
 def test_rows_that_are_read_are_computed_as_all_are(
     isa: str, parts: Parts, rotated: frozenset[str], products: Products
 ) -> None:
-    """Bit for bit, of a chunk of a prompt and two texts; keys and values are those of all rows in any case."""
+    """Bit for bit, of a chunk of a prompt and two texts; keys and values are those of all rows in any case, and rows
+    that are not read stay as they were before the last layer.
+    """
     stack, prompt = latest_stack(fused=False, parts=parts, rotated=rotated, dtype=torch.bfloat16), Prompt(16, 32)
     lengths = (30, 8, 7)
     tables = torch.randperm(16)[:12].int().view(3, 4)
@@ -309,12 +311,14 @@ def test_rows_that_are_read_are_computed_as_all_are(
         hidden = decoder(prompt.hidden.clone(), prompt.ropes, slots, batch, cu_seqlens_read)
         return hidden, [layer.cache for layer in layers]
 
-    whole, whole_caches = run(None)
+    (whole, whole_caches), (before, _) = run(None), run((0, 0, 0))
     for read in ((1, 0, 3), (0, 0, 0), (30, 8, 7), (0, 8, 1), (12, 8, 0), (29, 8, 7)):
         hidden, caches = run(read)
         for first, length, count in zip(firsts, lengths, read, strict=False):
             rows = slice(first + length - count, first + length)
             assert torch.equal(hidden[rows], whole[rows])
+            rest = slice(first, first + length - count)
+            assert torch.equal(hidden[rest], before[rest])
         for cache, expected in zip(caches, whole_caches, strict=True):
             assert torch.equal(cache.key.flatten(0, 1)[slots], expected.key.flatten(0, 1)[slots])
             assert torch.equal(cache.value.flatten(0, 1)[slots], expected.value.flatten(0, 1)[slots])

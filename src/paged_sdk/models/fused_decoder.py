@@ -105,7 +105,7 @@ class FusedLayers:
             overwritten
         :param rotations: the model's rotary embeddings at the tokens' positions
         :param reads_all: whether every token's result is read; False: of tokens whose logits the step did not ask for
-            it is anything
+            it is what comes before the last layer
         """
         rows = ctx.attention.native_rows
         assert rows is not None
@@ -189,7 +189,7 @@ class FusedDecoderModel:
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
         """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm, and of tokens whose
-        logits the step did not ask for it is anything."""
+        logits the step did not ask for it is before the last layer."""
         hidden = self._model.looked_up(token_ids, ctx).float()
         if ctx.inserted is not None:
             ctx.inserted.put_into(hidden)

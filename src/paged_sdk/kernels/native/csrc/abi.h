@@ -284,7 +284,7 @@ struct paged_ranks {
 
 // hidden [num_rows, hidden] float32, contiguous, goes through all layers in place; keys and values of the rows' tokens
 // are written to their slots. Of sequence s, the last cu_seqlens_read[s + 1] - cu_seqlens_read[s] rows are read
-// afterwards: the others are left anywhere.
+// afterwards: the others stay as they were before the last layer.
 struct paged_decoder_args {
   float* hidden;
   const paged_rope* ropes;

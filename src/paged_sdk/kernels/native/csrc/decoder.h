@@ -49,18 +49,19 @@ struct DecoderScratch {
   float* joined;     // [rows, queries or inner] of all processes
   float* part;       // [rows, columns_of output or down]: of the branch, where others have the rest
   float* normed;     // [rows, hidden], after a layer norm
+  float* read;       // [rows that are read, hidden]: of the residual stream, where not all rows are
   uint8_t* sums;     // per thread, kSumPanels panels'
   uint8_t* attention;
   uint8_t* mixture;
   AdapterScratch adapters;
 
   struct Sizes {
-    size_t activations, projected, attended, gated, branch, joined, part, normed, sums, attention, mixture;
+    size_t activations, projected, attended, gated, branch, joined, part, normed, read, sums, attention, mixture;
     AdapterScratch::Sizes adapters;
 
     explicit Sizes(const paged_decoder_args& args)
-        : activations(0), projected(0), attended(0), gated(0), branch(0), joined(0), part(0), normed(0), attention(0),
-          mixture(0), adapters(args) {
+        : activations(0), projected(0), attended(0), gated(0), branch(0), joined(0), part(0), normed(0), read(0),
+          attention(0), mixture(0), adapters(args) {
       const size_t row = sizeof(float) * args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
@@ -82,16 +83,17 @@ struct DecoderScratch {
         if (layer.inner_widths != nullptr) grow(part, row * columns_of(layer, layer.down));
         if (layer.norm == PAGED_LAYER_NORM) grow(normed, row * layer.qkv[0].cols);
         // Few rows of a sequence may be attended to in another way than many.
-        const paged_decoder_args read = only_read(args);
-        for (const paged_batch* batch : {&args.batch, &read.batch})
+        const paged_decoder_args last = only_read(args);
+        if (last.num_rows < args.num_rows) grow(read, sizeof(float) * last.num_rows * layer.qkv[0].cols);
+        for (const paged_batch* batch : {&args.batch, &last.batch})
           grow(attention, AttentionScratch::bytes(AttentionPlan(heads, *batch, args.num_threads), args.num_threads));
       }
       if (has_branch(args)) branch = line_aligned(row * args.layers[0].qkv[0].cols);
       sums = ThreadSums::bytes_of(args.num_rows);
     }
     size_t total(int num_threads) const {
-      return activations + projected + attended + gated + branch + joined + part + normed + sums * num_threads +
-             attention + mixture + adapters.total();
+      return activations + projected + attended + gated + branch + joined + part + normed + read +
+             sums * num_threads + attention + mixture + adapters.total();
     }
 
    private:
@@ -113,6 +115,7 @@ struct DecoderScratch {
     out.joined = reinterpret_cast<float*>(take(sizes.joined));
     out.part = reinterpret_cast<float*>(take(sizes.part));
     out.normed = reinterpret_cast<float*>(take(sizes.normed));
+    out.read = reinterpret_cast<float*>(take(sizes.read));
     out.sums = take(sizes.sums * num_threads);
     out.attention = take(sizes.attention);
     out.mixture = take(sizes.mixture);
@@ -346,13 +349,14 @@ inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) 
   return args.batch.cu_seqlens_q[seq + 1] - args.cu_seqlens_read[seq + 1] + index;
 }
 
-// Moves what is read of the residual stream and of queries to the front.
-inline void gather_read(const paged_decoder_args& args, const paged_heads& heads, int hidden, float* projected) {
+// Copies what is read of the residual stream to `read`, and moves what is of queries to the front.
+inline void gather_read(const paged_decoder_args& args, const paged_heads& heads, int hidden, float* projected,
+                        float* read) {
   const int64_t width = projected_width(heads);
   for (int s = 0; s < args.batch.num_seqs; ++s) {
     for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i) {
       const int64_t row = row_read(args, s, i);
-      __builtin_memmove(args.hidden + i * hidden, args.hidden + row * hidden, sizeof(float) * hidden);
+      __builtin_memcpy(read + i * hidden, args.hidden + row * hidden, sizeof(float) * hidden);
       __builtin_memmove(projected + i * width, projected + row * width, sizeof(float) * query_width(heads));
     }
   }
@@ -365,11 +369,11 @@ inline void gather_adapters(const paged_decoder_args& args, int32_t* out) {
       out[i] = args.adapter_of_row[row_read(args, s, i)];
 }
 
-// Moves the residual stream back, from the last row to the first: none overwrites one that is still to be moved.
-inline void scatter_read(const paged_decoder_args& args, int hidden) {
-  for (int s = args.batch.num_seqs - 1; s >= 0; --s) {
-    for (int64_t i = args.cu_seqlens_read[s + 1] - 1; i >= args.cu_seqlens_read[s]; --i)
-      __builtin_memmove(args.hidden + row_read(args, s, i) * hidden, args.hidden + i * hidden, sizeof(float) * hidden);
+// Copies the residual stream back.
+inline void scatter_read(const paged_decoder_args& args, int hidden, const float* read) {
+  for (int s = 0; s < args.batch.num_seqs; ++s) {
+    for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
+      __builtin_memcpy(args.hidden + row_read(args, s, i) * hidden, read + i * hidden, sizeof(float) * hidden);
   }
 }
 
@@ -377,7 +381,8 @@ inline void scatter_read(const paged_decoder_args& args, int hidden) {
 // there is to a layer only of rows that are read: of a prompt's chunk one, or none.
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
-  const paged_decoder_args read = only_read(args);
+  paged_decoder_args read = only_read(args);
+  if (read.num_rows < args.num_rows) read.hidden = scratch.read;
   const AdapterScratch& own = scratch.adapters;
   AdaptedRows adapted, adapted_read;
   if (args.num_adapters > 0) adapted = AdaptedRows::sorted(args, args.adapter_of_row, args.num_rows, own.sorted);
@@ -387,13 +392,13 @@ inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderSc
     if (i < args.num_layers - 1 || read.num_rows == args.num_rows) {
       co_await finish_rows(job, args, adapted, i, scratch, sums);
     } else if (read.num_rows > 0) {
-      gather_read(args, layer.heads, layer.qkv[0].cols, scratch.projected);
+      gather_read(args, layer.heads, layer.qkv[0].cols, scratch.projected, scratch.read);
       if (args.num_adapters > 0) {
         gather_adapters(args, own.of_read);
         adapted_read = AdaptedRows::sorted(args, own.of_read, read.num_rows, own.sorted_read);
       }
       co_await finish_rows(job, read, adapted_read, i, scratch, sums);
-      scatter_read(args, layer.qkv[0].cols);
+      scatter_read(args, layer.qkv[0].cols, scratch.read);
     }
   }
 }
