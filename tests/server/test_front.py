@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,9 +14,11 @@ from typing import Any, Final
 import openai
 import pytest
 from attrs import fields_dict
+from uvicorn.protocols.http import auto
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paged_sdk import ConfigError, ModelStats, NumericalError
-from paged_sdk.server import JsonLines, ServerSettings, create_app
+from paged_sdk.server import JsonLines, ServerSettings, connection, create_app
 from paged_sdk.server.metrics import COUNTERS, GAUGES
 from paged_sdk.testing import fake_model
 from serving import HI, Serving, serving
@@ -114,6 +118,18 @@ def test_what_is_no_json_is_400(served: Serving, body: bytes) -> None:
     response = served.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert response.json()["error"]["message"]
+
+
+def test_http_is_spoken_by_h11_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httptools loses the body of a request that offers HTTP/2, as all of Java's do."""
+    monkeypatch.setattr(auto, "AutoHTTPProtocol", asyncio.Protocol)
+    assert issubclass(runpy.run_path(connection.__file__)["Connection"], H11Protocol)
+
+
+def test_a_request_that_offers_http_2_is_answered(served: Serving) -> None:
+    body = json.dumps({"model": "fake", "messages": HI})
+    headers = {"Content-Type": "application/json", "Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c"}
+    assert served.http.post("/v1/chat/completions", content=body, headers=headers).status_code == 200
 
 
 def test_other_types_are_415(served: Serving) -> None:
