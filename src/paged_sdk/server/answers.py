@@ -114,16 +114,16 @@ async def read_body(request: Request, read: Callable[[object], T], limit: int, *
 
 async def _data(request: Request, limit: int) -> bytes:
     pieces, length = [], 0
+    said = request.headers.get("content-length", "")
+    if said.isascii() and said.isdecimal() and int(said) > limit:  # before the client has sent it
+        raise _too_long(limit)
     start = anyio.current_time()
     try:
         with anyio.CancelScope(deadline=start + BODY_SECONDS) as scope:
             async for piece in request.stream():
                 length += len(piece)
                 if length > limit:
-                    message = f"the body is longer than {limit} bytes"
-                    raise ProblemError(
-                        Problem(status=413, message=message, code="body_too_large", headers={"Connection": "close"})
-                    )
+                    raise _too_long(limit)
                 pieces.append(piece)
                 scope.deadline = start + BODY_SECONDS + length / SLOWEST_BODY
     except ClientDisconnect:
@@ -132,6 +132,13 @@ async def _data(request: Request, limit: int) -> bytes:
         message = f"of the body {length} bytes came in {anyio.current_time() - start:.0f} s, and then no more"
         raise ProblemError(Problem(status=408, message=message, code="timeout", headers={"Connection": "close"}))
     return b"".join(pieces)
+
+
+def _too_long(limit: int) -> ProblemError:
+    """Return the problem of a body that is too long. The connection stays: whoever ends one that somebody still sends
+    on resets it, and many a client loses the answer by that. The rest of the body is thrown away as it comes.
+    """
+    return ProblemError(Problem(status=413, message=f"the body is longer than {limit} bytes", code="body_too_large"))
 
 
 async def _in_thread(function: Callable[[], T]) -> T:
