@@ -8,8 +8,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -177,6 +177,42 @@ async def test_it_runs_without_a_server_of_its_own_and_in_another_application() 
         assert (await client.post("/llm/v1/chat/completions", json={})).status_code == 400
         assert (await client.get("/llm/ready")).json() == {"status": "ready"}
     assert not served.models.are_ready
+
+
+@pytest.mark.anyio
+async def test_a_model_that_is_loading_is_503_and_says_when_to_come_back(tmp_path: Path) -> None:
+    loads, is_over = anyio.Event(), anyio.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[Model]:
+        loads.set()
+        await is_over.wait()
+        async with fake_model("Hello!") as model:
+            yield model
+
+    app = create_app({"one": lambda: fake_model("1"), "two": slow}, ServerSettings(adapter_folder=tmp_path))
+    (tmp_path / "a").touch()
+    client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://a")
+
+    async def ask(path: str, **body: Any) -> httpx2.Response:
+        return await client.post(path, json=body)
+
+    async def serve() -> None:
+        async with app.lifespan():
+            assert (await ask("/v1/chat/completions", model="two", messages=HI)).status_code == 200
+            assert (await ask("/v1/chat/completions", model="poems", messages=HI)).status_code == 404
+
+    async with client, anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        await loads.wait()
+        assert (await ask("/v1/chat/completions", model="one", messages=HI)).status_code == 200
+        for name in ("two", "poems"):  # which may be an adapter of it
+            answer = await ask("/v1/chat/completions", model=name, messages=HI)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert answer.headers["retry-after"] == "5"
+        answer = await ask("/v1/load_lora_adapter", lora_name="a", lora_path="a", base_model_name="two")
+        assert answer.status_code == 503
+        is_over.set()
 
 
 @pytest.mark.long
