@@ -9,7 +9,9 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -151,13 +153,35 @@ def test_a_server_that_ends_finishes_what_is_under_way() -> None:
     assert answers[0].json()["choices"][0]["message"]["content"] == SLOW_TEXT
 
 
-def test_what_does_not_finish_in_time_is_cut_off() -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/chat/completions", {"messages": HI}, "data: "),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, "data: "),
+        ("/v1/responses", {"input": "a"}, "event: response.failed\ndata: "),
+        ("/v1/messages", {"messages": HI, "max_tokens": 5000}, "event: error\ndata: "),
+    ],
+)
+def test_what_does_not_finish_in_time_is_cut_off_and_says_so(
+    path: str, body: dict[str, Any], last: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = fake_model(LONG, delay=0.01)
-    with serving(model, drain_timeout=0.1) as served, served.hanging(stream=True) as client:
-        served.wait(lambda model: model.stats().running == 1)
-        served.app.drain.begin()
-        while client.recv(4096):
-            pass
+    with serving(model, drain_timeout=0.1) as served, ThreadPoolExecutor(1) as pool:
+        ask = partial(httpx2.post, f"{served.url}{path}", json={"model": "fake", **body}, timeout=60)
+        whole = pool.submit(ask)
+        asked = {"model": "fake", "stream": True, **body}
+        with httpx2.stream("POST", f"{served.url}{path}", json=asked, timeout=60) as streamed:
+            texts = streamed.iter_text()
+            text = next(texts)
+            served.wait(lambda model: model.stats().running == 2)
+            served.app.drain.begin()
+            text += "".join(texts)
+    assert (whole.result().status_code, whole.result().headers["content-type"]) == (503, "application/json")
+    end = text.split("\n\n")[-2]
+    assert end.startswith(last)
+    for said in (whole.result().text, end):
+        assert "the server is ending, and did not finish this" in said
+    assert not caplog.records
     with pytest.raises(ModelClosedError):
         anyio.run(model.send_chat_request, HI)
 
