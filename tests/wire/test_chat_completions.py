@@ -113,6 +113,7 @@ def test_labels_and_the_stream_are_read() -> None:
         {"prompt_cache_key": "k", "prompt_cache_retention": "in_memory", "prompt_cache_options": {"mode": "implicit"}},
         {"parallel_tool_calls": True, "stream_options": None, "response_format": None, "tool_choice": None},
         {"stream": True, "stream_options": {"include_obfuscation": False}},
+        {"logprobs": False, "top_logprobs": 0},
     ],
 )
 def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:

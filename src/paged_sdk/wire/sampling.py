@@ -135,7 +135,7 @@ def top_n_logprobs(logprobs: bool, top_logprobs: int | None, *, default: int) ->
     """
     if logprobs:
         return default if top_logprobs is None else top_logprobs
-    if top_logprobs is not None:
+    if top_logprobs:
         raise InvalidRequestError(
             "top_logprobs does nothing unless logprobs is true: give both or none",
             field="top_logprobs",
