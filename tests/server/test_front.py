@@ -56,6 +56,7 @@ def served() -> Iterator[Serving]:
         ),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"unheard_of": None}, "unheard_of"),
     ],
 )
@@ -66,6 +67,7 @@ def test_a_bad_request_is_400_and_names_the_field(served: Serving, body: dict[st
     assert error["param"] == param
     assert error["message"].startswith((param or "-", "the prompt", "the constraint"))
     assert error["type"] == "invalid_request_error"
+    assert not error["message"].endswith((" ", ":", "of"))
 
 
 STRICT: Final = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}
@@ -198,6 +200,14 @@ def test_the_log_says_who_asked_and_what_it_took(stream: bool) -> None:
     assert line["prompt_tokens"] > line["cached_tokens"] >= 0
     assert line["seconds"] >= line["time_to_first_token_seconds"] >= line["queue_seconds"] >= 0
     assert datetime.fromisoformat(line["time"]).tzinfo is not None
+
+
+def test_a_long_label_is_shortened_in_the_log() -> None:
+    with serving(fake_model("Hello!")) as served, logged() as lines:
+        served.post(user="a" * 100_000)
+        served.wait(lambda model: bool(lines))
+    assert lines[0]["user"] == "a" * 256
+    assert len(lines[0]["message"]) < 1000
 
 
 def test_the_log_says_what_went_wrong() -> None:
