@@ -224,6 +224,7 @@ MANY: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "texts": ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
     "lists": ("/v1/chat/completions", {"messages": [[]] * 1_000_001}, "body"),
     "stop strings": ("/v1/chat/completions", {"messages": HI, "stop": ["a"] * 5000}, "stop"),
+    "end tokens": ("/v1/chat/completions", {"messages": HI, "stop_token_ids": [1] * 65_537}, "stop_token_ids"),
     "tools": ("/v1/chat/completions", {"messages": HI, "tools": [{"type": "function"}] * 5000}, "tools"),
 }
 

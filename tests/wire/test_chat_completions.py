@@ -150,6 +150,7 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         {"user": 5},
         {"seed": 2**63},
         {"logit_bias": {"+1": 1}},
+        {"logit_bias": {str(token): 1 for token in range(65_537)}},
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(fields: dict[str, Any]) -> None:
