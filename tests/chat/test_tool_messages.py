@@ -116,6 +116,17 @@ def test_keys_that_say_nothing_may_be_there() -> None:
         "tool_calls": None,
     }
     assert Message.parse(dumped) == Message("assistant", "Hi")
+    assert Message.parse(dumped | {"reasoning_content": ""}) == Message("assistant", "Hi")
+    call = CALL | {"type": None}
+    assert Message.parse(dumped | {"tool_calls": [call]}) == Message("assistant", "Hi", tool_calls=[CALL])
+
+
+def test_keys_that_say_something_again_may_be_there() -> None:
+    """OpenAI's client adds them to what it has joined of a stream, or read as a type."""
+    function: Any = CALL["function"]
+    call = CALL | {"index": 0, "function": function | {"parsed_arguments": function["arguments"]}}
+    found = Message.parse({"role": "assistant", "content": "{}", "parsed": {"a": 1}, "tool_calls": [call]})
+    assert found == Message("assistant", "{}", tool_calls=[CALL])
 
 
 DEEP: Any = []
@@ -138,7 +149,8 @@ for _ in range(100):
         ({"tool_calls": [5]}, "tool_calls"),
         ({"tool_calls": [{"name": "weather", "arguments": {}}]}, "tool_calls"),
         ({"tool_calls": [CALL | {"type": "python"}]}, "tool_calls.type"),
-        ({"tool_calls": [CALL | {"index": 1}]}, "tool_calls['index']"),
+        ({"tool_calls": [CALL | {"weight": 1}]}, "tool_calls['weight']"),
+        ({"tool_calls": [{"function": {"name": "f", "arguments": {}, "index": 1}}]}, "tool_calls.function['index']"),
         ({"tool_calls": [CALL | {"id": 5}]}, "tool_calls.id"),
         ({"tool_calls": [{"function": {"arguments": {}}}]}, "tool_calls.name"),
         ({"tool_calls": [{"function": {"name": "weather"}}]}, "tool_calls.arguments"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import runpy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -12,9 +14,11 @@ from typing import Any, Final
 import openai
 import pytest
 from attrs import fields_dict
+from uvicorn.protocols.http import auto
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paged_sdk import ConfigError, ModelStats, NumericalError
-from paged_sdk.server import JsonLines, ServerSettings, create_app
+from paged_sdk.server import JsonLines, ServerSettings, connection, create_app
 from paged_sdk.server.metrics import COUNTERS, GAUGES
 from paged_sdk.testing import fake_model
 from serving import HI, Serving, serving
@@ -52,6 +56,7 @@ def served() -> Iterator[Serving]:
         ),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"unheard_of": None}, "unheard_of"),
     ],
 )
@@ -62,6 +67,7 @@ def test_a_bad_request_is_400_and_names_the_field(served: Serving, body: dict[st
     assert error["param"] == param
     assert error["message"].startswith((param or "-", "the prompt", "the constraint"))
     assert error["type"] == "invalid_request_error"
+    assert not error["message"].endswith((" ", ":", "of"))
 
 
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {}}}
@@ -120,6 +126,18 @@ def test_what_is_no_json_is_400(served: Serving, body: bytes) -> None:
     response = served.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400
     assert response.json()["error"]["message"]
+
+
+def test_http_is_spoken_by_h11_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httptools loses the body of a request that offers HTTP/2, as all of Java's do."""
+    monkeypatch.setattr(auto, "AutoHTTPProtocol", asyncio.Protocol)
+    assert issubclass(runpy.run_path(connection.__file__)["Connection"], H11Protocol)
+
+
+def test_a_request_that_offers_http_2_is_answered(served: Serving) -> None:
+    body = json.dumps({"model": "fake", "messages": HI})
+    headers = {"Content-Type": "application/json", "Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c"}
+    assert served.http.post("/v1/chat/completions", content=body, headers=headers).status_code == 200
 
 
 def test_other_types_are_415(served: Serving) -> None:
@@ -188,6 +206,14 @@ def test_the_log_says_who_asked_and_what_it_took(stream: bool) -> None:
     assert line["prompt_tokens"] > line["cached_tokens"] >= 0
     assert line["seconds"] >= line["time_to_first_token_seconds"] >= line["queue_seconds"] >= 0
     assert datetime.fromisoformat(line["time"]).tzinfo is not None
+
+
+def test_a_long_label_is_shortened_in_the_log() -> None:
+    with serving(fake_model("Hello!")) as served, logged() as lines:
+        served.post(user="a" * 100_000)
+        served.wait(lambda model: bool(lines))
+    assert lines[0]["user"] == "a" * 256
+    assert len(lines[0]["message"]) < 1000
 
 
 def test_the_log_says_what_went_wrong() -> None:

@@ -130,10 +130,36 @@ def test_what_is_no_request_ends_the_connection(served: Serving, head: str) -> N
 
 
 def test_a_length_that_is_said_is_not_waited_for(served: Serving) -> None:
-    """Nobody sends so much: the head says that it will, and no memory is taken before it comes."""
+    """No memory is taken before so much comes."""
     with connect(served) as client:
-        client.sendall(HEAD.rpartition(" ")[0].encode() + b" 99999999999999\r\n\r\n{")
+        client.sendall(HEAD.rpartition(" ")[0].encode() + b" 60000000\r\n\r\n{")
     served.wait(lambda model: not served.app.drain.in_flight)
+
+
+@pytest.mark.parametrize("kind", ["Content-Length: 400000", "Transfer-Encoding: chunked"])
+def test_the_connection_stays_when_a_body_is_too_long(kind: str) -> None:
+    """Whoever ends one that somebody still sends on resets it, and the client may never read why."""
+    piece = b"x" * 200_000
+    piece = piece if "Length" in kind else b"%x\r\n%b\r\n" % (len(piece), piece)
+    head = HEAD.rpartition("\r\n")[0]
+    with serving(fake_model("Hello!"), max_body_bytes=100_000) as served, connect(served) as client:
+        client.sendall(f"{head}\r\n{kind}\r\n\r\n".encode() + piece)
+        answer = b""
+        while b"body_too_large" not in answer:
+            received = client.recv(65536)
+            assert received, answer
+            answer += received
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        client.sendall(piece + (b"" if "Length" in kind else b"0\r\n\r\n"))
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert b"HTTP/1.1 200 OK" in rest(client)
+
+
+def test_what_is_too_long_need_not_be_sent(served: Serving) -> None:
+    """A client that asks first, as curl does, is told before it has sent anything."""
+    with connect(served) as client:
+        client.sendall(f"{HEAD}0000000\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert client.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
 @pytest.mark.parametrize(
@@ -198,6 +224,7 @@ MANY: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "texts": ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
     "lists": ("/v1/chat/completions", {"messages": [[]] * 1_000_001}, "body"),
     "stop strings": ("/v1/chat/completions", {"messages": HI, "stop": ["a"] * 5000}, "stop"),
+    "end tokens": ("/v1/chat/completions", {"messages": HI, "stop_token_ids": [1] * 65_537}, "stop_token_ids"),
     "tools": ("/v1/chat/completions", {"messages": HI, "tools": [{"type": "function"}] * 5000}, "tools"),
 }
 

@@ -8,8 +8,9 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -155,13 +156,35 @@ def test_a_server_that_ends_finishes_what_is_under_way() -> None:
     assert answers[0].json()["choices"][0]["message"]["content"] == SLOW_TEXT
 
 
-def test_what_does_not_finish_in_time_is_cut_off() -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/chat/completions", {"messages": HI}, "data: "),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 5000}, "data: "),
+        ("/v1/responses", {"input": "a"}, "event: response.failed\ndata: "),
+        ("/v1/messages", {"messages": HI, "max_tokens": 5000}, "event: error\ndata: "),
+    ],
+)
+def test_what_does_not_finish_in_time_is_cut_off_and_says_so(
+    path: str, body: dict[str, Any], last: str, caplog: pytest.LogCaptureFixture
+) -> None:
     model = fake_model(LONG, delay=0.01)
-    with serving(model, drain_timeout=0.1) as served, served.hanging(stream=True) as client:
-        served.wait(lambda model: model.stats().running == 1)
-        served.app.drain.begin()
-        while client.recv(4096):
-            pass
+    with serving(model, drain_timeout=0.1) as served, ThreadPoolExecutor(1) as pool:
+        ask = partial(httpx2.post, f"{served.url}{path}", json={"model": "fake", **body}, timeout=60)
+        whole = pool.submit(ask)
+        asked = {"model": "fake", "stream": True, **body}
+        with httpx2.stream("POST", f"{served.url}{path}", json=asked, timeout=60) as streamed:
+            texts = streamed.iter_text()
+            text = next(texts)
+            served.wait(lambda model: model.stats().running == 2)
+            served.app.drain.begin()
+            text += "".join(texts)
+    assert (whole.result().status_code, whole.result().headers["content-type"]) == (503, "application/json")
+    end = text.split("\n\n")[-2]
+    assert end.startswith(last)
+    for said in (whole.result().text, end):
+        assert "the server is ending, and did not finish this" in said
+    assert not caplog.records
     with pytest.raises(ModelClosedError):
         anyio.run(model.send_chat_request, HI)
 
@@ -209,6 +232,42 @@ async def test_an_application_s_threads_may_all_wait_for_its_answers(tiny_checkp
         finally:
             done.set()
             limiter.total_tokens = usual
+
+
+@pytest.mark.anyio
+async def test_a_model_that_is_loading_is_503_and_says_when_to_come_back(tmp_path: Path) -> None:
+    loads, is_over = anyio.Event(), anyio.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[Model]:
+        loads.set()
+        await is_over.wait()
+        async with fake_model("Hello!") as model:
+            yield model
+
+    app = create_app({"one": lambda: fake_model("1"), "two": slow}, ServerSettings(adapter_folder=tmp_path))
+    (tmp_path / "a").touch()
+    client = httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://a")
+
+    async def ask(path: str, **body: Any) -> httpx2.Response:
+        return await client.post(path, json=body)
+
+    async def serve() -> None:
+        async with app.lifespan():
+            assert (await ask("/v1/chat/completions", model="two", messages=HI)).status_code == 200
+            assert (await ask("/v1/chat/completions", model="poems", messages=HI)).status_code == 404
+
+    async with client, anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        await loads.wait()
+        assert (await ask("/v1/chat/completions", model="one", messages=HI)).status_code == 200
+        for name in ("two", "poems"):  # which may be an adapter of it
+            answer = await ask("/v1/chat/completions", model=name, messages=HI)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+            assert answer.headers["retry-after"] == "5"
+        answer = await ask("/v1/load_lora_adapter", lora_name="a", lora_path="a", base_model_name="two")
+        assert answer.status_code == 503
+        is_over.set()
 
 
 @pytest.mark.long

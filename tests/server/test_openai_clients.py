@@ -132,6 +132,39 @@ class Place(BaseModel):
     name: str
 
 
+class Weather(BaseModel):
+    city: str
+
+
+@pytest.mark.parametrize("is_dumped", [False, True])
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_what_the_helpers_have_read_can_be_sent_again(served: Serving, is_streamed: bool, is_dumped: bool) -> None:
+    """They add where calls were in a stream, and what they have read of arguments and texts."""
+    chats = served.openai.chat.completions
+    asked: Any = {"model": "fake", "messages": HI, "tools": [openai.pydantic_function_tool(Weather, name="weather")]}
+    if is_streamed:
+        with chats.stream(**asked) as stream:
+            message = stream.get_final_completion().choices[0].message
+    else:
+        message = chats.parse(**asked).choices[0].message
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.parsed_arguments == Weather(city="Oslo")
+    said: Any = message.model_dump() if is_dumped else message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"}
+    after = chats.create(**asked | {"messages": [*HI, said, result]})
+    assert after.choices[0].message.content == "RAIN"
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of OpenAI's client, of its own types
+def test_what_was_parsed_as_a_type_can_be_sent_again() -> None:
+    with serving(fake_model('{"name": "Oslo"}', "Yes.")) as served:
+        asked: Any = {"model": "fake", "response_format": Place}
+        message: Any = served.openai.chat.completions.parse(messages=HI, **asked).choices[0].message
+        assert message.parsed == Place(name="Oslo")
+        after = served.openai.chat.completions.create(model="fake", messages=[*HI, message, *HI])
+        assert after.choices[0].message.content == "Yes."
+
+
 def test_answers_are_parsed_as_types(served: Serving) -> None:
     messages: Any = [{"role": "user", "content": '{"name": "x"}'}]
     with serving(fake_model('{"name": "Oslo"}')) as other:

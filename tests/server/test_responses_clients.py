@@ -153,6 +153,21 @@ def test_calls_of_functions_are_streamed(served: Serving) -> None:
     assert [item.type for item in one.output] == [item["type"] for item in streamed] == ["message", "function_call"]
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_items_can_be_sent_again_with_every_field_that_the_client_has(served: Serving, is_streamed: bool) -> None:
+    asked: Any = {"model": "fake", "input": f"Let me see.\n{CALL}", "tools": TOOLS}
+    if is_streamed:
+        with served.openai.responses.stream(**asked) as stream:
+            output = stream.get_final_response().output
+    else:
+        output = served.openai.responses.parse(**asked).output
+    dumped: Any = [item.model_dump() for item in output]
+    assert [item["type"] for item in dumped] == ["message", "function_call"]
+    result = {"type": "function_call_output", "call_id": dumped[1]["call_id"], "output": "rain"}
+    after = served.openai.responses.create(**asked | {"input": [{"role": "user", "content": "?"}, *dumped, result]})
+    assert after.output_text == "RAIN"
+
+
 def test_a_call_that_is_cut_off_is_incomplete(served: Serving) -> None:
     events = events_of(served, input="weather?", tools=TOOLS, max_output_tokens=len(CALL) - 20)
     calls = [item for item in events[-1]["response"]["output"] if item["type"] == "function_call"]

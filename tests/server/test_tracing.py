@@ -83,6 +83,17 @@ def test_answers_are_spans(recorder: Recorder) -> None:
     assert "Hello!" not in str([span.attributes for span in recorder.spans])
 
 
+def test_what_an_error_shows_of_a_prompt_is_not_in_the_span(recorder: Recorder) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": "\\ud800"}'}
+    with serving(fake_model("Hello!")) as served:
+        refused = served.post("/v1/responses", input=[{"role": "user", "content": "my secret"}, call])
+    assert (refused.status_code, "secret" in refused.text) == (400, True)
+    (span,) = recorder.spans
+    assert span.attributes["error.type"] == "InvalidRequestError"
+    assert not span.status.is_ok
+    assert "secret" not in f"{span.attributes}{span.status.description}"
+
+
 def test_an_error_in_a_stream_ends_the_span(recorder: Recorder) -> None:
     with serving(fake_model("abc", delay=0.01, error=NumericalError("NaN"))) as served:
         served.post(stream=True)

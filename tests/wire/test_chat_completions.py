@@ -113,6 +113,7 @@ def test_labels_and_the_stream_are_read() -> None:
         {"prompt_cache_key": "k", "prompt_cache_retention": "in_memory", "prompt_cache_options": {"mode": "implicit"}},
         {"parallel_tool_calls": True, "stream_options": None, "response_format": None, "tool_choice": None},
         {"stream": True, "stream_options": {"include_obfuscation": False}},
+        {"logprobs": False, "top_logprobs": 0},
     ],
 )
 def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
@@ -149,6 +150,7 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         {"user": 5},
         {"seed": 2**63},
         {"logit_bias": {"+1": 1}},
+        {"logit_bias": {str(token): 1 for token in range(65_537)}},
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(fields: dict[str, Any]) -> None:

@@ -87,6 +87,15 @@ def test_items_become_turns() -> None:
     ]
 
 
+def test_what_the_client_has_read_of_items_may_come_back() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
+    text = {"type": "output_text", "text": '{"b": 2}'}
+    assert turns({"role": "assistant", "content": [text]}, call) == turns(
+        {"role": "assistant", "content": [text | {"parsed": {"b": 2}}]},
+        call | {"parsed_arguments": {"a": 1}, "async_": None},
+    )
+
+
 def test_images_are_data() -> None:
     part = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
     call = read(input=[{"role": "user", "content": [part]}])

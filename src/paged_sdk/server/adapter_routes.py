@@ -79,7 +79,7 @@ class AdapterRoutes:
         return path
 
     def _base(self, name: str | None) -> Served:
-        models = list(self.models.all)
+        models = self.models.names
         if name is None and len(models) > 1:
             raise InvalidRequestError.of("base_model_name", name, f"one of {', '.join(models)}")
         served = self.models.find(models[0] if name is None else name, param="base_model_name")

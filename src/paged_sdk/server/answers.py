@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from paged_sdk.server.drain import Drain
 from paged_sdk.server.errors import problem_for
 from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.image_urls import ImageUrls
@@ -38,6 +39,8 @@ LARGE_BODY: Final = 1 << 16
 BODY_SECONDS: Final = 30.0
 SLOWEST_BODY: Final = 16 << 10
 """A body may take so many seconds, and one more for so many bytes: who is slower holds a place that others want."""
+CUT_OFF_SECONDS: Final = 0.5
+"""How long a client may take to hear that its stream is cut off: the server ends a second later."""
 
 
 @frozen(kw_only=True)
@@ -54,6 +57,7 @@ class Answers(Generic[AnswerT, ChunkT]):
     metrics: Metrics
     settings: ServerSettings
     images: ImageUrls
+    drain: Drain
 
     async def answer(self, request: Request) -> Response:
         """Answer one request.
@@ -81,6 +85,7 @@ class Answers(Generic[AnswerT, ChunkT]):
                     note,
                     span.end,
                     record,
+                    self.drain,
                     keep_alive=self.settings.keep_alive,
                 )
             answer = await unless_client_leaves(request, stream.collect)
@@ -114,16 +119,16 @@ async def read_body(request: Request, read: Callable[[object], T], limit: int, *
 
 async def _data(request: Request, limit: int) -> bytes:
     pieces, length = [], 0
+    said = request.headers.get("content-length", "")
+    if said.isascii() and said.isdecimal() and int(said) > limit:  # before the client has sent it
+        raise _too_long(limit)
     start = anyio.current_time()
     try:
         with anyio.CancelScope(deadline=start + BODY_SECONDS) as scope:
             async for piece in request.stream():
                 length += len(piece)
                 if length > limit:
-                    message = f"the body is longer than {limit} bytes"
-                    raise ProblemError(
-                        Problem(status=413, message=message, code="body_too_large", headers={"Connection": "close"})
-                    )
+                    raise _too_long(limit)
                 pieces.append(piece)
                 scope.deadline = start + BODY_SECONDS + length / SLOWEST_BODY
     except ClientDisconnect:
@@ -132,6 +137,13 @@ async def _data(request: Request, limit: int) -> bytes:
         message = f"of the body {length} bytes came in {anyio.current_time() - start:.0f} s, and then no more"
         raise ProblemError(Problem(status=408, message=message, code="timeout", headers={"Connection": "close"}))
     return b"".join(pieces)
+
+
+def _too_long(limit: int) -> ProblemError:
+    """Return the problem of a body that is too long. The connection stays: whoever ends one that somebody still sends
+    on resets it, and many a client loses the answer by that. The rest of the body is thrown away as it comes.
+    """
+    return ProblemError(Problem(status=413, message=f"the body is longer than {limit} bytes", code="body_too_large"))
 
 
 async def unless_client_leaves(request: Request, work: Callable[[], Awaitable[T]]) -> T | None:
@@ -165,6 +177,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
     :param note: takes in the whole answer
     :param end: is told when there is no more to send, and what went wrong, if anything did
     :param record: takes what there was of an answer that a client has left
+    :param drain: says whether it is cut off because the server ends
     :param keep_alive: seconds without an event after which a comment is sent
     """
 
@@ -177,6 +190,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         note: Callable[[AnswerT], None],
         end: Callable[[Exception | None], None],
         record: RequestRecord,
+        drain: Drain,
         *,
         keep_alive: float,
     ) -> None:
@@ -189,6 +203,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self._end = end
         self._keep_alive = keep_alive
         self._record = record
+        self._drain = drain
         self._one_at_a_time = anyio.Lock(fast_acquire=True)
         self._has_begun = False
         self._has_ended = False
@@ -207,6 +222,8 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                     error = exception
                 tasks.cancel_scope.cancel()
         finally:
+            if self._drain.is_over and self._has_begun and not self._has_ended:
+                await self._cut_off(send)
             if self._has_begun and self._record.usage is None:  # the client has left, or it has failed
                 self._record.take(self._stream.response_so_far())
             self._end(error or self._failure)
@@ -236,6 +253,13 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                 self._record.error = problem.code or problem.type
                 last = before + self._writer.failed(problem)  # a stream begins as every other does
             await self._send(send, last, more=False)
+
+    async def _cut_off(self, send: Send) -> None:
+        """Say that no more comes, if the client reads that soon."""
+        problem = self._drain.refusal
+        self._record.error = problem.code
+        with anyio.move_on_after(CUT_OFF_SECONDS, shield=True):
+            await self._send(send, self._writer.failed(problem), more=False)
 
     async def _comment(self, send: Send) -> None:
         while True:

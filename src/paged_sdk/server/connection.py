@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["Connection"]
 
@@ -13,14 +13,19 @@ HEAD_SECONDS: Final = 30.0
 """A request's line and headers take one packet or two: who needs longer holds a place that others could have."""
 
 
-class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # whichever of uvicorn's is installed
-    """Is uvicorn's, which waits without an end for the first byte and for the rest of a request's headers."""
+class Connection(H11Protocol):
+    """Is uvicorn's, which waits without an end for the first byte and for the rest of a request's headers.
+
+    Of uvicorn's two it is h11's, also where httptools is installed, as Ray and ``uvicorn[standard]`` do: that one loses
+    the body of a request that offers HTTP/2, as all of Java's do, cuts streams into chunks for HTTP/1.0, which knows
+    none, and takes headers without a limit.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
         self._watch()
 

@@ -1,9 +1,11 @@
-"""Knows how many requests are under way, and whether more are taken."""
+"""Knows which requests are under way, and whether more are taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import anyio
 
 from paged_sdk.wire.problem import Problem
 
@@ -11,11 +13,12 @@ __all__ = ["Drain"]
 
 
 class Drain:
-    """Counts requests under way. Once it has begun, new ones are refused."""
+    """Counts requests under way. Once it has begun, new ones are refused; once it is over, those that are left end."""
 
     def __init__(self) -> None:
-        self._in_flight = 0
+        self._under_way: set[anyio.CancelScope] = set()
         self._has_begun = False
+        self._is_over = False
 
     @property
     def has_begun(self) -> bool:
@@ -23,29 +26,43 @@ class Drain:
         return self._has_begun
 
     @property
+    def is_over(self) -> bool:
+        """Tell whether requests under way are cut off."""
+        return self._is_over
+
+    @property
     def in_flight(self) -> int:
         """Return how many requests are under way."""
-        return self._in_flight
+        return len(self._under_way)
 
     def begin(self) -> None:
         """Refuse requests from now on. Idempotent."""
         self._has_begun = True
 
+    def cut_off(self) -> int:
+        """Cancel the requests that are under way, and return how many these are. Called in their event loop."""
+        self.begin()
+        self._is_over = True
+        for scope in self._under_way:
+            scope.cancel()
+        return len(self._under_way)
+
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count a request while it is under way."""
-        self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
+        """Count a request while it is under way, unless it is cut off before it is done."""
+        with anyio.CancelScope() as scope:
+            self._under_way.add(scope)
+            try:
+                yield
+            finally:
+                self._under_way.discard(scope)
 
     @property
     def refusal(self) -> Problem:
-        """Return what a client is told that comes too late."""
+        """Return what a client is told that comes too late, or whose request is cut off."""
         return Problem(
             status=503,
-            message="the server is ending, and takes no more requests",
+            message=f"the server is ending, and {'did not finish this' if self._is_over else 'takes no more requests'}",
             type="server_error",
             code="unavailable",
             headers={"Connection": "close", "Retry-After": "5"},

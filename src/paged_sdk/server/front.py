@@ -60,26 +60,32 @@ class Front:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        with self.drain.counted():
-            try:
-                problem = self._refusal(path_of(scope), headers)
-                if problem is None:
-                    await self.app(scope, receive, send_named)
-                else:
-                    record.error = problem.code
-                    await problem_response(scope, problem)(scope, receive, send_named)
-            except Exception as error:
-                problem = problem_for(error, request_id, record.names)
-                record.error = problem.code or problem.type
-                if status:  # an answer has begun, and cannot become another
-                    raise
-                await problem_response(scope, problem)(scope, receive, send_named)
-            finally:
-                seconds = time.monotonic() - start
-                status = status or HUNG_UP
-                route = getattr(scope.get("route"), "path", "")
-                self.metrics.note_request(route, status, seconds)
-                record.log(route, status, seconds)
+        async def refuse(problem: Problem) -> None:
+            record.error = problem.code or problem.type
+            await problem_response(scope, problem)(scope, receive, send_named)
+
+        try:
+            with self.drain.counted():
+                try:
+                    problem = self._refusal(path_of(scope), headers)
+                    if problem is None:
+                        await self.app(scope, receive, send_named)
+                    else:
+                        await refuse(problem)
+                except Exception as error:
+                    problem = problem_for(error, request_id, record.names)
+                    if status:  # an answer has begun, and cannot become another
+                        record.error = problem.code or problem.type
+                        raise
+                    await refuse(problem)
+            if not status and self.drain.is_over:
+                await refuse(self.drain.refusal)
+        finally:
+            seconds = time.monotonic() - start
+            status = status or HUNG_UP
+            route = getattr(scope.get("route"), "path", "")
+            self.metrics.note_request(route, status, seconds)
+            record.log(route, status, seconds)
 
     def _refusal(self, path: str, headers: Headers) -> Problem | None:
         """Return why a request is not answered, whatever it asks; None: it is."""

@@ -24,7 +24,7 @@ ERRORS: Final[Mapping[int, str]] = {
     415: "The body is not `application/json`.",
     429: "The queue is full: `Retry-After` says when to come back.",
     500: "The request failed.",
-    503: "The server is ending, or its engine has stopped.",
+    503: "The server is ending, its engine has stopped, or the model is still loading.",
     504: "It took too long.",
 }
 END: Final = "[DONE]"

@@ -16,6 +16,8 @@ from paged_sdk.server.errors import LOGGER_NAME
 __all__ = ["RequestRecord"]
 
 KEY: Final = "paged_sdk.record"
+MAX_LABEL: Final = 256
+"""Characters of a label that are shown: the log is not to grow by whatever a client makes up."""
 
 
 class Ended(Protocol):
@@ -80,6 +82,7 @@ class RequestRecord:
 
         :param route: the path; empty: there is none
         """
+        label = None if self.label is None else self.label[:MAX_LABEL]
         fields: dict[str, Any] = {
             "request_id": self.request_id,
             "method": self.method,
@@ -88,7 +91,7 @@ class RequestRecord:
             "seconds": round(seconds, 4),
             "model": self.model,
             "adapter": self.adapter,
-            "user": self.label,
+            "user": label,
             "stream": self.is_streamed,
             "error": self.error,
         }
@@ -108,6 +111,6 @@ class RequestRecord:
             line += f", {' and '.join(dict.fromkeys(self.finish))}"
         if self.error is not None:
             line += f", {self.error}"
-        if self.label is not None:
-            line += f" for {json.dumps(self.label)}"
+        if label is not None:
+            line += f" for {json.dumps(label)}"
         logging.getLogger(LOGGER_NAME).info("%s", line, extra={"fields": fields})

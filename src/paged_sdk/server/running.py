@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -109,9 +108,7 @@ class _DrainingServer(uvicorn.Server):
         self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._app.drain.has_begun:
-            self.should_exit = True
-            self.force_exit = sig == signal.SIGINT
+        self.should_exit = self._app.drain.has_begun
         self._app.drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
@@ -119,6 +116,6 @@ class _DrainingServer(uvicorn.Server):
         if drain.has_begun:
             self._deadline = self._deadline or time.monotonic() + self._app.settings.drain_timeout
             if self.should_exit or not drain.in_flight or time.monotonic() > self._deadline:
-                self.cut_off = drain.in_flight
+                self.cut_off = drain.cut_off()
                 return True
         return await super().on_tick(counter)

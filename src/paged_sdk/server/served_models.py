@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -14,6 +14,9 @@ from paged_sdk.wire.models import ModelCard
 from paged_sdk.wire.problem import Problem, ProblemError
 
 __all__ = ["ModelSource", "Served", "ServedModels"]
+
+LOADING_SECONDS: Final = 5
+"""When to ask again for a model that is loading: it takes seconds or minutes."""
 
 ModelSource: TypeAlias = Model | Callable[[], AbstractAsyncContextManager[Model]]
 """A model that somebody else closes, or what opens one, such as a builder's ``build``."""
@@ -53,6 +56,11 @@ class ServedModels:
     def are_ready(self) -> bool:
         """Tell whether all models are open."""
         return len(self._models) == len(self._sources)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all models, open or not."""
+        return tuple(self._sources)
 
     @property
     def all(self) -> Mapping[str, Model]:
@@ -104,13 +112,24 @@ class ServedModels:
         """Return what a name stands for. Models come before adapters of the same name.
 
         :param param: the field that says the name
-        :raises ProblemError: nothing
+        :raises ProblemError: nothing, or what is not open yet
         """
         if name in self._models:
             return Served(name=name, model=self._models[name])
         for model_name, model in self._models.items():
             if name in model.adapters:
                 return Served(name=model_name, model=model, adapter=name)
+        if not self.are_ready:  # it may be one of those, or an adapter of theirs
+            raise ProblemError(
+                Problem(
+                    status=503,
+                    message=f"{name[:100]!r} may be a model that is still loading",
+                    type="server_error",
+                    code="unavailable",
+                    param=param,
+                    headers={"Retry-After": str(LOADING_SECONDS)},
+                )
+            )
         names = ", ".join(card.id for card in self.cards())
         raise ProblemError(
             Problem(

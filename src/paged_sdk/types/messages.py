@@ -167,7 +167,8 @@ class Message:
         """Read a message, given as itself, as what a model has answered, or as an OpenAI-style mapping ``{"role": ...,
         "content": ...}``.
 
-        Keys that say nothing, as ``"refusal": None``, may be there.
+        Keys that say nothing, as ``"refusal": None``, may be there, and ``parsed``, in which OpenAI's client says the
+        content again.
 
         :raises InvalidRequestError: if a key is missing, is none of a message's or has the wrong kind of value
         """
@@ -185,7 +186,9 @@ class Message:
         if not isinstance(value, Mapping) or "role" not in value:
             raise InvalidRequestError.of("message", value, 'a mapping with "role" and "content"')
         given = {key: part for key, part in value.items() if key in _MESSAGE_KEYS}
-        refuse_other_keys("message", value, _MESSAGE_KEYS)
+        refuse_other_keys("message", value, _MESSAGE_KEYS, repeated=("parsed",))
+        if given.get("reasoning_content") == "":  # whoever joins a stream has it so where there were no thoughts
+            del given["reasoning_content"]
         # OpenAI's API has null for a turn of the model's that holds no text.
         if given.get("content") is None and TextMessageRole.parse(given["role"]) is TextMessageRole.ASSISTANT:
             given["content"] = ""

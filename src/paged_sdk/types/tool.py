@@ -184,4 +184,5 @@ def as_tool_choice(value: object, tools: Iterable[Tool]) -> str:
     names = [tool.name for tool in tools]
     if isinstance(named, str) and (named in names or named in ("auto", "none") or (named == "required" and names)):
         return named
-    raise InvalidRequestError.of("tool_choice", value, f'"auto", "none", "required" or one of {", ".join(names)}')
+    allowed = f'"auto", "none", "required" or one of {", ".join(names)}' if names else '"auto" or "none" without tools'
+    raise InvalidRequestError.of("tool_choice", value, allowed)

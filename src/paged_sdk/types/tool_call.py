@@ -75,6 +75,9 @@ class ToolCall:
         """Read a call, given as itself or in OpenAI's form ``{"id": ..., "type": "function", "function": {"name": ...,
         "arguments": ...}}``.
 
+        What OpenAI's client adds to the calls that it has read may be there: ``index``, their place in a stream, and
+        ``parsed_arguments``, which says the arguments again.
+
         :raises InvalidRequestError: if a key is missing, is none of a call's or has the wrong kind of value
         """
         if isinstance(value, cls):
@@ -83,9 +86,9 @@ class ToolCall:
         if not isinstance(value, Mapping) or not isinstance(function, Mapping):
             allowed = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
             raise InvalidRequestError.of("tool_calls", value, allowed)
-        refuse_other_keys("tool_calls", value, ("id", "type", "function"))
-        refuse_other_keys("tool_calls.function", function, ("name", "arguments"))
-        if value.get("type", "function") != "function":
+        refuse_other_keys("tool_calls", value, ("id", "type", "function"), repeated=("index",))
+        refuse_other_keys("tool_calls.function", function, ("name", "arguments"), repeated=("parsed_arguments",))
+        if value.get("type") not in (None, "function"):
             raise InvalidRequestError.of("tool_calls.type", value["type"], '"function"')
         return cls(function.get("name"), function.get("arguments"), value.get("id"))  # type: ignore[arg-type]  # checked there
 
@@ -96,16 +99,22 @@ class ToolCall:
 
 
 def refuse_other_keys(
-    name: str, value: Mapping[Any, object], known: Collection[str], *, nothing: Collection[object] = ()
+    name: str,
+    value: Mapping[Any, object],
+    known: Collection[str],
+    *,
+    nothing: Collection[object] = (),
+    repeated: Collection[str] = (),
 ) -> None:
     """Check that a mapping says nothing under other keys: what nobody reads is not ignored.
 
     Null, and what is empty, says nothing: OpenAI's client writes out every field that a message may have.
 
     :param nothing: more values that say nothing
+    :param repeated: keys under which is said again what others say
     :raises InvalidRequestError: naming the first key that does
     """
     for key, part in value.items():
         empty = part is None or (isinstance(part, str | list | tuple | Mapping) and not part)
-        if key not in known and not empty and not any(part is each for each in nothing):
+        if key not in known and key not in repeated and not empty and not any(part is each for each in nothing):
             raise InvalidRequestError.of(f"{name}[{key!r}]"[:100], part, f"no key but {', '.join(known)}")

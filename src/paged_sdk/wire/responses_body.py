@@ -44,6 +44,7 @@ class OutputText(TypedDict, total=False):
     text: Required[str]
     annotations: Annotated[list[Any] | None, Bounds(0, 0), "there are none"]
     logprobs: Annotated[list[dict[str, Any]] | None, "Of any value: the text is what counts."]
+    parsed: Annotated[Any, "What OpenAI's client has read of the text, which is what counts."]
 
 
 class InputMessage(TypedDict, total=False):
@@ -70,6 +71,8 @@ class FunctionCall(TypedDict, total=False):
     status: Status | None
     caller: Annotated[None, "the model alone calls functions"]
     namespace: Annotated[None, "there are none"]
+    parsed_arguments: Annotated[Any, "What OpenAI's client has read of the arguments, which are what counts."]
+    async_: Annotated[None, "clients run all tools"]  # as that client writes its fields out
 
 
 class FunctionCallOutput(TypedDict, total=False):

@@ -22,6 +22,9 @@ __all__ = [
 MAX_TOP_LOGPROBS: Final = 20
 """OpenAI's API has no more: every token's come with their texts and bytes."""
 
+MAX_TOKENS: Final = 1 << 16
+"""So many tokens' ids are looked at in a tenth of a second, in which nobody else is answered."""
+
 GRAMMAR_KINDS: Final = ("regex", "json_schema", "lark", "llguidance")
 
 
@@ -53,7 +56,7 @@ class SamplingFields(SamplingDefaults, total=False):
     n: Annotated[int | None, Bounds(1), "How many answers."]
     max_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most."]
     user: Annotated[str | None, "A label for whom this is; it is in the server's log."]
-    stop_token_ids: Annotated[list[int] | None, "Extension: tokens that end the answer."]
+    stop_token_ids: Annotated[list[int] | None, Bounds(0, MAX_TOKENS), "Extension: tokens that end the answer."]
     min_tokens: Annotated[int | None, Bounds(0), "Extension: no end before so many tokens."]
     ignore_eos: Annotated[bool | None, "Extension: go on past the end token."]
     dry_multiplier: Annotated[float | None, Bounds(0), "Extension: strength of DRY, against repetition."]
@@ -135,7 +138,7 @@ def top_n_logprobs(logprobs: bool, top_logprobs: int | None, *, default: int) ->
     """
     if logprobs:
         return default if top_logprobs is None else top_logprobs
-    if top_logprobs is not None:
+    if top_logprobs:
         raise InvalidRequestError(
             "top_logprobs does nothing unless logprobs is true: give both or none",
             field="top_logprobs",
@@ -169,6 +172,8 @@ def constraint_of(kind: str, source: str | Mapping[str, Any], *, field: str) -> 
 def _logits_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
     if not bias:
         return None
+    if len(bias) > MAX_TOKENS:
+        raise InvalidRequestError.of("logit_bias", f"{len(bias)} tokens", f"at most {MAX_TOKENS} tokens")
     numbers = {}
     for token, number in bias.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10) or not -100 <= number <= 100:
