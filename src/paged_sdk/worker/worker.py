@@ -134,8 +134,7 @@ class Worker:
         :raises EngineDeadError: see :meth:`check`
         """
         self.check()
-        self._mailbox.put(Submit(request, subscription))
-        self._sweep()
+        self._put(Submit(request, subscription))
 
     def abort(self, request_id: str) -> None:
         """End a request and give its KV back within two steps. Safe in finalizers; unknown ids are ignored."""
@@ -154,6 +153,14 @@ class Worker:
         result: _T = await self._called(Call(function, Future()))
         return result
 
+    def post(self, function: Callable[[Engine], _T]) -> Future[_T]:
+        """Have ``function`` run on the engine between two steps, and return at once; its result is the future's, or
+        the error with which the engine has ended before.
+        """
+        future: Future[_T] = Future()
+        self._put(Call(function, future))
+        return future
+
     async def call_alone(self, function: Callable[[Engine, Callable[[], None]], _T]) -> _T:
         """Run ``function`` on the engine when the requests under way have ended, and return its result. Requests that
         come meanwhile wait for it. Should the caller be cancelled, it is not run, or runs to its end if it has begun.
@@ -171,13 +178,16 @@ class Worker:
 
     async def _called(self, command: Call | CallAlone) -> Any:
         self.check()
-        self._mailbox.put(command)
-        self._sweep()
+        self._put(command)
         try:
             await settled(command.future)
             return command.future.result()
         finally:
             del command  # as above
+
+    def _put(self, command: Command) -> None:
+        self._mailbox.put(command)
+        self._sweep()
 
     def close(self, *, drain: bool = False) -> None:
         """Refuse new work and have the thread end, without waiting for it. Idempotent."""
