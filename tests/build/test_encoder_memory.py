@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paged_sdk import ImageLimits, VisionModelBuilder
-from paged_sdk.build import assembly, encoder_memory
+from paged_sdk.build import assembly, encoder_memory, kv_memory
 from paged_sdk.build.encoder_memory import encoder_bytes, largest_inputs
 from paged_sdk.build.loaded_model import load_weights
 from paged_sdk.build.loading import Loading
@@ -136,7 +136,7 @@ async def test_the_pool_leaves_it_free(tmp_path: Path, monkeypatch: pytest.Monke
     """The memory of a pool is what neither steps nor images need."""
     asked: list[tuple[int, int]] = []
     pools: list[Mapping[torch.device, int]] = []
-    size_pools = assembly.size_pools
+    size_pools = kv_memory.size_pools
 
     def needed(
         device: torch.device, vision: LoadedVision, limits: ImageLimits, *, max_tokens: int, reserved: int
