@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import shutil
@@ -32,7 +33,9 @@ from paged_sdk import (
     TextModelBuilder,
     TextSpeculativeBuilder,
 )
+from paged_sdk.adapters.bank import AdapterBank, FittedAdapter
 from paged_sdk.testing import fake_model
+from talk import until
 from tiny import build_model, make_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -168,6 +171,34 @@ async def test_a_wait_that_is_cancelled_unloads_all_the_same(model: Model) -> No
     assert scope.cancelled_caught
     assert model.adapters == ()
     assert (await stream.collect()).usage.completion_tokens == 400
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_load_that_asyncio_itself_cancels_leaves_nothing_in_the_bank(
+    model: Model, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it is cancelled in the very step in which the engine takes the adapter in."""
+    loop, take, remove, held = asyncio.get_running_loop(), AdapterBank.take, AdapterBank.remove, list[int]()
+
+    def taken(bank: AdapterBank, fitted: FittedAdapter) -> int:
+        loop.call_soon_threadsafe(loading.cancel)
+        held.append(take(bank, fitted))
+        return held[-1]
+
+    def removed(bank: AdapterBank, number: int) -> None:
+        remove(bank, number)
+        held.remove(number)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdapterBank, "take", taken)
+        patched.setattr(AdapterBank, "remove", removed)
+        loading = asyncio.ensure_future(model.load_adapter(directory / "second"))
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert model.adapters == ("first",)
+        await until(lambda: not held)
+    await model.load_adapter(directory / "second")
+    assert await text(model, "second") != await text(model, "first")
 
 
 async def test_texts_go_on_while_an_adapter_is_loaded(model: Model, directory: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import pytest
 
+from caught_errors import KnownError, goes_when_caught
 from paged_sdk.errors import EngineError
 from paged_sdk.helper_threads import HelperThreads
 from paged_sdk.threads import in_anyio_thread, in_own_thread
@@ -36,10 +36,6 @@ async def in_helper_thread(function: Callable[[], Any], purpose: str) -> Any:
 
 every_way = pytest.mark.parametrize("run", [in_own_thread, in_helper_thread, in_anyio_thread])
 of_ours = pytest.mark.parametrize("run", [in_own_thread, in_helper_thread])
-
-
-class SomeError(Exception):
-    pass
 
 
 @every_way
@@ -68,7 +64,7 @@ async def test_it_runs_outside_the_event_loop(run: Run) -> None:
 
 
 @every_way
-@pytest.mark.parametrize("kind", [SomeError, SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("kind", [KnownError, SystemExit, KeyboardInterrupt])
 async def test_what_it_raises_is_raised_here(run: Run, kind: type[BaseException]) -> None:
     def fail() -> None:
         raise kind("no")
@@ -80,21 +76,10 @@ async def test_what_it_raises_is_raised_here(run: Run, kind: type[BaseException]
 
 @of_ours
 async def test_an_error_goes_with_whoever_has_caught_it(run: Run) -> None:
-    """No circle of references keeps it, and all that its frames hold, until garbage is looked for."""
-
     def fail() -> None:
-        raise SomeError
+        raise KnownError
 
-    gc.collect()
-    gc.disable()
-    try:
-        try:
-            await run(fail, "to test in")
-        except SomeError as error:
-            gone = weakref.ref(error)
-        await until(lambda: gone() is None)
-    finally:
-        gc.enable()
+    await goes_when_caught(partial(run, fail, "to test in"))
 
 
 @every_way

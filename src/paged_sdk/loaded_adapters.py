@@ -90,14 +90,33 @@ class LoadedAdapters:
         number = None
         try:
             fitted = await in_own_thread(partial(bank.read, source.location), "to read an adapter in")
-            with anyio.CancelScope(shield=True):  # it takes a step, and would be in the bank for good
-                number = await self._worker.call(partial(_add, bank, fitted))
+            number = await self._taken_in(bank, fitted)
         finally:
             with self._lock:
                 if number is None:
                     del self._uses[source.name]
                 else:
                     self._uses[source.name] = fitted.use(number, source.name)
+
+    async def _taken_in(self, bank: AdapterBank, fitted: FittedAdapter) -> int:
+        """Have the engine take an adapter in, and return its number. It takes a step, for which whoever is cancelled
+        waits; asyncio's own cancellation waits for nothing, and the adapter goes again.
+        """
+        number = self._worker.post(partial(_add, bank, fitted))
+        try:
+            with anyio.CancelScope(shield=True):
+                await settled(number)
+            return number.result()
+        except BaseException:
+            number.add_done_callback(partial(self._let_go, bank))
+            raise
+        finally:
+            del number  # an error's traceback holds this frame, and the future holds the error
+
+    def _let_go(self, bank: AdapterBank, number: Future[int]) -> None:
+        """Take out of the bank what no request has heard of, if it is in there."""
+        if number.exception() is None:
+            self._worker.post(partial(_retire, bank, number.result(), Future()))
 
     async def unload(self, name: str) -> None:
         """Do what :meth:`Model.unload_adapter` says."""

@@ -82,11 +82,15 @@ def test_the_kernels_of_a_draft_models_steps_are_compiled(
     monkeypatch.setattr(
         draft, "compile_steps", lambda model, backend, config, visible: compiled.append((model, backend, config))
     )
+    argmaxes: list[tuple[int, torch.device]] = []
+    monkeypatch.setattr(draft, "compile_argmax", lambda vocab_size, device: argmaxes.append((vocab_size, device)))
+    watch: Any = object()
+    monkeypatch.setattr(draft, "live_compilations", lambda device: watch)
     config = EngineConfig(
         num_blocks=8, block_size=8, max_num_seqs=5, max_num_batched_tokens=20, max_model_len=64, max_queue=8
     )
     times = StepTimes()
-    make_draft_model(
+    made = make_draft_model(
         loaded,
         evolve(config, paged=paged, gamma=4),
         target_vocab_size=512,
@@ -94,6 +98,8 @@ def test_the_kernels_of_a_draft_models_steps_are_compiled(
         balance=DraftAccount(times).open_balance(),
         workspace=None,
     )
+    assert made.compilations is (watch if device == CUDA else None)
+    assert argmaxes == ([(loaded.model.config.vocab_size, CUDA)] if device == CUDA else [])
     if device == CUDA and paged:
         ((model, used, own),) = compiled
         assert model is loaded.model

@@ -13,12 +13,14 @@ from typer.testing import CliRunner, Result
 
 import tiny
 from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder, TextSpeculativeBuilder, plan_memory
-from paged_sdk.build import machine
+from paged_sdk.build import kv_memory, machine, planning, ranks, weight_form
 from paged_sdk.cli.app import app
 from paged_sdk.cli.diagnosis import machine_lines
 from paged_sdk.kernels.native import library
 from paged_sdk.kernels.triton import availability
+from paged_sdk.kv.pool_size import DeviceMemory
 
+MIB = 2**20
 FLAGS = ("--dtype", "float32", "--num-threads", "1", "--pa-block-size", "8")
 
 
@@ -96,6 +98,35 @@ def test_a_plan_of_more_ranks_than_key_value_heads(tmp_path: Path) -> None:
     one, two, four = (plan_memory(builder.with_tensor_parallel(ranks)).bytes_per_token for ranks in (1, 2, 4))
     assert two == one
     assert four == 2 * one
+
+
+def test_a_plan_of_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds its heads alone, and its share of the weights; the one with the least room for them decides."""
+    model = tiny.make_checkpoint("llama", tmp_path, hidden_size=96, num_attention_heads=6, num_key_value_heads=3)
+    free = [60 * MIB, 25 * MIB]
+    monkeypatch.setattr(ranks, "choose_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(planning, "choose_devices", lambda settings: (torch.device("cuda", 0),))
+    monkeypatch.setattr(
+        kv_memory, "device_memory", lambda device: DeviceMemory(total=100 * MIB, free=free[device.index])
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(weight_form, "_why_no_blocks", lambda *_: "there is no such device")
+    builder = TextModelBuilder(model).with_dtype("float32")
+    one, two = (plan_memory(builder.with_tensor_parallel(size)) for size in (1, 2))
+    assert (one.devices, two.devices) == (("cuda:0",), ("cuda:0", "cuda:1"))
+    assert two.weight_bytes == one.weight_bytes
+    assert two.bytes_per_token == one.bytes_per_token
+    assert one.num_blocks == blocks_in(50 * MIB - one.weight_bytes, one.bytes_per_token)
+    # The first rank has two of the three key-value heads, the second one.
+    shares = ((50 * MIB, 2 / 3), (15 * MIB, 1 / 3))
+    rooms = [blocks_in(room - one.weight_bytes // 2, share * one.bytes_per_token) for room, share in shares]
+    assert two.num_blocks == min(rooms) < one.num_blocks
+    free[1] = 60 * MIB
+    assert plan_memory(builder.with_tensor_parallel(2)).num_blocks == rooms[0] > one.num_blocks
+
+
+def blocks_in(room: int, bytes_per_token: float) -> int:
+    return int(room // round(32 * bytes_per_token))
 
 
 def test_a_plan_of_other_forms(model: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from stand_in import StandIn, connected, opened
 
 from adapter_files import write_adapter
+from caught_errors import KnownError, goes_when_caught
 from paged_sdk import (
     CheckpointError,
     ConfigError,
@@ -33,6 +34,8 @@ from paged_sdk import (
 from paged_sdk.ray import RayReplicas, fleet, serve_app
 from paged_sdk.ray.hung_engine import until_hung
 from paged_sdk.ray.options import resources_of, with_health_checks
+from paged_sdk.ray.ray_loop import RayLoop
+from paged_sdk.ray.replicas import in_loop
 from paged_sdk.ray.sessions import Sessions
 from paged_sdk.testing import fake_model
 from paged_sdk.worker.worker import Worker
@@ -421,3 +424,14 @@ def test_without_ray_an_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
     for make in (lambda: RayReplicas(TextModelBuilder("x")), lambda: serve_app(TextModelBuilder("x"), model_name="x")):
         with pytest.raises(ConfigError, match=r"paged-sdk\[ray\]"):
             make()
+
+
+async def test_an_error_in_the_loop_of_ray_goes_with_whoever_has_caught_it() -> None:
+    async def fail() -> None:
+        raise KnownError
+
+    loop = RayLoop()
+    try:
+        await goes_when_caught(lambda: in_loop(loop, fail()))
+    finally:
+        loop.stop()

@@ -12,6 +12,7 @@ import pytest
 from loopback import remotely
 
 from adapter_files import write_adapter
+from caught_errors import KnownError, goes_when_caught
 from compose import CASES, MODES, PROPOSERS, Matrix, covering
 from paged_sdk import (
     ConfigError,
@@ -233,3 +234,9 @@ def test_everything_goes_through(tmp_path: Path, mode: str) -> None:
     matrix = Matrix(make_checkpoint("llama", tmp_path), through=face_of)
     for proposer in PROPOSERS:
         assert matrix.compare(proposer, mode, CASES) > 0
+
+
+async def test_an_error_that_was_sent_goes_with_whoever_has_caught_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SentError, "received", lambda self: KnownError())
+    async with remotely(fake_model("Hello!")) as (model, _):
+        await goes_when_caught(lambda: model.load_adapter("nowhere"))

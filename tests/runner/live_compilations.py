@@ -1,4 +1,4 @@
-"""Count what is compiled for steps of requests after those for trial: `python live_compilations.py GGUF CACHE WINDOWS`.
+"""Count what is compiled for steps of requests after those for trial: `live_compilations.py GGUF CACHE WINDOWS DTYPE`.
 
 Nothing is compiled and no kernel runs: a stand-in for Triton's compiler notes what it is asked for, for a GPU
 of compute capability 9.0. Around the kernels a model's steps run as they are, on the CPU, over what memory holds.
@@ -156,7 +156,10 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("cache_type", type=PagedCacheType)
     parser.add_argument("windows", type=json.loads)
+    parser.add_argument("dtype", nargs="?", default="bfloat16")
     arguments = parser.parse_args()
+    dtype = getattr(torch, arguments.dtype)
+    units = MatrixUnits.THREADS if dtype is torch.float32 else MatrixUnits.SHARED_MEMORY
     compiler = Compiler()
     with ExitStack() as stack:
         compiler.let_launch(stack)
@@ -165,14 +168,14 @@ def main() -> None:
             stack.enter_context(patch.object(kernels, "num_multiprocessors", lambda device: MULTIPROCESSORS))
         for module in ("quantized_linear", "quantized_experts"):
             kernels = importlib.import_module(f"paged_sdk.kernels.triton.{module}")
-            stack.enter_context(patch.object(kernels, "matrix_units", return_value=MatrixUnits.SHARED_MEMORY))
+            stack.enter_context(patch.object(kernels, "matrix_units", return_value=units))
         stack.enter_context(patch.object(availability, "why_not", lambda device: None))
         stack.enter_context(patch.object(torch.Tensor, "is_cuda", True, create=True))
         stack.enter_context(torch.inference_mode())
         source = GgufSource(arguments.model)
         policy = WeightPolicy(keep_blocks=True, forms=[EverywhereTritonBlocks()])
-        model = load_model(source.config, source, dtype=torch.bfloat16, device=CPU, policy=policy)
-        pool = PoolSettings(block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=CPU, cache_type=arguments.cache_type)
+        model = load_model(source.config, source, dtype=dtype, device=CPU, policy=policy)
+        pool = PoolSettings(block_size=BLOCK_SIZE, dtype=dtype, device=CPU, cache_type=arguments.cache_type)
         config = evolve(model.config, sliding_windows=tuple(arguments.windows))
         backend = TritonPagedBackend(config, pool, 4, max_num_seqs=MAX_ROWS, max_model_len=MAX_MODEL_LEN)
         limits = {"max_num_tokens": MAX_TOKENS, "max_num_rows": MAX_ROWS, "max_model_len": MAX_MODEL_LEN}
@@ -187,7 +190,7 @@ def main() -> None:
             run_for_trial(model, backend, steps_of_requests())
             # As prompt logprobs and scores ask for them, and drafts of several rows.
             for count in (1, 2, 9, 20, 40, LOGITS_TILE, 65, 130, 200, 260, 400, 511, 512, MAX_ROWS * (MAX_DRAFTS + 1)):
-                model.logits(torch.zeros(count, model.config.hidden_size, dtype=torch.bfloat16))
+                model.logits(torch.zeros(count, model.config.hidden_size, dtype=dtype))
             backend.copy([(0, 1, BLOCK_SIZE), (2, 3, BLOCK_SIZE)])
             sample(sampler)
         found = {

@@ -146,6 +146,33 @@ def test_texts_through_adapters_are_the_same(
 
 
 @INTERPRETED
+def test_penalized_texts_through_adapters_that_come_and_go_are_the_same(
+    builder: TextModelBuilder, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """An adapter takes the place in the tables that another has had, while texts of a third go on."""
+    for seed in range(3):
+        write_adapter(tmp_path / str(seed), tiny.build_model("llama"), seed=seed + 1)
+    sampling = evolve(GREEDY, max_len=2, presence_penalty=0.5)
+    long = evolve(sampling, max_len=9)
+
+    async def run() -> list[str]:
+        own = small(builder.with_adapter(tmp_path / "0").with_adapter(tmp_path / "1")).with_prefix_cache_n(None)
+        async with own.build() as model:
+            going_on = asyncio.ensure_future(model.send_completion_request("So", long, adapter="0"))
+            first = await model.send_completion_request("So", sampling, adapter="1")
+            await model.unload_adapter("1")
+            await model.load_adapter(tmp_path / "2")
+            second = await model.send_completion_request("So", sampling, adapter="2")
+            return [response.choices[0].text for response in (first, second, await going_on)]
+
+    expected = asyncio.run(run())
+    assert expected[0] != expected[1]
+    recorder: Recorder = request.getfixturevalue("recorder")
+    assert asyncio.run(run()) == expected
+    assert len(recorder.replays) >= 4
+
+
+@INTERPRETED
 def test_sampled_texts_do_not_depend_on_their_batch(builder: TextModelBuilder, recorder: Recorder) -> None:
     sampling = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, seed=7, max_len=4, ignore_eos=True)
     alone = texts(builder, sampling, together=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Texts
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,7 @@ from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.config.env import read_environment
 from paged_sdk.runner.draft_model import FIRST_CHUNK, DraftModel
+from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.sampling.truncation import NOT_DRAWN
 from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.scheduler.sequence import Sequence
@@ -149,3 +151,24 @@ async def test_no_guess_follows_one_that_the_constraint_refuses(
     assert asked, "the model's own likeliest tokens are sentences by themselves"
     # One step for each guess, and one for the guess that was refused: none is made after it.
     assert len(steps.num_tokens) <= sum(watched.lengths) + len(asked)
+
+
+def test_kernels_that_drafts_wait_for_are_noticed(
+    builder: TextModelBuilder, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the first step, which reads, and of the second, which guesses."""
+    draft, found = drafting_model(builder, tiny_checkpoint, gamma=1), dict[str, int]()
+    kernels: Any = SimpleNamespace(by_name=lambda: dict(found), total=0)
+    draft.compilations = LiveCompilations(kernels)
+    step = draft._step
+
+    def compiling(rows: list[StepRow]) -> list[int]:
+        kernels.total += 1
+        found[f"_kernel_{kernels.total}"] = 1
+        return step(rows)
+
+    monkeypatch.setattr(draft, "_step", compiling)
+    draft.propose([running(0, LONG), running(1, LONG[3:8])])
+    assert draft.compilations.count == 2
+    assert "(_kernel_1): 1 since" in caplog.text
+    assert "(_kernel_2): 2 since" in caplog.text

@@ -43,7 +43,7 @@ LLAMA: Final[dict[str, Any]] = {
 }
 
 
-def tensors(num_experts: int, num_heads: int) -> dict[str, npt.NDArray[np.float32]]:
+def tensors(num_experts: int, num_heads: int, mlp: int = MLP) -> dict[str, npt.NDArray[np.float32]]:
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (VOCAB, HIDDEN), "output_norm.weight": (HIDDEN,)}
     shapes["output.weight"] = (VOCAB, HIDDEN)
     for layer in range(2):
@@ -56,9 +56,9 @@ def tensors(num_experts: int, num_heads: int) -> dict[str, npt.NDArray[np.float3
             "ffn_norm": (HIDDEN,),
         }
         matrices: dict[str, tuple[int, ...]] = {
-            "ffn_gate": (MLP, HIDDEN),
-            "ffn_up": (MLP, HIDDEN),
-            "ffn_down": (HIDDEN, MLP),
+            "ffn_gate": (mlp, HIDDEN),
+            "ffn_up": (mlp, HIDDEN),
+            "ffn_down": (HIDDEN, mlp),
         }
         if num_experts:
             block["ffn_gate_inp"] = (num_experts, HIDDEN)
@@ -74,15 +74,15 @@ def stored_as(name: str, array: npt.NDArray[np.float32]) -> gguf.GGMLQuantizatio
     return gguf.GGMLQuantizationType.Q4_0 if name == "output.weight" else gguf.GGMLQuantizationType.Q8_0
 
 
-def write(path: Path, num_experts: int, num_heads: int) -> Path:
+def write(path: Path, num_experts: int, num_heads: int, mlp: int = MLP) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
-    for key, value in LLAMA.items():
+    for key, value in (LLAMA | {"llama.feed_forward_length": mlp}).items():
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
     writer.add_head_count(num_heads)
     if num_experts:
         writer.add_expert_count(num_experts)
         writer.add_expert_used_count(2)
-    for name, array in tensors(num_experts, num_heads).items():
+    for name, array in tensors(num_experts, num_heads, mlp).items():
         kind = stored_as(name, array)
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -92,14 +92,16 @@ def write(path: Path, num_experts: int, num_heads: int) -> Path:
     return path
 
 
-def asked_for(path: Path, cache_type: PagedCacheType, windows: list[int | None]) -> dict[str, Any]:
+def asked_for(
+    path: Path, cache_type: PagedCacheType, windows: list[int | None], dtype: str = "bfloat16"
+) -> dict[str, Any]:
     """Return the kernels that are compiled for trial and for requests, and what is counted of them."""
     root = Path(__file__).parents[2]
     paths = (root / "src", root, os.environ.get("PYTHONPATH", ""))
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("live_compilations.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(path), cache_type.value, json.dumps(windows)],
+        [sys.executable, str(script), str(path), cache_type.value, json.dumps(windows), dtype],
         capture_output=True,
         text=True,
         env=environment | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
@@ -131,6 +133,13 @@ def test_no_kernel_is_compiled_for_requests(
     assert 10 < found["counted"] <= len(found["for trial"])  # two threads may compile one for themselves
     assert found["for requests"] == []
     assert found["noticed"] == 0
+
+
+def test_none_is_compiled_for_float32_either(tmp_path: Path) -> None:
+    """Its tiles have 32 rows at most: each number of tiles cuts the sums otherwise that kernels join."""
+    found = asked_for(write(tmp_path / "model.gguf", 0, 8, 8192), PagedCacheType.AUTO, [None, 1024], "float32")
+    assert {"_tile_kernel", "_join_kernel"} <= set(found["for trial"])
+    assert found["for requests"] == []
 
 
 class Kernels:

@@ -8,6 +8,8 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import trio
 from torch import Tensor
 
 from arrivals import wait_for_requests
+from caught_errors import KnownError, goes_when_caught
 from paged_sdk import (
     EngineDeadError,
     GgufModelBuilder,
@@ -329,3 +332,15 @@ async def test_whoever_looks_sees_which_step_is_running(monkeypatch: pytest.Monk
         assert seen == [*range(len(seen))]
         assert len(seen) >= 2 * len("Yes.")
         await until(lambda: worker.running_step is None)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("ask", [Worker.call, Worker.call_alone])
+async def test_an_error_of_what_the_engine_ran_goes_with_whoever_has_caught_it(
+    ask: Callable[..., Awaitable[object]],
+) -> None:
+    def fail(*args: object) -> None:
+        raise KnownError
+
+    async with fake_model("Yes.") as model:
+        await goes_when_caught(partial(ask, model._insides.worker, fail))

@@ -17,6 +17,7 @@ from paged_sdk.build.child_ranks import ChildRanks
 from paged_sdk.build.device_setup import alone_on, memory_must_do, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import load_draft, make_draft_model
+from paged_sdk.build.encoder_memory import encoder_bytes
 from paged_sdk.build.encoder_trial import encode_for_trial
 from paged_sdk.build.followers import Followers
 from paged_sdk.build.free_memory import return_free_memory
@@ -38,6 +39,7 @@ from paged_sdk.build.weight_form import check_isq
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import Environment, read_launch
+from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.speculative import SpeculativeConfig
 from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
@@ -266,6 +268,15 @@ def _with_pool(
         placement=loaded.placement,
         group=on_devices,
     )
+    device = loaded.placement.embedding
+    if loaded.vision is not None and device in activations:
+        activations[device] += encoder_bytes(
+            device,
+            loaded.vision,
+            loaded.settings.images or ImageLimits(),
+            max_tokens=config.max_model_len,
+            reserved=activations[device],
+        )
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
     if group is not None and on_devices is None:  # all ranks have their pools in the memory of this machine
         placed[0] = (shape_of_ranks(loaded.shape, group.size), loaded.placement)

@@ -33,10 +33,11 @@ from paged_sdk.runner.shared_overlap import SharedOverlap
 from paged_sdk.runner.step_results import StepResults
 from paged_sdk.runner.step_table import Record
 from paged_sdk.runner.warm_up import COMPILING_THREADS, run_for_trial, trial_steps
+from paged_sdk.sampling.candidates import argmax
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.processor import Processor
 
-__all__ = ["compile_steps", "make_device_decoding", "make_overlap"]
+__all__ = ["compile_argmax", "compile_steps", "live_compilations", "make_device_decoding", "make_overlap"]
 
 _log = get_logger(__name__)
 
@@ -100,11 +101,25 @@ def make_device_decoding(
     path = DeviceDecoding(sampler, overlap, graphs, mixed, slots)
     with torch.inference_mode():
         path.warm_up(torch.zeros(1, vocab_size, device=placement.head))
-    if why_not(placement.head) is None:
-        from paged_sdk.kernels.triton.compiled import CompiledKernels
-
-        path.compilations = LiveCompilations(CompiledKernels(placement.head.index or 0))
+    path.compilations = live_compilations(placement.head)
     return path
+
+
+def live_compilations(device: torch.device) -> LiveCompilations | None:
+    """Make what notices kernels that are compiled for requests from now on; None: a device's are not compiled."""
+    if why_not(device) is not None:
+        return None
+    from paged_sdk.kernels.triton.compiled import CompiledKernels
+
+    return LiveCompilations(CompiledKernels(device.index or 0))
+
+
+def compile_argmax(vocab_size: int, device: torch.device) -> None:
+    """Compile what finds the likeliest of so many tokens: where a model that guesses has other numbers of them than its
+    target, that has compiled another variant.
+    """
+    with torch.inference_mode():
+        argmax(torch.zeros(1, vocab_size, device=device))
 
 
 def make_overlap(max_num_seqs: int, device: torch.device, group: Group | None) -> OverlapTokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve
 
 from paged_sdk.build.device_setup import memory_must_do
-from paged_sdk.build.device_steps import compile_steps
+from paged_sdk.build.device_steps import compile_argmax, compile_steps, live_compilations
 from paged_sdk.build.fusing import fuse
 from paged_sdk.build.kv_memory import make_kv_manager
 from paged_sdk.build.kv_storage import make_storage
@@ -61,9 +61,12 @@ def make_draft_model(
     own = evolve(config, max_model_len=draft.max_model_len, sliding_window=shape.window, rope_switch=shape.rope_switch)
     backend = make_storage(draft, own, workspace).make(own.num_blocks)
     model = fuse(draft.model, backend, draft.settings)
-    if own.paged and all(device.type == "cuda" for device in draft.placement.devices):
+    on_cuda = all(device.type == "cuda" for device in draft.placement.devices)
+    if own.paged and on_cuda:
         compile_steps(model, backend, own, visible=draft.settings.logging)
-    return DraftModel(
+    if on_cuda:
+        compile_argmax(shape.vocab_size, draft.placement.head)
+    made = DraftModel(
         model,
         backend,
         make_kv_manager(own),
@@ -75,3 +78,6 @@ def make_draft_model(
         times=times,
         balance=balance,
     )
+    if on_cuda:
+        made.compilations = live_compilations(draft.placement.head)
+    return made

@@ -29,8 +29,8 @@ def plan_memory(builder: Planned) -> MemoryPlan:
     computed when the model is built, the environment's settings included. No weight is read; a model on the hub is
     downloaded first.
 
-    What steps need beside is measured when a model is built, so a pool on a CUDA device that is to take what is free
-    will have somewhat fewer blocks.
+    What steps and images need beside is measured when a model is built, so a pool on a CUDA device that is to take what
+    is free will have somewhat fewer blocks.
 
     :param builder: the model and its settings
     :raises ConfigError: a setting cannot be used with this model or machine

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import torch
+from attrs import evolve
 
-from paged_sdk.build.kv_memory import block_layout, size_pools
+from paged_sdk.build.kv_memory import block_layout, size_pool, size_pools
 from paged_sdk.build.loaded_model import place
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
@@ -15,13 +17,15 @@ from paged_sdk.build.ranks import choose_seats
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
+from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import DRAFT_MODEL, read_environment
 from paged_sdk.config.isq import IsqFamily, IsqType
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.models.any_model import plan_model
-from paged_sdk.parallel.shard import shape_of_ranks
+from paged_sdk.parallel.shard import shape_of_ranks, shard_of
 from paged_sdk.quant.isq import blocks_for
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 from paged_sdk.types.memory_plan import MemoryPlan
@@ -64,10 +68,14 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     config = resolve_engine_config(
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
-    shape = plan.config
-    if devices[0].type == "cpu":  # all ranks have their pools in one memory
-        shape = shape_of_ranks(shape, len(choose_seats(settings)))
-    config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=weights)
+    seats = choose_seats(settings)
+    shape = shape_of_ranks(plan.config, len(seats))  # what all ranks hold together
+    used = placed.placement.devices
+    if len(seats) > 1 and devices[0].type == "cuda":  # each has a memory of its own
+        used = tuple(torch.device(seat.device or devices[0]) for seat in seats)
+        config = _with_smallest_pool(config, plan.config, used, dtype, sum(weights.values()))
+    else:
+        config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=weights)
     layout = block_layout(config, [shape], dtype)
     tokens = config.num_blocks * config.block_size if config.paged else max_model_len
     bytes_per_token = layout.block_bytes / layout.block_size
@@ -75,7 +83,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         model=path.stem if path.is_file() else path.name,
         model_type=checkpoint.model_type,
         architecture=plan.config.model_type,
-        devices=tuple(str(device) for device in placed.placement.devices),
+        devices=tuple(map(str, used)),
         dtype=str(dtype).removeprefix("torch."),
         isq=None if policy.isq is None else policy.isq.value,
         weight_bytes=sum(weights.values()),
@@ -89,6 +97,23 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
     )
+
+
+def _with_smallest_pool(
+    config: EngineConfig, shape: DecoderConfig, devices: Sequence[torch.device], dtype: torch.dtype, weight_bytes: int
+) -> EngineConfig:
+    """Fill in as many blocks as every rank can hold of a model that is divided among devices.
+
+    :param shape: the whole model's
+    :param weight_bytes: of all its weights
+    """
+    size = len(devices)
+    parts = [shard_of(shape, rank, size).local(shape) for rank in range(size)]
+    sized = [
+        size_pool(config, [part], dtype=dtype, device=device, activations=weight_bytes // size)
+        for part, device in zip(parts, devices, strict=True)
+    ]
+    return evolve(config, num_blocks=min(each.num_blocks for each in sized))
 
 
 def _bytes_by_device(

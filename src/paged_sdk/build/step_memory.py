@@ -30,7 +30,7 @@ from paged_sdk.runner.warm_up import COMPILING_THREADS
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.processor import Processor
 
-__all__ = ["activations_of", "most_logits", "recorded_bytes"]
+__all__ = ["activations_of", "most_logits", "recorded_bytes", "workspace_bytes"]
 
 _log = get_logger(__name__)
 
@@ -83,7 +83,7 @@ def activations_of(
             + recorded
             + sampling
             + storage.scratch.get(device, 0)
-            + _NUM_WORKSPACES * _workspace_bytes()
+            + _NUM_WORKSPACES * workspace_bytes()
             + _RESERVE
         )
         _log.info(
@@ -214,7 +214,7 @@ def _num_graphs(config: EngineConfig) -> int:
     return num_sizes * len(context_bounds(config.max_model_len))
 
 
-def _workspace_bytes() -> int:
+def workspace_bytes() -> int:
     """Return how many bytes cuBLAS and cuBLASLt take for each thread and stream that has matrices multiplied."""
     sizes = [getattr(torch.backends.cuda, name, None) for name in ("cublas_workspace_size", "cublaslt_workspace_size")]
     if any(size is None for size in sizes):

@@ -252,9 +252,9 @@ async def in_loop(loop: RayLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
     try:
         await settled(future)
         return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+    finally:
+        future.cancel()  # has no effect once it has ended
+        del future  # an error's traceback holds this frame, and the future holds the error
 
 
 async def _in_thread(function: Callable[[], _T], *, daemon: bool | None = None) -> _T:

@@ -168,7 +168,10 @@ class RemoteEngine:
             if undo is not None:
                 future.add_done_callback(partial(self._undo, undo))
             raise
-        future.result()
+        try:
+            future.result()
+        finally:
+            del future  # an error's traceback holds this frame, and the future holds the error
 
     def _undo(self, undo: Operation, done: Future[None]) -> None:
         if done.exception() is None:

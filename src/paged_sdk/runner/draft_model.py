@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from collections.abc import Sequence as Texts
+from contextlib import nullcontext
 from typing import Final
 
 import torch
@@ -15,6 +16,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.kv.manager import KvManager, KvTable
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.input_batch import make_input_batch
+from paged_sdk.runner.live_compilations import LiveCompilations
 from paged_sdk.sampling.candidates import argmax, select_rows
 from paged_sdk.scheduler.draft_account import DraftBalance
 from paged_sdk.scheduler.sequence import Sequence
@@ -63,6 +65,7 @@ class DraftModel:
     :param max_batched_tokens: how many tokens it computes at once
     :param times: how long steps of the target take
     :param balance: whether drafts have paid so far
+    :ivar compilations: notices kernels that are compiled for a step; None: nothing is compiled
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class DraftModel:
         times: StepTimes,
         balance: DraftBalance,
     ) -> None:
+        self.compilations: LiveCompilations | None = None
         self._model = model
         self._backend = backend
         self._kv = kv
@@ -186,7 +190,7 @@ class DraftModel:
             if text.is_being_read and left:
                 num_tokens = min(text.num_unread - 1, left)
                 start = time.monotonic()
-                self._step([text.row(num_tokens, num_logits=0)])
+                self._watched_step([text.row(num_tokens, num_logits=0)])
                 self._reading_seconds = (time.monotonic() - start) / num_tokens
                 left -= num_tokens
                 text.num_computed += num_tokens
@@ -201,12 +205,16 @@ class DraftModel:
             text.follow_grammar()
         while texts:
             start = time.monotonic()
-            tokens = self._step([text.row(text.num_unread, num_logits=1) for text in texts])
+            tokens = self._watched_step([text.row(text.num_unread, num_logits=1) for text in texts])
             self._own_times.note(len(texts), time.monotonic() - start)
             for text, token in zip(texts, tokens, strict=True):
                 text.num_computed += text.num_unread
                 text.add(token, self._target_vocab_size)
             texts = [text for text in texts if len(text.drafts) < text.num_wanted]
+
+    def _watched_step(self, rows: list[StepRow]) -> list[int]:
+        with nullcontext() if self.compilations is None else self.compilations.watching():
+            return self._step(rows)
 
     def _step(self, rows: list[StepRow]) -> list[int]:
         """Compute some tokens, and return the likeliest one after each row that asks for logits."""

@@ -17,9 +17,9 @@ from paged_sdk.scheduler.sequence import Sequence
 from paged_sdk.scheduler.waiting_queue import rank
 from paged_sdk.types.media import ImageSpan
 
-__all__ = ["AbandonedError", "ImageQueue"]
+__all__ = ["MOST_BYTES", "AbandonedError", "ImageQueue"]
 
-_MOST_BYTES: Final = 1 << 28
+MOST_BYTES: Final = 1 << 28
 """Vectors are kept up to 256 MiB. One image of 1,000 tokens of a 7B model has 8 MiB in bfloat16."""
 _T = TypeVar("_T")
 _BESIDE: Final = 2.0
@@ -85,7 +85,7 @@ class ImageQueue(Generic[_T]):
     :ivar on_ready: called on the encoder's thread when a sequence's images have come
     """
 
-    def __init__(self, bytes_per_vector: int, *, max_slowdown: float = 0.0, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, bytes_per_vector: int, *, max_slowdown: float = 0.0, most_bytes: int = MOST_BYTES) -> None:
         self.on_ready: Callable[[], object] = lambda: None
         self._bytes_per_vector = bytes_per_vector
         self._most_bytes = most_bytes

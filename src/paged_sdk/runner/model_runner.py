@@ -22,6 +22,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.fused_decoder import fused_spans
 from paged_sdk.runner.device import is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
+from paged_sdk.runner.finite_chunks import check_chunks
 from paged_sdk.runner.host_rows import HostRows
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.input_batch import make_input_batch
@@ -282,6 +283,7 @@ class _Parts:
             host = HostRows.prepare(self.sampler, scheduled, on_host)
         add_prompt_logprobs(late, states)
         self.reader.read(late, states)
+        check_chunks(late, states)
         if not targets:
             return self._unsampled(late, states.hidden)
         if host.prepared.settled:

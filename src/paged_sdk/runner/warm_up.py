@@ -14,7 +14,7 @@ import torch
 from paged_sdk.attention.backend import AttentionBackend
 from paged_sdk.kernels.placement import working_on
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.kernels.triton.tile_choices import DECODE_ALL_ROWS
+from paged_sdk.kernels.triton.tile_choices import DECODE_ALL_ROWS, TILE_CHOICES
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.runner.input_batch import make_input_batch
 from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
@@ -29,6 +29,13 @@ COMPILING_THREADS: Final = 4
 # last, matrices are decoded first, and a mixture's tiles grow up to 128 rows of an expert. Attention's tiles have 16,
 # 32 or 64 rows, tokens times the query heads of a KV head: with all powers of two each comes, whatever that number is.
 _COUNTS: Final = (1, 2, 3, 4, 5, 8, 16, 17, 33, 65, 129, 257, 385, 512, 1024)
+# What takes more rows than the largest tile has takes several, of which each number cuts sums otherwise, unless a count
+# above has it.
+_TILED: Final = {
+    count
+    for choices in TILE_CHOICES.values()
+    for count in range(choices[-1].block_m + 1, DECODE_ALL_ROWS, choices[-1].block_m)
+}
 # From so many rows on a matrix is decoded first, whatever their number; logits of 152,000 tokens take 311 MB then.
 _MOST_LOGITS: Final = DECODE_ALL_ROWS
 
@@ -81,6 +88,7 @@ def trial_steps(
     # Steps that follow one another have different numbers of tokens, so that those at once need different kernels.
     for steps in itertools.zip_longest(*map(of_count, counts)):
         yield from filter(None, steps)
+    yield from ([row(0, count, count)] for count in sorted(_TILED.difference(counts)) if count < longest)
     rows = min(max_num_rows, max_num_tokens)
     for end in dict.fromkeys((1, max_model_len)):
         yield [row(index, 1, end) for index in range(rows)]

@@ -150,6 +150,14 @@ class ImagePrompts:
         positions = None if grids is None else grid_positions(len(expanded), spans, grids, merge)
         return expanded, PromptMedia(spans=tuple(spans), positions=positions)
 
+    def measure(self, image: Image) -> tuple[int, Inputs]:
+        """Return of how many tokens an image is, and what the encoder takes of it, which is not kept for requests.
+
+        :raises InvalidRequestError: the image cannot be used
+        """
+        prepared = self._process(image)
+        return len(prepared.token_ids), prepared.inputs
+
     def _with_text_around(self, token_ids: Sequence[int]) -> list[int]:
         """Return a prompt with the family's text before and after each image, made tokens with the text it joins."""
         made: list[int] = []

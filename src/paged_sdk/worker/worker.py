@@ -134,8 +134,7 @@ class Worker:
         :raises EngineDeadError: see :meth:`check`
         """
         self.check()
-        self._mailbox.put(Submit(request, subscription))
-        self._sweep()
+        self._put(Submit(request, subscription))
 
     def abort(self, request_id: str) -> None:
         """End a request and give its KV back within two steps. Safe in finalizers; unknown ids are ignored."""
@@ -151,8 +150,16 @@ class Worker:
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
         """Run ``function`` on the engine between two steps and return its result."""
+        result: _T = await self._called(Call(function, Future()))
+        return result
+
+    def post(self, function: Callable[[Engine], _T]) -> Future[_T]:
+        """Have ``function`` run on the engine between two steps, and return at once; its result is the future's, or
+        the error with which the engine has ended before.
+        """
         future: Future[_T] = Future()
-        return await self._called(Call(function, future), future)
+        self._put(Call(function, future))
+        return future
 
     async def call_alone(self, function: Callable[[Engine, Callable[[], None]], _T]) -> _T:
         """Run ``function`` on the engine when the requests under way have ended, and return its result. Requests that
@@ -161,18 +168,26 @@ class Worker:
         :param function: gets the engine, and what it may call from time to time: that raises once the engine is closed
         :raises EngineDeadError: the engine cannot go on after what went wrong in it
         """
-        future: Future[_T] = Future()
+        command = CallAlone(function, Future())
         try:
-            return await self._called(CallAlone(function, future), future)
+            result: _T = await self._called(command)
+            return result
         finally:
-            future.cancel()  # has no effect once it has begun
+            command.future.cancel()  # has no effect once it has begun
+            del command  # an error's traceback holds this frame, and the command's future holds the error
 
-    async def _called(self, command: Call | CallAlone, future: Future[_T]) -> _T:
+    async def _called(self, command: Call | CallAlone) -> Any:
         self.check()
+        self._put(command)
+        try:
+            await settled(command.future)
+            return command.future.result()
+        finally:
+            del command  # as above
+
+    def _put(self, command: Command) -> None:
         self._mailbox.put(command)
         self._sweep()
-        await settled(future)
-        return future.result()
 
     def close(self, *, drain: bool = False) -> None:
         """Refuse new work and have the thread end, without waiting for it. Idempotent."""
@@ -253,6 +268,7 @@ class Worker:
             for command in self._mailbox.drain():
                 self._in_hand = command
                 self._obey(command)
+                del command  # its future may hold an error
             self._in_hand = None
             self._call_alone()
             has_work = self._engine.has_work or self._alone is not None
@@ -274,9 +290,11 @@ class Worker:
             self._in_hand = command
             if command.future.set_running_or_notify_cancel():
                 self._run_for(command.future, partial(command.function, self._engine, self._go_on))
+            del command  # an error's traceback leads to this frame, and the command's future holds the error
             while self._held and self._alone is None:
                 self._in_hand = held = self._held.popleft()
                 self._obey(held)
+                del held
             self._in_hand = None
 
     def _go_on(self) -> None:
@@ -292,6 +310,7 @@ class Worker:
         except Exception as error:
             self._take_stats()
             future.set_exception(error)
+            del future  # an error's traceback holds this frame
         else:
             # Done before the caller goes on, so that the snapshot it may look at shows what it did.
             self._take_stats()
@@ -313,6 +332,7 @@ class Worker:
                 self._publish()
             case Call(function, future):
                 self._run_for(future, partial(function, self._engine))
+                del command, future  # an error's traceback leads to this frame
             case Close(drain):
                 # A second, impatient close overrides a patient one.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
