@@ -13,6 +13,7 @@ from torch import Tensor
 
 from native_weights import (
     every_level,
+    library,
     needs_library,
     quantize_activations,
     random_weight,
@@ -24,7 +25,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache, Products
 from paged_sdk.kernels.fp8 import quantize_f8e4m3
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection
-from paged_sdk.kernels.native.packed import PackedWeight
+from paged_sdk.kernels.native.packed import PackedWeight, pack_dense
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, cumulated
 
 pytestmark = needs_library
@@ -322,6 +323,55 @@ def test_rows_that_are_read_are_computed_as_all_are(
         for cache, expected in zip(caches, whole_caches, strict=True):
             assert torch.equal(cache.key.flatten(0, 1)[slots], expected.key.flatten(0, 1)[slots])
             assert torch.equal(cache.value.flatten(0, 1)[slots], expected.value.flatten(0, 1)[slots])
+
+
+@every_level
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gated_products_of_many_wide_rows(isa: str, dtype: torch.dtype) -> None:
+    """400 rows of 2,048 columns do not fit a second-level cache. Gate and up have 14 panels: eight, and six more."""
+    generator = torch.Generator().manual_seed(8)
+    hidden, inner, size, count = 2048, 112, 16, 400
+    shape = AttentionShape(1, 1, size, scale=1.0)
+    gate, up = (torch.randn(inner, hidden, generator=generator).div(hidden**0.5).bfloat16() for _ in range(2))
+    down = torch.randn(hidden, inner, generator=generator).to(dtype)
+
+    def packed(weight: Tensor) -> Projection:
+        rows, cols = weight.shape
+        return Projection(pack_dense(library(isa), [weight], (rows, cols), weight.dtype, num_threads=1))
+
+    size_of_cache = (count // BLOCK, BLOCK, 1, size)
+    layer = DecoderLayer(
+        shape=shape,
+        cache=LayerCache(torch.zeros(size_of_cache), torch.zeros(size_of_cache)),
+        qkv=(packed(torch.zeros(3 * size, hidden, dtype=torch.bfloat16)),),
+        output=packed(torch.zeros(hidden, size, dtype=torch.bfloat16)),
+        gate=packed(gate),
+        up=packed(up),
+        down=packed(down),
+        attention_norm=None,
+        mlp_norm=None,
+        norm_eps=1e-6,
+    )
+    x, rope = torch.randn(count, hidden, generator=generator), torch.zeros(count, 8)
+    table = torch.arange(count // BLOCK).int()[None]
+
+    def run(num_threads: int, chunks: list[int]) -> Tensor:
+        decoder, parts, done = NativeDecoder(workspace(isa, num_threads), [layer]), [], 0
+        for chunk in chunks:
+            rows = slice(done, done + chunk)
+            done += chunk
+            batch = VarlenBatch(
+                torch.tensor([0, chunk], dtype=torch.int32), table, torch.tensor([done], dtype=torch.int32)
+            )
+            parts.append(decoder(x[rows].clone(), [(rope[rows], rope[rows])], torch.arange(count)[rows], batch))
+        return torch.cat(parts)
+
+    whole = run(2, [count])
+    gated = F.silu(x.bfloat16().double() @ gate.double().T) * (x.bfloat16().double() @ up.double().T)
+    branch = (gated.bfloat16() if dtype == torch.bfloat16 else gated).double() @ down.double().T
+    # A number that falls on the other side of a bfloat16 step; the stream's own rounding.
+    assert relative(whole - x, branch) < (1e-3 if dtype == torch.bfloat16 else 2e-6)
+    assert torch.equal(run(1, [1, 32, 33, 334]), whole)
 
 
 @every_level

@@ -31,7 +31,7 @@ class Products(IntEnum):
 
     INT8 = 2
     """Codes of 8 bits, with a scale for each vector, for many tokens of a sequence: four times as fast on AVX-512 with
-    VNNI. For few tokens, bfloat16. On AVX2 as :attr:`BFLOAT16`.
+    VNNI. For few tokens, bfloat16. On AVX2, and where there is a matrix unit (AMX), as :attr:`BFLOAT16`.
     """
 
 

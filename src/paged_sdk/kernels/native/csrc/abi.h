@@ -47,7 +47,8 @@ enum PagedGrouped : int32_t {
 enum PagedDtype : int32_t { PAGED_FLOAT32 = 0, PAGED_BFLOAT16 = 1, PAGED_FLOAT8_E4M3 = 2, PAGED_FLOAT16 = 3 };
 
 // What attention may multiply where the CPU is faster with it: float32 numbers, bfloat16 ones, or 8-bit codes for many
-// tokens of a sequence and bfloat16 for few. AVX2 has 16-bit codes in place of both, for many tokens.
+// tokens of a sequence and bfloat16 for few. For many tokens AVX2 has 16-bit codes in place of both, and a matrix unit
+// bfloat16.
 enum PagedProducts : int32_t { PAGED_FLOAT32_PRODUCTS = 0, PAGED_BFLOAT16_PRODUCTS = 1, PAGED_INT8_PRODUCTS = 2 };
 
 enum PagedActivation : int32_t { PAGED_SILU = 0, PAGED_GELU_TANH = 1, PAGED_RELU2 = 2 };

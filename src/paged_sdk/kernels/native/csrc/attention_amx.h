@@ -144,8 +144,8 @@ inline void multiply_tiles(const uint32_t* rows, int64_t stride, const uint32_t*
     multiply_squares<decltype(tiles)::value, kVectors, kAdds, kLanePitch>(rows + first * stride, stride, columns, depth,
                                                                           step, count, to, [](int) {});
   };
-  multiply(Tile<2>{}, 0, pairs);
-  multiply(Tile<1>{}, row, num_tiles % 2);
+  multiply(std::integral_constant<int, 2>{}, 0, pairs);
+  multiply(std::integral_constant<int, 1>{}, row, num_tiles % 2);
 }
 
 // The same of any depth.

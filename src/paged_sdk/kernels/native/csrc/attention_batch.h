@@ -179,10 +179,10 @@ struct ItemScratch {
   static size_t floats(const AttentionPlan& plan) {
     const int rows = plan.max_rows(), size = plan.heads.head_dim;
     size_t rest = std::max(TileScratch::floats(rows, size), InPlaceScratch::floats(plan.heads));
-#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
+#if defined(PAGED_HAS_CODES)
     rest = std::max(rest, CodeScratch::floats(rows, size));
 #endif
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(PAGED_HAS_SHORTS)
     rest = std::max(rest, ShortScratch::floats(rows, size));
 #endif
 #if defined(__AVX512BF16__)
@@ -348,7 +348,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
       attend_run(item.tile, pages, first_key, end_key, scratch, out);
     });
   };
-#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
+#if defined(PAGED_HAS_CODES)
   if (has_codes(heads)) {
     const CodeScratch scratch = CodeScratch::at(own.rest, rows, size);
     load(scratch.queries);
@@ -366,7 +366,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
     return;
   }
 #endif
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(PAGED_HAS_SHORTS)
   if (has_shorts(heads)) {
     const ShortScratch scratch = ShortScratch::at(own.rest, rows, size);
     load(scratch.queries);

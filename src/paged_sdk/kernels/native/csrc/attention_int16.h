@@ -20,12 +20,17 @@
 #include "attention.h"
 #include "functions.h"
 
+// AVX-512 with VNNI multiplies codes of 8 bits (attention_int8.h), or pairs of bfloat16 numbers.
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#define PAGED_HAS_SHORTS
+#endif
+
 namespace paged {
 namespace {
 
 // Whether tiles of these heads are taken by this header.
 inline bool has_shorts(const paged_heads& heads) {
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(PAGED_HAS_SHORTS)
   return heads.products != PAGED_FLOAT32_PRODUCTS;
 #else
   (void)heads;
@@ -33,7 +38,7 @@ inline bool has_shorts(const paged_heads& heads) {
 #endif
 }
 
-#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+#if defined(PAGED_HAS_SHORTS)
 
 constexpr int kShortRows = 6;         // rows whose sums are held in registers: 12 of 16
 constexpr int kShortBlock = 24;       // rows whose scores are held at a time

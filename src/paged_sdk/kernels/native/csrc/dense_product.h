@@ -262,7 +262,8 @@ constexpr int kDenseGroup = kDensePanels > 2 ? kDensePanels : 2;
 // ran 2 % slower with four and 6 % slower with eight, and 512 rows of 8,960 columns took 10.2 ms with two, 7.0 with
 // four, and 6.4 with eight (2 MiB of second-level cache).
 constexpr int kPairGroup = 2, kFarPairGroup = 8;
-inline bool rows_are_far(int vectors, int num_rows) { return int64_t{4} * vectors * num_rows > 3 << 19; }
+constexpr int64_t kNearBytes = 3 << 19;  // of rows that the second-level cache holds beside the weights
+inline bool rows_are_far(int vectors, int num_rows) { return int64_t{4} * vectors * num_rows > kNearBytes; }
 
 // Panels that a thread takes at a time.
 inline int dense_unit(const paged_weight& weight, int num_rows) {

@@ -9,15 +9,6 @@
 
 #include "layout.h"
 
-namespace paged {
-namespace {
-
-// What was written before is in memory: compilers do not know that loads of tiles read it.
-inline void see_memory() { asm volatile("" ::: "memory"); }
-
-}  // namespace
-}  // namespace paged
-
 #if defined(__AMX_INT8__)
 #include <immintrin.h>
 
@@ -30,6 +21,9 @@ constexpr int kAmxCols = 64;
 constexpr int kAmxBytes = kAmxRows * kAmxCols;
 constexpr int kAmxQuads = kAmxCols / 4;  // of bytes
 constexpr int kAmxPairs = kAmxCols / 4;  // of bfloat16 numbers
+
+// What was written before is in memory: compilers do not know that loads of tiles read it.
+inline void see_memory() { asm volatile("" ::: "memory"); }
 
 // Shapes the tiles of its thread while it lives. What is in tiles would otherwise be saved, all eight kilobytes,
 // whenever the system takes the thread's processor away.
@@ -110,7 +104,6 @@ namespace paged {
 namespace {
 
 constexpr bool kHasMatrixUnit = false;
-constexpr int kAmxRows = 0, kAmxCols = 0;
 
 inline void keep_awake() {}
 

@@ -62,6 +62,7 @@ struct PairSquare {
   }
 };
 
+// The number of a tile.
 template <int kTile>
 using Tile = std::integral_constant<int, kTile>;
 
