@@ -18,7 +18,7 @@ from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.step_states import StepStates
 
-SEEDS: Final = (3, 13, 34)
+SEEDS: Final = (3, 13)
 MANY: Final = range(1000, 1300)
 
 
@@ -48,7 +48,12 @@ def test_many_combinations(seed: int, checkpoints: Checkpoints) -> None:
 def small(*tasks: Task) -> Combination:
     """Return a combination of a llama and a few requests."""
     plain = evolve(
-        Combination.draw(0).configuration.plain(), family="llama", weights="float32", is_wide=False, cache="auto"
+        Combination.draw(0).configuration.plain(),
+        family="llama",
+        weights="float32",
+        is_wide=False,
+        cache="auto",
+        heals=False,
     )
     return Combination(plain, Script({"first": AdapterContent("of the head", 0)}, tasks))
 
@@ -58,8 +63,8 @@ def test_a_script_is_cut_down_to_the_request_that_is_wrong(
 ) -> None:
     """Scores are computed without the adapter's output projection, as they once were."""
     score = Task(number=1, kind="score", prompts=((5, 6, 7, 8),), adapter="first", priority=1, salt="a")
-    others = [Task(number=number, kind="completion", prompts=((5, 6, 7),)) for number in (0, 2)]
-    combination = small(others[0], score, others[1])
+    other = Task(number=0, kind="completion", prompts=((5, 6, 7),))
+    combination = small(other, score)
     assert not combination.run(checkpoints).problems
     score_spans = prompt_reader._score
 

@@ -111,6 +111,9 @@ class _Drawer:
             prompts = tuple(self._prompt() for _ in range(rng.choice((1, 1, 1, 2)) if generates else 3))
             if kind == "score" and rng.random() < 0.9:  # there is room for a prefix
                 prompts = tuple(prompt[-30:] for prompt in prompts)
+        same = [task.prompts for task in self._tasks if (task.kind == "chat") == (kind == "chat")]
+        if same and rng.random() < 0.4:  # the same text through another adapter, of another salt, or from the cache
+            prompts = rng.choice(same)
         takes_adapters = self._configuration.takes_adapters
         takes_images = kind == "chat" and self._configuration.takes_images
         followed = [task.number for task in self._tasks if task.tells_tokens]
