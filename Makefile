@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test test-browser test-long test-ray test-aarch64 test-packaging fuzz sanitize soak timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
+.PHONY: demo test test-browser test-long test-ray test-aarch64 test-packaging fuzz sanitize soak combinations timing check types coverage gpu-compile gpu-bench bench bench-neighbours bench-quick bench-peers support-table format docs clean help
 
 help:
 	@echo "make demo      chat with the embedded SmolLM2-135M (creates $(VENV) on first use)"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-packaging  the sdist and the wheel, installed into empty environments, with and without a compiler; minutes"
 	@echo "make fuzz      loads 100,000 damaged and hostile checkpoints: FUZZ='--cases 20000 --seed 1 --target gguf'"
 	@echo "make soak      10,000 requests that end in every way, in five modes of KV: SOAK='--requests 100000'"
+	@echo "make combinations  300 random combinations of settings and requests: COMBINATIONS='--first 5000 --count 1000'"
 	@echo "make sanitize  the native kernels' tests under AddressSanitizer and UBSan, in a library of their own; needs gcc"
 	@echo "make docs      the documentation as a site in build/site, without a warning"
 	@echo "make timing    the tests of how long something takes, which need a quiet machine"
@@ -76,6 +77,9 @@ fuzz: $(READY)
 
 soak: $(READY)
 	$(BIN)/python tests/soak.py $(SOAK)
+
+combinations: $(READY)
+	PYTHONPATH=tests $(BIN)/python -m combinations $(COMBINATIONS)
 
 # Python leaks by design, and its interpreter is not instrumented: the runtimes are loaded before it.
 SANITIZED := build/sanitize/paged_sdk/kernels/native/libpaged_kernels.so

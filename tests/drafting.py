@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from attrs import evolve
 
-from paged_sdk import TextModelBuilder
+from paged_sdk import TextModelBuilder, VisionModelBuilder
 from paged_sdk.build.assembly import load_parts
 from paged_sdk.build.draft import make_draft_model
 from paged_sdk.build.loaded_model import load_weights
 from paged_sdk.build.loading import Loading
+from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import read_environment
 from paged_sdk.runner.draft_model import DraftModel
 from paged_sdk.scheduler.draft_account import DraftAccount
@@ -45,14 +46,24 @@ def drafting(
     )
 
 
-def drafting_model(builder: TextModelBuilder, directory: Path, gamma: int = 5) -> DraftModel:
-    """Make a checkpoint draft up to ``gamma`` tokens for each text of the model of a builder."""
+def drafting_model(
+    builder: TextModelBuilder | VisionModelBuilder,
+    directory: Path,
+    gamma: int = 5,
+    *,
+    settings: BuildSettings | None = None,
+) -> DraftModel:
+    """Make a checkpoint draft up to ``gamma`` tokens for each text of the model of a builder.
+
+    :param settings: how the checkpoint is loaded; None: as the model is
+    """
     environment = read_environment({})
     target = load_parts(builder.source, builder.settings, environment)
     target.engine.close()
     times = FreeSteps()
     devices = (torch.device("cpu"),)
-    draft = load_weights(Loading(path=directory, settings=builder.settings, environment=environment, devices=devices))
+    settings = settings or builder.settings
+    draft = load_weights(Loading(path=directory, settings=settings, environment=environment, devices=devices))
     config = evolve(target.config, gamma=gamma)
     balance = DraftAccount(times).open_balance()
     drafts = make_draft_model(

@@ -42,7 +42,7 @@ from paged_sdk import (
     TextModelBuilder,
 )
 
-__all__ = ["MODES", "Report", "soak"]
+__all__ = ["MODES", "Report", "expect_no_more", "expect_rest", "soak"]
 
 BLOCK_SIZE: Final = 8
 NUM_READERS: Final = 24
@@ -246,7 +246,7 @@ async def run_mode(
                 reader = Reader(model, undisturbed, random.Random(seed * 1000 + index), report)
                 readers.start_soon(reader.run, num_each)
         gc.collect()  # streams that were dropped
-        await _expect_rest(model, report)
+        await expect_rest(model, report)
         stats = model.stats()
         report.num_preemptions, report.num_steps = stats.preemptions, stats.steps
         if report.mode == "tiny pool" and num_requests >= _MANY:
@@ -256,7 +256,7 @@ async def run_mode(
     return undisturbed
 
 
-async def _expect_rest(model: Model, report: Report) -> None:
+async def expect_rest(model: Model, report: Report) -> None:
     """Check that the engine has nothing left of any request."""
     worker: Any = model._worker
     with anyio.move_on_after(20):
@@ -349,15 +349,15 @@ def soak(directory: Path, num_requests: int, seed: int, modes: Sequence[str] = t
         run_blocking(builder, with_texts, num_here // 10, seed, report)
         gc.collect()
         report.seconds = time.monotonic() - start
-        _expect_no_more("threads", threads, threading.active_count, report)
-        _expect_no_more("files", files, _num_files, report)
+        expect_no_more("threads", threads, threading.active_count, report)
+        expect_no_more("files", files, _num_files, report)
         report.grown_bytes = _resident_bytes() - memory
         report.expect(report.grown_bytes < 100 << 20, f"memory has grown by {report.grown_bytes >> 20} MiB")
         reports.append(report)
     return reports
 
 
-def _expect_no_more(what: str, before: int, count: Callable[[], int], report: Report) -> None:
+def expect_no_more(what: str, before: int, count: Callable[[], int], report: Report) -> None:
     """Event loops' own helper threads end a moment after their loop."""
     give_up = time.monotonic() + 15
     while count() > before and time.monotonic() < give_up:
