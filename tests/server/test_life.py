@@ -27,12 +27,13 @@ from typer.testing import CliRunner
 
 import tiny
 from adapter_files import write_adapter
-from paged_sdk import Model, ModelClosedError, TextModelBuilder
+from paged_sdk import ChatCompletionResponse, Model, ModelClosedError, TextModelBuilder
 from paged_sdk.cli.app import app as cli
 from paged_sdk.server import ServerSettings, create_app
 from paged_sdk.server.answers import LARGE_BODY
 from paged_sdk.server.running import listen, run
 from paged_sdk.testing import fake_model
+from paged_sdk.wire.chat_completions import ChatCompletionCall
 from program import program
 from serving import HI, idle, serving
 from slow_fakes import SLOW_TEXT, let_end, slow_fake
@@ -73,6 +74,21 @@ def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
             with pytest.raises(openai.RateLimitError) as full:
                 served.openai.chat.completions.create(model="fake", messages=HI, stream=stream)
             assert full.value.response.headers["retry-after"] == "1"
+
+
+def test_a_whole_answer_is_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with the likeliest tokens of each of thousands of places takes seconds."""
+    threads: list[str] = []
+    response = ChatCompletionCall.response
+
+    def noted(call: ChatCompletionCall, answer: ChatCompletionResponse) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return response(call, answer)
+
+    monkeypatch.setattr(ChatCompletionCall, "response", noted)
+    with serving(fake_model("Hello!")) as served:
+        served.openai.chat.completions.create(model="fake", messages=HI)
+    assert [name.startswith("AnyIO worker") for name in threads] == [True]
 
 
 async def stream_to(send: Callable[[Any], Awaitable[None]], model: Model, **settings: Any) -> None:

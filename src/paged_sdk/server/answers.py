@@ -95,7 +95,9 @@ class Answers(Generic[AnswerT, ChunkT]):
             span.end(error)
             raise
         span.end()
-        return Response(status_code=HUNG_UP) if answer is None else JSONResponse(call.response(answer))
+        if answer is None:
+            return Response(status_code=HUNG_UP)
+        return await in_thread(lambda: JSONResponse(call.response(answer)))
 
 
 async def read_body(request: Request, read: Callable[[object], T], limit: int, *, images: ImageUrls | None = None) -> T:
