@@ -205,6 +205,27 @@ def test_what_does_not_finish_in_time_is_cut_off_and_says_so(
         anyio.run(model.send_chat_request, HI)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        ("/v1/responses", {"input": "a"}, ["response.created", "response.in_progress", "response.failed"]),
+        ("/v1/messages", {"messages": HI, "max_tokens": 5}, ["message_start", "ping", "error"]),
+    ],
+)
+def test_a_stream_that_is_cut_off_before_its_first_chunk_begins_as_others_do(
+    path: str, body: dict[str, Any], names: list[str]
+) -> None:
+    """Though the client has heard that somebody is still there."""
+    with serving(fake_model("Hello!", delay=30), drain_timeout=0.1, keep_alive=0.01) as served:
+        asked = {"model": "fake", "stream": True, **body}
+        with httpx2.stream("POST", f"{served.url}{path}", json=asked, timeout=60) as streamed:
+            texts = streamed.iter_text()
+            assert next(texts).startswith(": ")
+            served.app.drain.begin()
+            said = "".join(texts)
+    assert [line.removeprefix("event: ") for line in said.split("\n") if line.startswith("event: ")] == names
+
+
 @pytest.mark.anyio
 async def test_it_runs_without_a_server_of_its_own_and_in_another_application() -> None:
     """Under asyncio and trio: an ASGI server of either may run it."""

@@ -11,7 +11,7 @@ from opentelemetry import trace
 
 from paged_sdk import NumericalError
 from paged_sdk.testing import FakeRequest, fake_model
-from serving import serving
+from serving import HI, serving
 
 
 @define
@@ -99,6 +99,18 @@ def test_an_error_in_a_stream_ends_the_span(recorder: Recorder) -> None:
         served.post(stream=True)
     (span,) = recorder.spans
     assert (span.ends, span.attributes["error.type"]) == (1, "NumericalError")
+
+
+def test_what_is_cut_off_is_an_error(recorder: Recorder) -> None:
+    with serving(fake_model("x" * 5000, delay=0.01), drain_timeout=0.1) as served:
+        asked = {"model": "fake", "stream": True, "messages": HI}
+        with served.http.stream("POST", "/v1/chat/completions", json=asked) as streamed:
+            texts = streamed.iter_text()
+            assert next(texts).startswith("data: ")
+            served.app.drain.begin()
+            assert "did not finish this" in "".join(texts)
+    (span,) = recorder.spans
+    assert (span.ends, span.attributes.get("error.type")) == (1, "ProblemError")
 
 
 def test_it_works_without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self._record = record
         self._drain = drain
         self._one_at_a_time = anyio.Lock(fast_acquire=True)
+        self._before = ""  # the events that a stream begins with, until they are sent
         self._has_begun = False
         self._has_ended = False
         self._failure: Exception | None = None
@@ -234,18 +235,17 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
 
     async def _answer(self, send: Send) -> None:
         async with self._stream:
-            before = self._writer.begin(self._stream.response_so_far())
+            self._before = self._writer.begin(self._stream.response_so_far())
             try:
                 while True:
                     try:
                         chunk = await self._stream.__anext__()
                     except StopAsyncIteration:
                         break
-                    if events := before + self._writer.chunk(chunk):
-                        before = ""
+                    if events := self._with_beginning(self._writer.chunk(chunk)):
                         await self._send(send, events)
                 answer = self._stream.response_so_far()
-                last = before + self._writer.end(answer)
+                last = self._writer.end(answer)
                 self._note(answer)
             except Exception as error:
                 if not self._has_begun:
@@ -253,15 +253,21 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
                 self._failure = error
                 problem = problem_for(error, self._record.request_id, self._record.names)
                 self._record.error = problem.code or problem.type
-                last = before + self._writer.failed(problem)  # a stream begins as every other does
-            await self._send(send, last, more=False)
+                last = self._writer.failed(problem)
+            await self._send(send, self._with_beginning(last), more=False)
 
     async def _cut_off(self, send: Send) -> None:
         """Say that no more comes, if the client reads that soon."""
         problem = self._drain.refusal
+        self._failure = ProblemError(problem)
         self._record.error = problem.code
         with anyio.move_on_after(CUT_OFF_SECONDS, shield=True):
-            await self._send(send, self._writer.failed(problem), more=False)
+            await self._send(send, self._with_beginning(self._writer.failed(problem)), more=False)
+
+    def _with_beginning(self, events: str) -> str:
+        """Return events after those that every stream begins with, unless it has: comments are none."""
+        before, self._before = self._before, ""
+        return before + events
 
     async def _comment(self, send: Send) -> None:
         while True:
