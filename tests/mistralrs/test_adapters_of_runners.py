@@ -356,6 +356,32 @@ def test_a_stream_with_tools_goes_on_through_the_content_it_began_with(is_in_too
     assert (left.generation, left.active_leases) == ("b" * 64, 0)
 
 
+def test_a_stream_may_end_at_the_moment_in_which_its_content_is_left_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks about adapters then frees it, and whoever has replaced it does not once more."""
+    calling = Calling()
+    model, generations = cast(BlockingModel, calling), Generations({"one": "a"}, AdapterLimits())
+    selected = generations.select(model, "one")
+    generations.lease(selected, is_held=True)
+    lock, asked = generations._lock, list[int]()
+
+    class Watched:
+        def __enter__(self) -> None:
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+            if generations._left and not asked:  # another thread gets it now
+                asked.append(1)
+                generations.release(selected, is_held=True)
+                assert len(generations.status(model).generations) == 1
+
+    monkeypatch.setattr(generations, "_lock", Watched())
+    generations.load(model, "one", "b", is_replaced=True, expected=None)
+    assert asked
+    (left,) = generations.status(model).generations
+    assert (left.generation, left.retired) == ("b" * 64, False)
+
+
 def test_tools_that_each_free_the_content_of_the_other_do_not_wait_for_ever() -> None:
     calling = Calling()
     model, generations = cast(BlockingModel, calling), Generations({"one": "a"}, AdapterLimits())

@@ -298,19 +298,21 @@ class Generations:
         Others may be changed meanwhile: a tool of such a request may be about to.
         """
         info = next(info for info in model.adapter_infos if info.name == name)
+        is_left = False  # then whoever frees it forgets it, which may be at once
         with self._lock:
             self._retiring[name] = info
         try:
             with self._answered, self._waiting():
                 self._answered.wait_for(lambda: all(use != name or by in self._waiters for use, by in self._answering))
             with self._lock:
-                if self._held[name]:
+                is_left = bool(self._held[name])
+                if is_left:
                     self._left.add(name)
                     return
             model.unload_adapter(name)
         finally:
-            with self._lock:
-                if name not in self._left:
+            if not is_left:
+                with self._lock:
                     self._forget(name)
 
     def _free_left(self, model: BlockingModel) -> None:
