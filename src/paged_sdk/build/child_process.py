@@ -18,8 +18,8 @@ __all__ = ["Child", "end_with_parent", "how_it_ended", "ignore_signals", "start_
 
 Child: TypeAlias = "subprocess.Popen[bytes]"
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-"""What a terminal and a supervisor send to all processes of a program."""
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *(() if sys.platform == "win32" else (signal.SIGHUP,)))
+"""What a terminal, also as it is closed, and a supervisor send to all processes of a program."""
 _LOOK_MILLISECONDS: Final = 1000
 
 
@@ -27,8 +27,8 @@ def start_program(module: str, *arguments: str, what: str, files: Sequence[int] 
     """Start a process that calls a module's ``main``, and imports what this process can.
 
     The interpreter gets a program of its own and not the application's script, which so needs no guard against being
-    run again. Ctrl-C and SIGTERM do nothing to it, from its start on: it may have texts to finish, and it is told to
-    end by other means.
+    run again. Ctrl-C, SIGTERM and SIGHUP do nothing to it, from its start on: it may have texts to finish, and it is
+    told to end by other means.
 
     :param arguments: those of ``main``
     :param what: names the process in the error
@@ -62,7 +62,7 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore Ctrl-C and SIGTERM, those too that :func:`start_program` has held back since this process began."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP, also those that :func:`start_program` has held back until now."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
