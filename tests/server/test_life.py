@@ -205,6 +205,18 @@ def test_what_does_not_finish_in_time_is_cut_off_and_says_so(
         anyio.run(model.send_chat_request, HI)
 
 
+@pytest.mark.anyio
+async def test_what_comes_after_others_were_cut_off_was_not_begun() -> None:
+    """Connections stay for a moment."""
+    async with fake_model("Hello!") as model:
+        app = create_app(model)
+        app.drain.cut_off()
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://a") as client:
+            refused = await client.post("/v1/chat/completions", json={"model": "fake", "messages": HI})
+    assert refused.status_code == 503
+    assert refused.json()["error"]["message"] == "the server is ending, and takes no more requests"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "names"),
     [

@@ -258,7 +258,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
 
     async def _cut_off(self, send: Send) -> None:
         """Say that no more comes, if the client reads that soon."""
-        problem = self._drain.refusal
+        problem = self._drain.interruption
         self._failure = ProblemError(problem)
         self._record.error = problem.code
         with anyio.move_on_after(CUT_OFF_SECONDS, shield=True):

@@ -59,11 +59,20 @@ class Drain:
 
     @property
     def refusal(self) -> Problem:
-        """Return what a client is told that comes too late, or whose request is cut off."""
-        return Problem(
-            status=503,
-            message=f"the server is ending, and {'did not finish this' if self._is_over else 'takes no more requests'}",
-            type="server_error",
-            code="unavailable",
-            headers={"Connection": "close", "Retry-After": "5"},
-        )
+        """Return what a client is told that comes too late."""
+        return _problem("takes no more requests")
+
+    @property
+    def interruption(self) -> Problem:
+        """Return what a client is told whose request is cut off."""
+        return _problem("did not finish this")
+
+
+def _problem(what: str) -> Problem:
+    return Problem(
+        status=503,
+        message=f"the server is ending, and {what}",
+        type="server_error",
+        code="unavailable",
+        headers={"Connection": "close", "Retry-After": "5"},
+    )

@@ -79,7 +79,7 @@ class Front:
                         raise
                     await refuse(problem)
             if not status and self.drain.is_over:
-                await refuse(self.drain.refusal)
+                await refuse(self.drain.interruption)
         finally:
             seconds = time.monotonic() - start
             status = status or HUNG_UP
