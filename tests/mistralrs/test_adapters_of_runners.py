@@ -29,6 +29,7 @@ from paged_sdk import (
     ConfigError,
     Delta,
     InvalidRequestError,
+    ModelClosedError,
     RequestBuilder,
     ResponseMessage,
     ToolCallResponse,
@@ -380,6 +381,29 @@ def test_a_stream_may_end_at_the_moment_in_which_its_content_is_left_for_it(monk
     assert asked
     (left,) = generations.status(model).generations
     assert (left.generation, left.retired) == ("b" * 64, False)
+
+
+def test_contents_that_cannot_be_freed_are_gone_once_the_model_is_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when it is unloaded at that very moment."""
+    calling = Calling()
+    model, generations = cast(BlockingModel, calling), Generations({"one": "a"}, AdapterLimits())
+    generations.load(model, "one", "b", is_replaced=True, expected=None)  # of another name than the first
+    going_on = []
+    for letter in "cd":
+        going_on.append(generations.select(model, "one"))
+        generations.lease(going_on[-1], is_held=True)
+        generations.load(model, "one", letter, is_replaced=True, expected=None)
+    for selected in going_on:
+        generations.release(selected, is_held=True)
+
+    def unload_adapter(name: str) -> None:
+        raise ModelClosedError("the model is closed")
+
+    monkeypatch.setattr(calling, "unload_adapter", unload_adapter)
+    with pytest.raises(ModelClosedError):
+        generations.status(model)
+    generations.reset()
+    assert [each.generation for each in generations.status(cast(BlockingModel, Calling())).generations] == ["a" * 64]
 
 
 def test_tools_that_each_free_the_content_of_the_other_do_not_wait_for_ever() -> None:

@@ -317,10 +317,12 @@ class Generations:
 
     def _free_left(self, model: BlockingModel) -> None:
         """Free contents that have stayed for streams that have ended."""
-        with self._lock:
-            free = [name for name in self._left if not self._held[name]]
-            self._left.difference_update(free)
-        for name in free:
+        while True:
+            with self._lock:
+                name = next((name for name in self._left if not self._held[name]), None)
+                if name is None:
+                    return
+                self._left.remove(name)
             try:
                 model.unload_adapter(name)
             finally:
