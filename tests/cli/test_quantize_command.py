@@ -143,6 +143,7 @@ TOLD_TO_END = """
 import os, signal
 from paged_sdk.cli import main
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which tests may run, has it ignored
 os.fsync = lambda file: signal.raise_signal(signal.{name})
 main()
 """

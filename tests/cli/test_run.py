@@ -315,6 +315,8 @@ import signal, threading
 from paged_sdk.cli import main
 from paged_sdk.cli.terminal import Terminal
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which tests may run, has it ignored
+
 def for_ever():
     with Terminal(quiet=True).loading("model"):
         threading.Thread(target=threading.Event().wait).start()  # which no exception would end

@@ -64,7 +64,7 @@ class ChatCompletionRequest(Generic[StreamT]):
     logprobs: bool = field(default=False, validator=is_switch)
     n_choices: int = 1
     logit_bias: Mapping[int, float] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: int | None = field(default=None, validator=is_optional_count)
     max_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

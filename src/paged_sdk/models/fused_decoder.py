@@ -70,7 +70,7 @@ class FusedLayers:
         # then added as it is, and norms divide by the root mean square, whatever the stream's own scale.
         scale = model.config.residual_scale
         self.stream_scale: float | None = None if scale is None else 1 / scale
-        self.workspace = pages.workspace
+        self.workspace: Workspace = pages.workspace
         eps = norm_in_float32(model.norm, pages.workspace, self.stream_scale).eps
         ropes = list(model.ropes)
         own = model.layers[layers.start : layers.stop]

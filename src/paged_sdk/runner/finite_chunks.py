@@ -18,8 +18,10 @@ def check_chunks(late: LateResults, states: StepStates) -> None:
     until the prompt's end shows it: even by those that share no more than tokens before the one that has made it, as
     attention gives that one a weight of 0 there, which it makes NaN.
 
-    The last token shows it, which attends to all others, by its hidden state before the last norm: what is infinite in
-    an earlier layer is NaN there, and what is so after the last layer alone is in no keys and values.
+    The last token shows it, which attends to those before it, by its hidden state before the last norm, or before the
+    last layer where fused layers leave out rows that nobody reads: what is infinite in an earlier layer is NaN there.
+    What another token is after that layer alone is in that token's own keys and values at most, which only those find
+    who share the token.
     """
     indices = [index for index, row in enumerate(late.scheduled) if not row.num_samples]
     if not indices:
