@@ -62,7 +62,7 @@ def test_a_script_is_cut_down_to_the_request_that_is_wrong(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores are computed without the adapter's output projection, as they once were."""
-    score = Task(number=1, kind="score", prompts=((5, 6, 7, 8),), adapter="first", priority=1, salt="a")
+    score = Task(number=1, kind="score", prompts=((5, 6, 7, 8),), adapter="first", salt="a")
     other = Task(number=0, kind="completion", prompts=((5, 6, 7),))
     combination = small(other, score)
     assert not combination.run(checkpoints).problems
@@ -75,7 +75,7 @@ def test_a_script_is_cut_down_to_the_request_that_is_wrong(
     (problem,) = combination.run(checkpoints).problems
     assert "request 1, asked alone in two ways: a text's score.logprobs[0]: " in problem
     shrunk = combination.shrunk(checkpoints, num_tries=1)
-    assert shrunk.script.tasks == [evolve(score, priority=0, salt=None)]
+    assert shrunk.script.tasks == [evolve(score, salt=None)]
     assert str(shrunk).endswith("  Task(number=1, kind='score', prompts=((5, 6, 7, 8),), adapter='first')")
 
 

@@ -64,7 +64,7 @@ class NativeNorm:
         self._reference = byref(self._args)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize into a new tensor. A row that holds NaN or Inf gives NaN, and touches no other row.
+        """Normalize into a new tensor. A row with NaN or Inf has NaN in its result, and touches no other row.
 
         :param x: float32 ``[num_rows, hidden_size]``
         :raises ConfigError: shape or dtype do not fit
