@@ -378,6 +378,21 @@ def test_settings_are_checked(settings: dict[str, Any]) -> None:
     assert caught.value.setting in settings
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["https://a.example/", "https://A.example", "https://a.example:443", "a.example", "//a.example", "https://[::"],
+)
+def test_origins_that_no_browser_says_are_refused(origin: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerSettings(cors_origins=("https://a.example", origin))
+    assert (caught.value.setting, caught.value.value) == ("cors_origins", origin)
+
+
+def test_origins() -> None:
+    told = ("*", "null", "https://a.example", "http://127.0.0.1:8080", "http://[::1]:3000", "chrome-extension://abcd")
+    assert ServerSettings(cors_origins=told).cors_origins == told
+
+
 def test_models_are_checked() -> None:
     for models in ({}, {"": lambda: fake_model("a")}, {"a": 1}):
         with pytest.raises(ConfigError):

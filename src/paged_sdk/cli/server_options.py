@@ -53,7 +53,7 @@ class ServerOptions:
         typer.Option(
             "--cors-origin",
             metavar="ORIGIN",
-            help="Web pages from there may ask, such as https://example.org. It can be repeated.",
+            help="Web pages of this origin may ask, written as browsers do: https://example.org. It can be repeated.",
             rich_help_panel=SERVER,
         ),
         Setting("cors_origins"),

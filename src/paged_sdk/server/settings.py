@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
 
 from attrs import Attribute, field, frozen
 
@@ -37,6 +38,27 @@ def _are_texts(instance: object, attribute: Attribute[Any], value: tuple[str, ..
             raise ConfigError.of(
                 attribute.name, "..." if attribute.name == "api_keys" else text, "printable ASCII without spaces"
             )
+
+
+def _are_origins(instance: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
+    for text in value:
+        if text not in ("*", "null") and text != _origin(text):
+            allowed = "an origin as browsers say it: https://example.org or http://127.0.0.1:8080, without a path, or *"
+            raise ConfigError.of(attribute.name, text, allowed)
+
+
+def _origin(address: str) -> str:
+    """Return the origin of a page as browsers write it; empty: it has none."""
+    try:
+        parts = urlsplit(address)
+        port, host = parts.port, parts.hostname
+    except ValueError:
+        return ""
+    if not parts.scheme or not host:
+        return ""
+    host = f"[{host}]" if ":" in host else host
+    is_usual = port is None or (parts.scheme, port) in (("http", 80), ("https", 443))
+    return f"{parts.scheme}://{host}" if is_usual else f"{parts.scheme}://{host}:{port}"
 
 
 def _is_count(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -76,7 +98,7 @@ class ServerSettings:
     """
 
     api_keys: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts, repr=False)
-    cors_origins: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts)
+    cors_origins: tuple[str, ...] = field(default=(), converter=_texts, validator=[_are_texts, _are_origins])
     allowed_hosts: tuple[str, ...] = field(default=(), converter=_texts, validator=_are_texts)
     max_body_bytes: int = field(default=MAX_BODY_BYTES, validator=_is_count)
     timeout: float | None = field(default=None, validator=_is_time)
