@@ -118,7 +118,8 @@ def run_cycles(tmp_path: Path, count: int, *flags: str) -> None:
     together = [
         subprocess.Popen(
             [program, str(count)],
-            env=os.environ | {"TSAN_OPTIONS": "die_after_fork=0 halt_on_error=1"},
+            # LD_PRELOAD: `make sanitize` has another sanitizer's runtime loaded before everything.
+            env=os.environ | {"TSAN_OPTIONS": "die_after_fork=0 halt_on_error=1", "LD_PRELOAD": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
