@@ -98,8 +98,9 @@ class GenerationRequests:
         tokenizer = preparer.text.tokenizer
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
-        # Every byte of a sentence counts, a space at its beginning, too.
-        continues_prompt = not is_chat or (bool(options.constraint_kind) and not options.is_strict)
+        # Every byte of a sentence counts, a space at its beginning, too, and so it does within an answer.
+        is_sentence = bool(options.constraint_kind) and not options.is_strict
+        continues_prompt = not is_chat or options.continue_final_message or is_sentence
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
         # A sentence is the answer as a whole, whatever it looks like.

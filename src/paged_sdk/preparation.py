@@ -126,6 +126,7 @@ class RequestPreparer:
             )
         token_ids: Sequence[int] = self.text.encode_chat(
             messages,
+            continue_final_message=options.continue_final_message,
             enable_thinking=options.enable_thinking,
             reasoning_effort=options.reasoning_effort,
             tools=options.shown_tools,

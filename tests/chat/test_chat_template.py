@@ -209,6 +209,48 @@ def test_smollm2_as_in_transformers(messages: tuple[Message, ...]) -> None:
     assert ChatTemplate(source, {}).render(messages) == expected
 
 
+BEGUN = (
+    chat(("user", "a"), ("assistant", "The capital of")),
+    chat(("system", "Be brief."), ("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "4\n\n5 EndOfThe")),
+    chat(("user", "a"), ("assistant", "<think>\nhm\n</think>\n\n<b>wo")),
+)
+
+
+@pytest.mark.parametrize("messages", BEGUN, ids=range(len(BEGUN)))
+@pytest.mark.parametrize("name", {*TEMPLATES} - {"features"})
+def test_an_answer_that_has_begun_as_in_transformers(name: str, messages: tuple[Message, ...]) -> None:
+    template = ChatTemplate(TEMPLATES[name], TOKENS)
+    try:
+        expected = judged(TEMPLATES[name], messages, continue_final_message=True)
+    except Exception:
+        with pytest.raises(InvalidRequestError):
+            template.render(messages, continue_final_message=True)
+    else:
+        assert template.render(messages, continue_final_message=True) == expected
+        assert expected.endswith(messages[-1].content[-5:])
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "ending"),
+    [
+        ("{% for m in messages %}[{{ m.content|trim }}]{% endfor %}", "so \n", "[hi][so \n"),
+        ("{% for m in messages %}{{ m.content|tojson }},{% endfor %}", "a", '"hi","a'),
+        ("{% for m in messages %}{{ m.content }}{{ '</s>' if not loop.last }}{% endfor %}", "a", "hi</s>a"),
+    ],
+)
+def test_an_answer_that_has_begun_ends_where_its_text_does(source: str, content: str, ending: str) -> None:
+    messages = chat(("user", "hi"), ("assistant", content))
+    assert ChatTemplate(source, {}).render(messages, continue_final_message=True) == ending
+
+
+@pytest.mark.parametrize("body", ["{{ m.content|upper }}", "{{ m.content[:3] }}", "{{ m.role }}"])
+def test_a_template_that_writes_another_text_cannot_have_it_continued(body: str) -> None:
+    template = ChatTemplate(f"{{% for m in messages %}}{body}{{% endfor %}}", {})
+    with pytest.raises(InvalidRequestError, match="does not write the last message") as caught:
+        template.render(chat(("user", "hi"), ("assistant", "abcdef")), continue_final_message=True)
+    assert caught.value.field == "messages"
+
+
 @pytest.mark.parametrize("enable_thinking", [True, False])
 def test_thinking(enable_thinking: bool) -> None:
     text = ChatTemplate(QWEN3, TOKENS).render(CHATS[0], enable_thinking=enable_thinking)

@@ -134,6 +134,7 @@ class _Drawer:
             salt=rng.choice((None, None, None, "a", "b")),
             priority=rng.choice((0, 0, 0, 1, -1)),
             follows=follows,
+            continues=kind == "chat" and rng.random() < 0.3,
             predicts=generates and rng.random() < (0.3 if is_one else 0.03),
             truncates=generates and rng.random() < 0.1,
             is_streamed=is_streamed,

@@ -58,6 +58,7 @@ class Task:
     :ivar prefix: what comes before texts that are scored
     :ivar adapter: the name that the request says
     :ivar follows: the number of the task whose text its prompt goes on from, which ends before it is sent
+    :ivar continues: whether a chat's answer has been begun
     :ivar predicts: whether the request says what its answer may be
     :ivar num_chunks: after so many chunks nobody reads on; None: all are read
     :ivar is_streamed: whether it is read chunk by chunk
@@ -76,6 +77,7 @@ class Task:
     salt: str | None = None
     priority: int = 0
     follows: int | None = None
+    continues: bool = False
     predicts: bool = False
     truncates: bool = False
     is_streamed: bool = False
@@ -138,6 +140,8 @@ class Task:
             request = request.add_message("user", str(text))
         for seed in self.pictures:
             request = request.add_image_message("user", "And this?", picture(28 + 14 * seed, 42, seed=seed))
+        if self.continues:
+            request = request.add_message("assistant", "The letters that I").with_continue_final_message()
         own = self.options | {"sampling": self.sampling, "adapter": adapter, "prediction": prediction}
         return evolve(request, options=evolve(request.options, **own))
 

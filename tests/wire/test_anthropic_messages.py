@@ -14,6 +14,10 @@ from paged_sdk.wire.problem import anthropic_error, problem_of
 
 HI: Final[dict[str, Any]] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi!"}]}
 TOOL: Final[dict[str, Any]] = {"name": "f", "input_schema": {"type": "object", "properties": {}}}
+BEGUN = [
+    {"role": "user", "content": "One, two"},
+    {"role": "assistant", "content": [{"type": "text", "text": "three, "}, {"type": "text", "text": "four, "}]},
+]
 
 
 def read(**fields: Any) -> MessagesCall:
@@ -143,7 +147,7 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_p": 0.1}, "min_p"),
-        ({"messages": [{"role": "assistant", "content": "Sure"}]}, "messages"),
+        ({"messages": BEGUN, "thinking": {"type": "adaptive"}}, "thinking"),
         (
             {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
             "messages[0].content[0].type",
@@ -160,6 +164,17 @@ def test_what_is_not_honoured_is_refused_by_name(fields: dict[str, Any], name: s
     assert body["type"] == "error"
     assert body["error"]["type"] == "invalid_request_error"
     assert name in body["error"]["message"]
+
+
+def test_an_answer_that_has_begun_is_continued() -> None:
+    request = read(messages=BEGUN, thinking={"type": "disabled"}).request
+    assert request.options.continue_final_message
+    assert [(message.role.value, message.content) for message in request.messages] == [
+        ("user", "One, two"),
+        ("assistant", "three, four, "),
+    ]
+    assert not read().request.options.continue_final_message
+    assert read_count_tokens({"model": "m", "messages": BEGUN}).request.options.continue_final_message
 
 
 def test_counting_takes_what_a_prompt_consists_of() -> None:

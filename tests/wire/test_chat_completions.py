@@ -85,6 +85,9 @@ def test_options_are_passed_on() -> None:
     assert with_options(reasoning_effort="none").enable_thinking is False
     assert with_options(enable_thinking=True).enable_thinking is True
     assert with_options(thinking_budget=9).thinking_budget == 9
+    assert not with_options(add_generation_prompt=True).continue_final_message
+    assert with_options(continue_final_message=True).continue_final_message
+    assert with_options(continue_final_message=True, add_generation_prompt=False).continue_final_message
     assert with_options(chat_template_kwargs={"enable_thinking": False}).enable_thinking is False
     assert with_options(tools=[TOOL]).tool_choice == "auto"
     named = {"type": "function", "function": {"name": "f"}}
@@ -146,6 +149,8 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         {"grammar": {"type": "regex", "value": {}}},
         {"stream": True, "prompt_logprobs": 1},
         {"reasoning_effort": "none", "enable_thinking": True},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": True, "continue_final_message": True},
         {"dry_base": 2},
         {"user": 5},
         {"seed": 2**63},

@@ -24,6 +24,9 @@ from paged_sdk.types.tool import Tool
 
 __all__ = ["ChatTemplate", "choose_template", "read_template"]
 
+_CONTENT_END = "EndOfTheContent"
+"""Put after a content, it shows where the template writes that content's end. Letters alone stay as they are in JSON
+and HTML too."""
 _TOOLS_OF_MESSAGE = re.compile(r"""message(?:\[['"]tools['"]\]|\.tools\b)""")
 
 _logger = get_logger(__name__)
@@ -94,6 +97,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         enable_thinking: bool | None = None,
         reasoning_effort: str | None = None,
         tools: Sequence[Tool] = (),
@@ -103,25 +107,29 @@ class ChatTemplate:
         """Render the prompt for a conversation.
 
         :param add_generation_prompt: end with the opening of the model's turn
+        :param continue_final_message: end where the last message's content does, whose turn stays open, instead
         :param enable_thinking: given to the template; None leaves its default
         :param reasoning_effort: likewise
         :param tools: what the model may call
         :param change: changes each message and tool, in the form in which templates get it
         :param interruption: lets another thread end the rendering
         :raises InvalidRequestError: if the template refuses the conversation, with its own message, fails, meets a
-            limit, or makes no text
+            limit, makes no text, or writes no content that is to be continued
         """
         change = change or _unchanged
         dicts = [{**message.to_dict(), "role": self._name(message.role)} for message in messages]
         if tools and _TOOLS_OF_MESSAGE.search(self.source):
             dicts = _with_tools(dicts, tools)
+        # What stands for an image is the template's own, whatever a message's texts read like.
+        dicts = [_flat(change(each), self._image_text) for each in dicts]
+        if continue_final_message:
+            dicts[-1] = {**dicts[-1], "content": dicts[-1]["content"] + _CONTENT_END}
         variables = {
             **self._tokens,
-            # What stands for an image is the template's own, whatever a message's texts read like.
-            "messages": [_flat(change(each), self._image_text) for each in dicts],
+            "messages": dicts,
             "tools": [change(tool.to_dict()) for tool in tools] or None,
             "documents": None,
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         if enable_thinking is not None:
             variables["enable_thinking"] = enable_thinking
@@ -143,7 +151,7 @@ class ChatTemplate:
             ) from exc
         if not text or text.isspace():
             raise InvalidRequestError("the model's chat template makes no text of these messages", field="messages")
-        return text
+        return _up_to_content_end(text) if continue_final_message else text
 
     @property
     def takes_tools(self) -> bool:
@@ -186,6 +194,16 @@ def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[d
         messages = [{"role": TextMessageRole.SYSTEM.value, "content": ""}, *messages]
     functions = json.dumps([tool.to_dict()["function"] for tool in tools], ensure_ascii=False)
     return [{**messages[0], "tools": functions}, *messages[1:]]
+
+
+def _up_to_content_end(text: str) -> str:
+    """Return a conversation's text up to where its last message's content ends."""
+    before, mark, _ = text.rpartition(_CONTENT_END)
+    if not mark:
+        raise InvalidRequestError(
+            "the model's chat template does not write the last message, which is to be continued", field="messages"
+        )
+    return before
 
 
 def _flat(message: dict[str, Any], image_text: str | None) -> dict[str, Any]:

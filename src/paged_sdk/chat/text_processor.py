@@ -117,6 +117,7 @@ class TextProcessor:
         self,
         messages: Sequence[Message],
         *,
+        continue_final_message: bool = False,
         enable_thinking: bool | None = None,
         reasoning_effort: str | None = None,
         tools: Sequence[Tool] = (),
@@ -128,6 +129,7 @@ class TextProcessor:
         They encode exactly the template's text: a template writes the token that begins a text itself, so none is
         added.
 
+        :param continue_final_message: whether the last message, which is the model's, is what it continues
         :param enable_thinking: given to the template; None leaves its default
         :param reasoning_effort: likewise
         :param tools: what the model may call
@@ -151,6 +153,7 @@ class TextProcessor:
         def render(change: Change | None) -> str:
             return template.render(
                 messages,
+                continue_final_message=continue_final_message,
                 enable_thinking=enable_thinking,
                 reasoning_effort=reasoning_effort,
                 tools=tools,

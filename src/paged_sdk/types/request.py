@@ -25,7 +25,14 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.logits_processor import AnyLogitsProcessor, check_logits_processors
-from paged_sdk.types.messages import MessageLike, MessageList, TextMessages, parse_messages
+from paged_sdk.types.messages import (
+    Message,
+    MessageLike,
+    MessageList,
+    TextMessageRole,
+    TextMessages,
+    parse_messages,
+)
 from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_tools
 
 __all__ = [
@@ -116,6 +123,7 @@ class RequestOptions:
     :ivar thinking_budget: tokens after which thoughts are ended; None: the model ends them
     :ivar tools: what the model may call, and
     :ivar tool_choice: whether it does: see :meth:`RequestBuilder.with_tools`
+    :ivar continue_final_message: the last message is the beginning of the answer
     :ivar special_tokens_in_content: what reads like a special token in a message is one; without it, it is text
     :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings leave as it is
     :raises InvalidRequestError: at construction
@@ -145,6 +153,7 @@ class RequestOptions:
     )
     tools: tuple[Tool, ...] = field(default=(), converter=as_tools)
     tool_choice: ToolChoice = field(default="auto")
+    continue_final_message: bool = field(default=False, validator=_of_request(is_bool))
     special_tokens_in_content: bool = field(default=False, validator=_of_request(is_bool))
     logprobs: int | None = field(
         default=None, converter=as_optional_int, validator=_of_request(IntAtLeast(0, optional=True))
@@ -250,6 +259,17 @@ class RequestBuilder(MessageList):
         but at most 4,096 tokens.
         """
         return self._with(truncation=True)
+
+    def with_continue_final_message(self) -> RequestBuilder:
+        """Take the last message, which is the assistant's, for the beginning of the answer, and have the model go on
+        where its text ends: a beginning that the application has written, or an answer that was cut off.
+
+        The answer is what follows, in which a constraint holds too; it has no thoughts, since these come before a text.
+
+        :raises InvalidRequestError: when the request is sent, if the last message is not the assistant's, has no text,
+            or calls tools; beside tools that may be called; and beside ``with_enable_thinking(True)``
+        """
+        return self._with(continue_final_message=True)
 
     def with_special_tokens_in_content(self) -> RequestBuilder:
         """Encode what reads like a special token in a message, as ``<|im_end|>``, as that token.
@@ -359,7 +379,22 @@ def as_request(request: ChatRequestLike) -> RequestBuilder:
     built = request if isinstance(request, RequestBuilder) else RequestBuilder.from_messages(request)
     if not built.messages:
         raise InvalidRequestError.of("messages", [], "at least one message")
+    if built.options.continue_final_message:
+        _check_begun_answer(built.messages[-1], built.options)
     return built
+
+
+def _check_begun_answer(message: Message, options: RequestOptions) -> None:
+    """Check that a message is the beginning of an answer, and that the rest may follow it."""
+    is_text = message.content and not message.images and not message.tool_calls
+    if message.role is not TextMessageRole.ASSISTANT or not is_text:
+        allowed = "a last message of the assistant's with a text that is to be continued, and no calls"
+        raise InvalidRequestError.of("messages", message.to_dict(), allowed)
+    if options.shown_tools:
+        names = [tool.name for tool in options.shown_tools]
+        raise InvalidRequestError.of("tools", names, "none that may be called: an answer that has begun is a text")
+    if options.enable_thinking:
+        raise InvalidRequestError.of("enable_thinking", True, "False or nothing: an answer that has begun is a text")
 
 
 class CompletionOptions(TypedDict, total=False):

@@ -148,6 +148,10 @@ class ChatCompletionBody(SamplingFields, total=False):
     enable_thinking: Annotated[bool | None, "Extension: what the chat template gets of that name."]
     chat_template_kwargs: Annotated[TemplateArguments | None, "Extension: the same."]
     thinking_budget: Annotated[int | None, Bounds(1), "Extension: tokens after which the thoughts end."]
+    continue_final_message: Annotated[
+        bool | None, "Extension: whether the last message, the assistant's, is the beginning of the answer."
+    ]
+    add_generation_prompt: Annotated[bool | None, "Extension: not continue_final_message, with which it is given."]
     prompt_logprobs: Annotated[int | None, Bounds(0, 20), "Extension: logprobs of the prompt's tokens."]
     safety_identifier: Annotated[str | None, "A label for whom this is; it is in the server's log."]
     prompt_cache_key: Annotated[str | None, "A group of like prompts; there is one cache for all groups."]
@@ -242,6 +246,8 @@ def read_chat_completion(value: object) -> ChatCompletionCall:
     sampling = read_sampling(body, max_len=_max_len(body), top_n=top_n, prompt_logprobs=body.get("prompt_logprobs"))
     request = RequestBuilder.from_messages(_messages(body["messages"])).with_sampling(sampling)
     request = _with_thinking(request, body)
+    if _continues_final_message(body):
+        request = request.with_continue_final_message()
     tools, choice = body.get("tools"), body.get("tool_choice")
     if tools or choice is not None:
         request = request.with_tools(tools or (), choice or "auto")
@@ -293,6 +299,15 @@ def _messages(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, An
         if isinstance(content, list):
             _PARTS.read({"content": content}, at=f"messages[{place}]")
     return messages
+
+
+def _continues_final_message(body: ChatCompletionBody) -> bool:
+    continues, opens = body.get("continue_final_message") or False, body.get("add_generation_prompt")
+    if opens is not None and opens is continues:
+        raise InvalidRequestError.of(
+            "add_generation_prompt", opens, f"{not opens} beside what continue_final_message says"
+        )
+    return continues
 
 
 def _with_thinking(request: RequestBuilder, body: ChatCompletionBody) -> RequestBuilder:

@@ -102,6 +102,11 @@ def read_count_tokens(value: object) -> CountTokensCall:
 def _request(body: ConversationBody) -> RequestBuilder:
     request = RequestBuilder.from_messages(_conversation(body))
     thinking, config = body.get("thinking"), body.get("output_config") or {}
+    if body["messages"][-1]["role"] == "assistant":
+        if thinking is not None and thinking["type"] != "disabled":
+            allowed = 'null or {"type": "disabled"} beside an assistant\'s turn that is to be continued'
+            raise InvalidRequestError.of("thinking", thinking, allowed)
+        request = request.with_continue_final_message()
     if thinking is not None:
         request = request.with_enable_thinking(thinking["type"] != "disabled")
         if thinking["type"] == "enabled":
@@ -127,10 +132,6 @@ def _conversation(body: ConversationBody) -> list[Message]:
         messages.append(Message("system", system if isinstance(system, str) else _joined(system)))
     for place, turn in enumerate(body["messages"]):
         messages += _turn(turn, f"messages[{place}]")
-    if messages[-1].role.value == "assistant":
-        raise InvalidRequestError.of(
-            "messages", "an assistant's turn at the end", "a turn of the user's there: begun answers are not continued"
-        )
     return messages
 
 

@@ -180,7 +180,9 @@ class ConversationBody(TypedDict, total=False):
     """Is what there is to say of a prompt."""
 
     model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
-    messages: Required[Annotated[list[Turn], Bounds(1), "The conversation so far; its last turn is the user's."]]
+    messages: Required[
+        Annotated[list[Turn], Bounds(1), "The conversation so far; the assistant's turn at its end is continued."]
+    ]
     system: Annotated[str | list[TextBlock] | None, "Instructions."]
     tools: Annotated[list[ToolDefinition] | None, "Functions that the model may call."]
     tool_choice: Annotated[AnyOrNoTool | NamedToolChoice | None, "Whether it calls any, and which one."]
