@@ -194,7 +194,7 @@ def test_completions_are_read() -> None:
     assert call.options["cache_salt"] == "s"
     assert call.label == "u"
     assert read_completion({"model": "m", "prompt": [1, 2], "max_tokens": 3}).sampling.max_len == 3
-    for bad in ({"best_of": 2}, {"suffix": "s"}, {"echo": True, "logprobs": 1}, {"echo": True, "prompt": [1]}):
+    for bad in ({"best_of": 2}, {"suffix": "s"}, {"echo": True, "prompt": [1]}):
         with pytest.raises(InvalidRequestError) as caught:
             read_completion({"model": "m", "prompt": "a", **bad})
         assert caught.value.field in bad

@@ -76,11 +76,13 @@ class Answers(Generic[AnswerT, ChunkT]):
             self.metrics.note_answer(served.name, answer.usage)
             span.note_answer(served.name, answer.usage, answer.id, finish=record.finish)
 
+        async def collect() -> AnswerT:
+            return await call.collect(served.model, adapter=served.adapter, timeout=self.settings.timeout)
+
         try:
-            stream = call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
             if call.is_streamed:
                 return EventStream(
-                    stream,
+                    call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout),
                     call.writer(),
                     note,
                     span.end,
@@ -88,7 +90,7 @@ class Answers(Generic[AnswerT, ChunkT]):
                     self.drain,
                     keep_alive=self.settings.keep_alive,
                 )
-            answer = await unless_client_leaves(request, stream.collect)
+            answer = await unless_client_leaves(request, collect)
             if answer is not None:
                 note(answer)
         except BaseException as error:

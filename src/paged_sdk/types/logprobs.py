@@ -91,15 +91,15 @@ class TextOffsets:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # as in the text
         self._num_chars = 0
-        self._first: bytes | None = None  # the first token's, until there is text
+        self._first: bytes | None = None  # the first token's that has any, until there is text
 
     def take(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
         """Return where the next tokens begin, counted from the beginning of the whole text.
 
         :param text: the piece of the text that comes with them; it may come later, where a stop string may begin
         """
-        if self._first is None and tokens:
-            self._first = bytes(tokens[0].bytes)
+        if self._first is None:
+            self._first = next((bytes(token.bytes) for token in tokens if token.bytes), None)
         if self._first and text:
             self._num_chars -= self._first.startswith(b" ") and not text.startswith(" ")
             self._first = b""

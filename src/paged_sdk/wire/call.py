@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from attrs import field, frozen
 
-from paged_sdk import ChatStream, Model, RequestBuilder, Usage
+from paged_sdk import ChatCompletionResponse, ChatStream, Model, RequestBuilder, Usage
 from paged_sdk.wire.problem import Problem
 
 __all__ = ["Answer", "AnswerStream", "Call", "ChatCall", "EventWriter", "event"]
@@ -115,6 +115,13 @@ class Call(Protocol[AnswerT, ChunkT]):
         """
         ...
 
+    async def collect(self, model: Model, *, adapter: str | None, timeout: float | None) -> AnswerT:
+        """Ask a model, and return the whole answer. The parameters are those of :meth:`send`.
+
+        :raises PagedError: the model refuses it, or fails
+        """
+        ...
+
     def response(self, answer: AnswerT) -> Mapping[str, Any]:
         """Return the whole answer in the API's form."""
         ...
@@ -149,6 +156,13 @@ class ChatCall:
         """
         asked = self.request if adapter is None else self.request.with_adapter(adapter)
         return model.stream_chat_request(asked if timeout is None else asked.with_timeout(timeout))
+
+    async def collect(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatCompletionResponse:
+        """Ask a model, and return the whole answer. The parameters are those of :meth:`send`.
+
+        :raises PagedError: the model refuses it, or fails
+        """
+        return await self.send(model, adapter=adapter, timeout=timeout).collect()
 
 
 def event(data: Mapping[str, Any], name: str | None = None) -> str:

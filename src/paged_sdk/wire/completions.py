@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Required, TypeAlias
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from paged_sdk import (
     CompletionChunkResponse,
@@ -20,6 +20,7 @@ from paged_sdk import (
 from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
 from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
+from paged_sdk.wire.echo import Echo
 from paged_sdk.wire.problem import COMPLETIONS_NAMES, Problem, completions_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
@@ -47,7 +48,7 @@ class CompletionBody(SamplingFields, total=False):
     stream: Annotated[bool | None, "Whether the text comes piece by piece."]
     stream_options: StreamOptions | None
     logprobs: Annotated[int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens come beside each."]
-    echo: Annotated[bool | None, "Whether each text begins with its prompt."]
+    echo: Annotated[bool | None, "Whether each text begins with its prompt, and logprobs with those of its tokens."]
     best_of: Annotated[Literal[1] | None, "texts are not ranked"]
     suffix: Annotated[None, "nothing is inserted"]
 
@@ -61,6 +62,7 @@ class CompletionCall:
 
     :ivar options: what it says beside prompts and sampling
     :ivar echoed: the prompts, if texts are to begin with them
+    :ivar echoes_logprobs: whether its text is to begin with the one prompt, and its logprobs with those of that
     :ivar label: for whom it is
     :ivar names: see :attr:`~paged_sdk.wire.call.Call.names`
     """
@@ -70,6 +72,7 @@ class CompletionCall:
     sampling: SamplingParams
     options: CompletionOptions
     echoed: tuple[str, ...] = ()
+    echoes_logprobs: bool = False
     is_streamed: bool = False
     includes_usage: bool = False
     label: str | None = None
@@ -85,11 +88,24 @@ class CompletionCall:
         options: CompletionOptions = {**self.options, "adapter": adapter, "timeout": timeout}
         return model.stream_completion_request(self.prompt, self.sampling, **options)
 
+    async def collect(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionResponse:
+        """Ask a model, and return the whole answer. The parameters are those of :meth:`send`.
+
+        :raises PagedError: the model refuses it, or fails
+        """
+        if not self.echoes_logprobs:
+            return await self.send(model, adapter=adapter, timeout=timeout).collect()
+        echo = await Echo.of(model, _prompts(self.prompt)[0])
+        asked = evolve(self, prompt=echo.token_ids)
+        return echo.before(await asked.send(model, adapter=adapter, timeout=timeout).collect())
+
     def response(self, answer: CompletionResponse) -> dict[str, Any]:
         """Return the whole answer as OpenAI's API has it."""
         body = {**answer.to_dict(), "model": self.model}
         for choice in body["choices"]:
             choice["text"] = self.echo(choice["index"]) + choice["text"]
+            if self.echoes_logprobs:  # what nothing comes before has none
+                choice["logprobs"]["token_logprobs"][0] = choice["logprobs"]["top_logprobs"][0] = None
         return body
 
     def writer(self) -> _TextWriter:
@@ -139,32 +155,56 @@ def read_completion(value: object) -> CompletionCall:
     is_streamed = body.get("stream") or False
     max_len, grammar = body.get("max_tokens"), body.get("grammar")
     constraint = None if grammar is None else constraint_of(grammar["type"], grammar["value"], field="grammar.type")
+    echoes_logprobs = _echoes_logprobs(body)
     return CompletionCall(
         model=body["model"],
         prompt=body["prompt"],
         sampling=read_sampling(
-            body, max_len=DEFAULT_MAX_TOKENS if max_len is None else max_len, top_n=body.get("logprobs")
+            body,
+            max_len=DEFAULT_MAX_TOKENS if max_len is None else max_len,
+            top_n=body.get("logprobs"),
+            prompt_logprobs=body.get("logprobs") if echoes_logprobs else None,
         ),
         options=CompletionOptions(
             cache_salt=body.get("cache_salt"),
             truncation=body.get("truncate_sequence") or False,
             constraint=constraint,
         ),
-        echoed=_echoed(body),
+        echoed=() if echoes_logprobs else _echoed(body),
+        echoes_logprobs=echoes_logprobs,
         is_streamed=is_streamed,
         includes_usage=includes_usage(body.get("stream_options"), is_streamed=is_streamed),
         label=body.get("user"),
     )
 
 
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> Sequence[str | list[int]]:
+    """Return one or several prompts as several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    return [each for each in prompt if not isinstance(each, int)] or [
+        [each for each in prompt if isinstance(each, int)]
+    ]
+
+
+def _echoes_logprobs(body: CompletionBody) -> bool:
+    if not body.get("echo") or body.get("logprobs") is None:
+        return False
+    if body.get("stream"):
+        raise InvalidRequestError.of("stream", True, "false beside echo and logprobs")
+    if body.get("truncate_sequence"):
+        raise InvalidRequestError.of("truncate_sequence", True, "false beside echo and logprobs")
+    num_prompts = len(_prompts(body["prompt"]))
+    if num_prompts > 1:
+        raise InvalidRequestError.of("prompt", f"{num_prompts} prompts", "one at a time beside echo and logprobs")
+    return True
+
+
 def _echoed(body: CompletionBody) -> tuple[str, ...]:
     if not body.get("echo"):
         return ()
-    if body.get("logprobs") is not None:
-        raise InvalidRequestError.of("echo", True, "false beside logprobs, which are those of the answer")
-    prompt = body["prompt"]
-    prompts = [prompt] if isinstance(prompt, str) else prompt
+    prompts = _prompts(body["prompt"])
     texts = tuple(each for each in prompts if isinstance(each, str))
     if len(texts) != len(prompts):
-        raise InvalidRequestError.of("echo", True, "false for token ids")
+        raise InvalidRequestError.of("echo", True, "false for token ids, but for logprobs")
     return texts
