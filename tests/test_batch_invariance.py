@@ -8,6 +8,8 @@ from pathlib import Path
 
 import anyio
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import tiny
 from adapter_files import write_adapter
@@ -72,12 +74,29 @@ async def test_the_same_logits_beside_texts_of_other_adapters(family: str, tmp_p
     write_adapter(tmp_path / "plain", reference, seed=1)
     write_adapter(tmp_path / "decomposed", reference, seed=2, use_dora=True)
     write_adapter(tmp_path / "small", reference, seed=3, rank=2, targets=("o_proj",))
-    builder = TextModelBuilder(base).with_force_cpu().with_batch_invariance().with_num_threads(2)
-    names = ("plain", "decomposed", "small", None)
+    await assert_invariant_beside(base, [tmp_path / name for name in ("plain", "decomposed", "small")])
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"native kernels: {why_not()}")
+async def test_the_same_logits_through_adapters_of_embeddings_and_output_projections(tmp_path: Path) -> None:
+    base, reference = tiny.make_checkpoint("llama", tmp_path / "base"), tiny.build_model("llama")
+    write_adapter(tmp_path / "head", reference, seed=1, rank=24, targets=("lm_head",))
+    path = write_adapter(tmp_path / "both", reference, seed=2, targets=("lm_head",)) / "adapter_model.safetensors"
+    name, generator = "base_model.model.model.embed_tokens.lora_embedding", torch.Generator().manual_seed(3)
+    shapes = {"A": (4, reference.config.vocab_size), "B": (reference.config.hidden_size, 4)}
+    sides = {f"{name}_{side}": torch.randn(shape, generator=generator) for side, shape in shapes.items()}
+    save_file(load_file(path) | sides, path)
+    await assert_invariant_beside(base, [tmp_path / "head", tmp_path / "both"], dtype="float32")
+
+
+async def assert_invariant_beside(base: Path, adapters: list[Path], *, dtype: str = "auto") -> None:
+    """Check that texts are the same beside those of other adapters, and of none."""
+    builder = TextModelBuilder(base).with_dtype(dtype).with_force_cpu().with_batch_invariance().with_num_threads(2)
+    names = (*(path.name for path in adapters), None)
     prompts = [[100 + 7 * i + j for j in range(length)] for i, length in enumerate((40, 3, 65))]
     asked = [(prompt, name) for prompt in prompts for name in names]
-    for name in filter(None, names):
-        builder = builder.with_adapter(tmp_path / name)
+    for path in adapters:
+        builder = builder.with_adapter(path)
     async with builder.with_prefix_cache_n(0).build() as model:
         alone = [await continuation(model, *each) for each in asked]
         assert await gather(model, *(continuation(model, *each) for each in asked)) == alone

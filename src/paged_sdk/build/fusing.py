@@ -44,6 +44,7 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
             )
         _log.info("Layers run one operation at a time: %s.", reason)
         return model
+    model.adapts_row_by_row = settings.batch_invariance
     return FusedDecoderModel(model, backend)
 
 

@@ -33,6 +33,8 @@ class DecoderModel:
     :param head_name: the name among them of the output projection; ``embedding_name`` likewise
     :param group: the ranks that hold the other parts of the model; None: all of it is here
     :ivar dtype: of activations, keys and values
+    :ivar adapts_row_by_row: whether what adapters say of embeddings and logits is computed for a row at a time. Where
+        torch multiplies, the last bits of a row depend on how many there are
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class DecoderModel:
         self.head_name = head_name
         self.embedding_name = embedding_name
         self.group = group
+        self.adapts_row_by_row: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -113,7 +116,8 @@ class DecoderModel:
         if ctx.adapted is not None:
             for lora, tokens in zip(ctx.adapted.loras, ctx.adapted.tokens, strict=True):
                 if lora.embedding is not None:
-                    add_embeddings_(rows, token_ids, lora.embedding, tokens, self.embedding.scale)
+                    for together in self._multiplied_together(tokens):
+                        add_embeddings_(rows, token_ids, lora.embedding, together, self.embedding.scale)
         return rows
 
     def run_layers(
@@ -157,8 +161,12 @@ class DecoderModel:
         if adapted is not None:
             for lora, rows in zip(adapted.loras, adapted.tokens, strict=True):
                 if lora.head is not None:
-                    add_lora_(logits, hidden, lora.head, rows)
+                    for together in self._multiplied_together(rows):
+                        add_lora_(logits, hidden, lora.head, together)
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         if scale is not None:
             logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+    def _multiplied_together(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(rows, 1) if self.adapts_row_by_row else (rows,)
