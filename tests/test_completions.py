@@ -288,9 +288,14 @@ async def test_a_list_is_one_prompt_or_several_but_never_a_mixture(prompt: Any, 
 
 
 @pytest.mark.anyio
-async def test_prompt_logprobs_are_for_one_prompt() -> None:
+async def test_each_prompt_has_its_own_logprobs() -> None:
     async with fake_model("yes") as model:
-        sampling = SamplingParams(prompt_logprobs=1)
-        with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
-            await model.send_completion_request(["a", "b"], sampling)
-        assert (await model.send_completion_request(["ab"], sampling)).prompt_logprobs is not None
+        sampling = SamplingParams(prompt_logprobs=1, n_choices=2)
+        alone = await model.send_completion_request(["ab"], sampling)
+        several = await model.send_completion_request(["ab", "c", "xyz"], sampling)
+    assert alone.prompt_logprobs is not None
+    assert [choice.prompt_logprobs for choice in alone.choices] == [alone.prompt_logprobs] * 2
+    assert several.prompt_logprobs is None
+    found = [choice.prompt_logprobs for choice in several.choices]
+    said = [each and "".join(token.token for token in each.content) for each in found]
+    assert said == ["b", "b", None, None, "yz", "yz"]  # nothing comes before the first

@@ -14,7 +14,6 @@ from attrs import frozen
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
-from paged_sdk.errors import InvalidRequestError
 from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
@@ -66,9 +65,6 @@ class GenerationRequests:
         :raises InvalidRequestError: a request that this model does not take
         """
         encodes = [self._encode(prompt, options) for prompt in prompts]
-        sampling = options.sampling
-        if len(encodes) > 1 and sampling is not None and sampling.prompt_logprobs is not None:
-            raise InvalidRequestError.of("prompt_logprobs", sampling.prompt_logprobs, "None for several prompts")
         return self._stream(encodes, options, CompletionShape(), is_chat=False)
 
     def _encode(self, prompt: PromptLike, options: RequestOptions) -> Callable[[], EncodedPrompt]:
@@ -116,7 +112,7 @@ class GenerationRequests:
         all_texts = list(chain.from_iterable(texts))
         answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
         parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
-        parts = ResponseParts(tokenizer, all_texts, parsers, sorts_logprobs=is_chat)
+        parts = ResponseParts(tokenizer, all_texts, parsers, num_prompts=len(encodes), sorts_logprobs=is_chat)
 
         async def prepare() -> list[Request]:
             arrival = time.monotonic()

@@ -100,6 +100,7 @@ class ResponseParts:
     :param tokenizer: detokenizes the tokens of logprobs
     :param texts: what makes each choice's text of its tokens, before any token
     :param parsers: what takes each choice's text apart; none for texts that stay as they are
+    :param num_prompts: how many prompts there are, each with as many choices
     :param sorts_logprobs: whether it is of interest which tokens make up the text that is shown
     """
 
@@ -109,9 +110,11 @@ class ResponseParts:
         texts: Sequence[OutputText],
         parsers: Sequence[AnswerParser] = (),
         *,
+        num_prompts: int = 1,
         sorts_logprobs: bool = False,
     ) -> None:
         self.num_choices: int = len(texts)
+        self.num_prompts: int = num_prompts
         self._tokenizer = tokenizer
         self._output_texts = texts
         self._parsers = parsers
@@ -124,7 +127,8 @@ class ResponseParts:
         self._text_tokens: list[TextTokens[TokenLogprob] | None] = [None] * len(texts)
         self._content_logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
-        self.prompt_logprobs: Logprobs | None = None
+        self._choices_per_prompt = len(texts) // num_prompts
+        self._prompt_logprobs: dict[int, Logprobs] = {}  # by the number of the prompt
         self.usage: Usage | None = None
         self._start: RequestStart | None = None
         self._num_tokens = 0
@@ -172,10 +176,15 @@ class ResponseParts:
                     chunks[place].append(delta)
                 else:
                     chunks.append([delta])
-        if subscription.prompt_logprobs and self.prompt_logprobs is None:
-            self.prompt_logprobs = self._as_logprobs(subscription.prompt_logprobs)
+        for index, logprobs_of_prompt in subscription.prompt_logprobs.items():
+            self._prompt_logprobs[index // self._choices_per_prompt] = self._as_logprobs(logprobs_of_prompt)
+        subscription.prompt_logprobs.clear()
         self.usage = subscription.usage
         return chunks
+
+    def prompt_logprobs(self, index: int) -> Logprobs | None:
+        """Return those of a choice's prompt, once they have come; None: they have not been asked for."""
+        return self._prompt_logprobs.get(index // self._choices_per_prompt)
 
     @property
     def are_whole(self) -> bool:
@@ -333,7 +342,7 @@ class ChatShape:
                 for index, choice in enumerate(parts.choices())
             ),
             usage=parts.usage_so_far(),
-            prompt_logprobs=parts.prompt_logprobs,
+            prompt_logprobs=parts.prompt_logprobs(0),
         )
 
     def chunk(self, header: Header, deltas: Sequence[ChoiceDelta], usage: Usage | None) -> ChatCompletionChunkResponse:
@@ -376,11 +385,12 @@ class CompletionShape:
                     text=choice.text,
                     logprobs=choice.logprobs,
                     stop_string=choice.stop_string,
+                    prompt_logprobs=parts.prompt_logprobs(index),
                 )
                 for index, choice in enumerate(parts.choices())
             ),
             usage=parts.usage_so_far(),
-            prompt_logprobs=parts.prompt_logprobs,
+            prompt_logprobs=parts.prompt_logprobs(0) if parts.num_prompts == 1 else None,
         )
 
     def chunk(self, header: Header, deltas: Sequence[ChoiceDelta], usage: Usage | None) -> CompletionChunkResponse:

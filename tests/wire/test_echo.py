@@ -65,13 +65,27 @@ async def test_each_choice_has_the_prompt() -> None:
         assert choice["logprobs"]["top_logprobs"] == [None, *[{}] * 5]
 
 
+async def test_several_prompts_are_as_each_alone(tiny_checkpoint: Path) -> None:
+    builder = TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    async with builder.build() as model:
+        prompts = [await model.tokenize(TEXT[start:]) for start in (0, 9, 30)] + [[7]]
+        together = await asked(model, prompt=prompts, n=2, temperature=0.7, seed=3)
+        alone = [await asked(model, prompt=prompt, n=2, temperature=0.7, seed=3) for prompt in prompts]
+    assert [choice["index"] for choice in together["choices"]] == list(range(8))
+    for number, answer in enumerate(alone):
+        for place, choice in enumerate(answer["choices"]):
+            other = together["choices"][2 * number + place]
+            assert (other["text"], other["logprobs"]["tokens"]) == (choice["text"], choice["logprobs"]["tokens"])
+            assert len(other["logprobs"]["token_logprobs"]) == len(prompts[number]) + 3
+            found, expected = (each["logprobs"]["token_logprobs"][1:] for each in (other, choice))
+            assert found == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"stream": True},
         {"truncate_sequence": True},
-        {"prompt": ["a", "b"]},
-        {"prompt": [[1], [2]]},
         {"prompt": [1, 2], "logprobs": None, "echo": True},
     ],
 )

@@ -68,7 +68,7 @@ async def test_what_a_slow_reader_has_missed_lies_there_as_one(num_waits: list[i
     one, other = subscription.choices
     assert (one.token_ids, one.logprobs, one.finish_reason) == ([5, 6], [first, second], "stop")
     assert (other.token_ids, other.logprobs, other.finish_reason) == ([], [], "length")
-    assert subscription.prompt_logprobs == (second,)
+    assert subscription.prompt_logprobs == {0: (second,)}
     assert subscription.usage == USAGE
     assert subscription.has_ended
 

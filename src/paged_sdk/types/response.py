@@ -315,6 +315,7 @@ class CompletionChoice(Wire):
 
     :ivar stop_string: the stop string that ended it, which it does not hold; None: something else did. Not part of the
         wire form
+    :ivar prompt_logprobs: logprobs of every token of its prompt but the first, if requested. Not part of the wire form
     """
 
     finish_reason: FinishReason
@@ -322,6 +323,7 @@ class CompletionChoice(Wire):
     text: str
     logprobs: Logprobs | None = None
     stop_string: str | None = None
+    prompt_logprobs: Logprobs | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""
@@ -330,7 +332,11 @@ class CompletionChoice(Wire):
 
 @frozen(kw_only=True)
 class CompletionResponse(Wire):
-    """Holds a whole plain-text completion."""
+    """Holds a whole plain-text completion.
+
+    :ivar prompt_logprobs: logprobs of every token of the one prompt but the first, if requested; those of several are
+        with the choices
+    """
 
     id: str
     choices: tuple[CompletionChoice, ...]

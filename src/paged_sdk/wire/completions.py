@@ -62,7 +62,7 @@ class CompletionCall:
 
     :ivar options: what it says beside prompts and sampling
     :ivar echoed: the prompts, if texts are to begin with them
-    :ivar echoes_logprobs: whether its text is to begin with the one prompt, and its logprobs with those of that
+    :ivar echoes_logprobs: whether texts are to begin with their prompts, and logprobs with those of these
     :ivar label: for whom it is
     :ivar names: see :attr:`~paged_sdk.wire.call.Call.names`
     """
@@ -95,9 +95,12 @@ class CompletionCall:
         """
         if not self.echoes_logprobs:
             return await self.send(model, adapter=adapter, timeout=timeout).collect()
-        echo = await Echo.of(model, _prompts(self.prompt)[0])
-        asked = evolve(self, prompt=echo.token_ids)
-        return echo.before(await asked.send(model, adapter=adapter, timeout=timeout).collect())
+        echoes = [await Echo.of(model, prompt) for prompt in _prompts(self.prompt)]
+        asked = evolve(self, prompt=[echo.token_ids for echo in echoes])
+        answer = await asked.send(model, adapter=adapter, timeout=timeout).collect()
+        each = self.sampling.n_choices
+        choices = tuple(echoes[choice.index // each].before(choice) for choice in answer.choices)
+        return evolve(answer, choices=choices, prompt_logprobs=None)
 
     def response(self, answer: CompletionResponse) -> dict[str, Any]:
         """Return the whole answer as OpenAI's API has it."""
@@ -194,9 +197,6 @@ def _echoes_logprobs(body: CompletionBody) -> bool:
         raise InvalidRequestError.of("stream", True, "false beside echo and logprobs")
     if body.get("truncate_sequence"):
         raise InvalidRequestError.of("truncate_sequence", True, "false beside echo and logprobs")
-    num_prompts = len(_prompts(body["prompt"]))
-    if num_prompts > 1:
-        raise InvalidRequestError.of("prompt", f"{num_prompts} prompts", "one at a time beside echo and logprobs")
     return True
 
 

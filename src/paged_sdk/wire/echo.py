@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from paged_sdk import CompletionResponse, Logprobs, Model, TokenLogprob
+from paged_sdk import CompletionChoice, Logprobs, Model, TokenLogprob
 
 __all__ = ["Echo"]
 
@@ -39,18 +39,11 @@ class Echo:
         first = TokenLogprob(token=token, token_id=next(iter(token_ids), -1), logprob=0.0, bytes=tuple(data))
         return cls(token_ids, text, first)
 
-    def before(self, answer: CompletionResponse) -> CompletionResponse:
-        """Return an answer whose texts begin with the prompt, and their logprobs with those of its tokens, which it
-        holds. That of the first token is 0.
+    def before(self, choice: CompletionChoice) -> CompletionChoice:
+        """Return a choice of the prompt with it before the text, and the logprobs of its tokens, which the choice has,
+        before those of the text. That of the first token is 0.
         """
-        assert answer.prompt_logprobs is not None
-        of_prompt = (self.first, *answer.prompt_logprobs.content)
-        choices = [
-            evolve(
-                choice,
-                text=self.text + choice.text,
-                logprobs=Logprobs(content=of_prompt + (() if choice.logprobs is None else choice.logprobs.content)),
-            )
-            for choice in answer.choices
-        ]
-        return evolve(answer, choices=tuple(choices), prompt_logprobs=None)
+        of_rest = () if choice.prompt_logprobs is None else choice.prompt_logprobs.content
+        of_text = () if choice.logprobs is None else choice.logprobs.content
+        logprobs = Logprobs(content=(self.first, *of_rest, *of_text))
+        return evolve(choice, text=self.text + choice.text, logprobs=logprobs, prompt_logprobs=None)

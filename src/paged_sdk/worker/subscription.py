@@ -41,7 +41,8 @@ class Subscription:
     the loop. So there is no lock, and steps that a slow reader has missed are merged into one.
 
     :ivar choices: the unread output of each choice, in order of index
-    :ivar prompt_logprobs: logprobs of every prompt token but the first; empty until they come, or if not requested
+    :ivar prompt_logprobs: logprobs of every prompt token but the first, by the index of one of the prompt's choices;
+        empty until they come, or if not requested
     :ivar start: what is known of the request's start; None until the first token comes
     :ivar usage: set when the request has ended, unless with an error
     :ivar error: the request has ended with this
@@ -50,7 +51,7 @@ class Subscription:
     def __init__(self, num_choices: int) -> None:
         self.loop: EventLoop = EventLoop()
         self.choices: list[UnreadChoice] = [UnreadChoice() for _ in range(num_choices)]
-        self.prompt_logprobs: tuple[RawLogprobs, ...] = ()
+        self.prompt_logprobs: dict[int, tuple[RawLogprobs, ...]] = {}
         self.start: RequestStart | None = None
         self.usage: Usage | None = None
         self.error: Exception | None = None
@@ -74,7 +75,8 @@ class Subscription:
         choice = self.choices[event.index]
         choice.logprobs.extend(event.logprobs)
         choice.finish_reason = event.finish_reason or choice.finish_reason
-        self.prompt_logprobs = event.prompt_logprobs or self.prompt_logprobs
+        if event.prompt_logprobs:
+            self.prompt_logprobs[event.index] = event.prompt_logprobs
         self.start = event.start or self.start
         self.usage = event.usage
         self.error = self.error or event.error
