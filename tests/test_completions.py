@@ -288,6 +288,37 @@ async def test_a_list_is_one_prompt_or_several_but_never_a_mixture(prompt: Any, 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("prompts", "error", "told"),
+    [
+        ([[1], []], InvalidRequestError, "prompt[1] = []"),
+        (["a", [1, 10**6]], InvalidRequestError, "prompt[1] = 1000000"),
+        (["a", "b" * 70], ContextLengthError, "prompt[1] has 70 tokens, 63 fit"),
+        (["b" * 70], ContextLengthError, "the prompt has 70 tokens, 63 fit"),
+    ],
+)
+async def test_an_error_says_which_of_several_prompts_it_is_about(
+    prompts: Any, error: type[InvalidRequestError] | type[ContextLengthError], told: str
+) -> None:
+    async with fake_model("yes", max_model_len=64) as model:
+        with pytest.raises((InvalidRequestError, ContextLengthError)) as raised:
+            await model.send_completion_request(prompts)
+        assert type(raised.value) is error
+        assert str(raised.value).startswith(told)
+        assert raised.value.field == ("prompt" if len(prompts) == 1 else "prompt[1]")
+
+
+@pytest.mark.anyio
+async def test_what_a_prompt_is_too_long_for_names_what_there_is_to_cut_it() -> None:
+    async with fake_model("yes", max_model_len=64) as model:
+        with pytest.raises(ContextLengthError, match="use truncation=True"):
+            await model.send_completion_request("b" * 70)
+        with pytest.raises(ContextLengthError, match=r"use with_truncation\(\)") as raised:
+            await model.send_chat_request([{"role": "user", "content": "b" * 70}])
+        assert raised.value.field == "messages"
+
+
+@pytest.mark.anyio
 async def test_each_prompt_has_its_own_logprobs() -> None:
     async with fake_model("yes") as model:
         sampling = SamplingParams(prompt_logprobs=1, n_choices=2)

@@ -439,6 +439,7 @@ async def test_the_wire_form_is_openais() -> None:
     [
         ({"texts": []}, r"texts\[0\] = \[\]"),
         ({"texts": [1, 512]}, "texts = 512"),
+        ({"texts": ["a", [1, 512]]}, r"texts\[1\] = 512"),
         ({"texts": ["a", 3]}, "texts = 3"),
         ({"texts": 5}, "texts = 5"),
         ({"texts": "a", "pooling": "median"}, "pooling = 'median'"),

@@ -226,6 +226,7 @@ def test_blocking_models_score_too() -> None:
         ({"texts": [[]], "prefix": [1]}, r"texts\[0\] = \[\]"),
         ({"texts": "a", "prefix": [512]}, "prefix = 512"),
         ({"texts": [512]}, "texts = 512"),
+        ({"texts": ["a", [512]]}, r"texts\[1\] = 512"),
         ({"texts": "a", "adapter": "none"}, "adapter"),
         ({"texts": "a", "truncation": True}, "option = 'truncation'"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import datetime
 import json
 import sys
 import threading
@@ -12,6 +14,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import attrs
+import pydantic
 import pytest
 
 from paged_sdk import (
@@ -168,6 +171,57 @@ async def test_an_exception_is_told_to_the_model_or_ends_the_run() -> None:
         assert isinstance(caught.value.__cause__, RuntimeError)
         assert caught.value.tool == "fails"
         assert caught.value.partial_response is not None
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.anyio
+async def test_a_tool_that_awaits_what_was_cancelled_is_told_of_or_ends_the_run() -> None:
+    async def awaits() -> None:
+        task = asyncio.ensure_future(asyncio.sleep(30))
+        task.cancel("no longer wanted")
+        await task
+
+    said = f"{call('awaits')}{call('weather', city='Rome')}"
+    async with fake_model(said, "Sorry.", said) as model:
+        request = ASK.with_tools([awaits, weather])
+        await model.send_chat_with_tools(request)
+        told, other = answers_of(model.requests[1])
+        assert told[1].startswith("Error: CancelledError")
+        assert other == ("weather", "1 times 20 degrees in Rome")
+        with pytest.raises(ToolError, match="awaits raised CancelledError") as caught:
+            await model.send_chat_with_tools(request, on_error="raise")
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+
+
+class Reading(pydantic.BaseModel):
+    at: datetime.date
+    unit: Unit
+
+
+@pytest.mark.anyio
+async def test_results_are_written_as_arguments_are() -> None:
+    day = datetime.date(2026, 1, 2)
+    results: list[object] = [
+        Unit.CELSIUS,
+        [datetime.datetime(2026, 1, 2, 3, 4, tzinfo=datetime.UTC), day, datetime.time(3, 4)],
+        {"readings": [Reading(at=day, unit=Unit.CELSIUS)]},
+        frozenset({"one"}),
+        Span(1, 2),
+    ]
+
+    async def result(number: int) -> object:
+        await anyio.lowlevel.checkpoint()
+        return results[number]
+
+    async with fake_model("".join(call("result", number=number) for number in range(len(results))), "Done.") as model:
+        await model.send_chat_with_tools(ASK.with_tools([result]))
+        assert [json.loads(text) for _, text in answers_of(model.requests[1])] == [
+            Unit.CELSIUS.value,
+            ["2026-01-02T03:04:00+00:00", "2026-01-02", "03:04:00"],
+            {"readings": [{"at": "2026-01-02", "unit": Unit.CELSIUS.value}]},
+            ["one"],
+            {"first": 1, "last": 2},
+        ]
 
 
 @pytest.mark.anyio

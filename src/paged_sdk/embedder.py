@@ -13,7 +13,7 @@ from paged_sdk.preparation import in_thread
 from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.reading import PooledVector
-from paged_sdk.types.request import PromptLike, RequestOptions
+from paged_sdk.types.request import PromptLike, RequestOptions, name_of_prompt
 
 if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np
@@ -70,7 +70,10 @@ class Embedder:
         if dimensions is not None and not (is_token_id(dimensions) and 1 <= dimensions <= self._size):
             raise InvalidRequestError.of("dimensions", dimensions, f"an int from 1 to {self._size}, or None")
         put_before = self._prompt(prompt_name)
-        prompts = [self._checked(text, prompt_name) for text in texts]
+        prompts = [
+            self._checked(name_of_prompt("texts", place, len(texts)), text, prompt_name)
+            for place, text in enumerate(texts)
+        ]
 
         def encode(place: int) -> tuple[Sequence[int], PooledVector]:
             token_ids, num_before = self._encode(prompts[place], put_before, place, truncation=truncation)
@@ -116,11 +119,11 @@ class Embedder:
             raise InvalidRequestError.of("prompt_name", name, f"None, or one of the checkpoint's prompts: {names}")
         return prompts[name]
 
-    def _checked(self, text: PromptLike, prompt_name: str | None) -> str | Sequence[int]:
+    def _checked(self, name: str, text: PromptLike, prompt_name: str | None) -> str | Sequence[int]:
         """Return a text, or token ids that nobody changes meanwhile."""
         if prompt_name is not None and not isinstance(text, str):
             raise InvalidRequestError.of("prompt_name", prompt_name, "None beside texts that are token ids")
-        return self._reader.checked("texts", text)
+        return self._reader.checked(name, text)
 
     def _encode(
         self, text: str | Sequence[int], put_before: str, place: int, *, truncation: bool
@@ -151,6 +154,7 @@ class Embedder:
             if not truncation:
                 raise ContextLengthError(
                     f"texts[{place}] has {len(token_ids)} tokens, {limit} fit: shorten it, or use truncation=True",
+                    field=f"texts[{place}]",
                     num_tokens=len(token_ids),
                     limit=limit,
                 )

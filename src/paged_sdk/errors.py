@@ -253,12 +253,16 @@ class InvalidRequestError(RequestError):
 class ContextLengthError(RequestError):
     """A prompt can never fit the model's context or the KV pool.
 
+    :ivar field: the part of the request concerned: "messages", "prompt", or one of several, as "prompt[3]"
     :ivar num_tokens: tokens in the prompt
     :ivar limit: the largest prompt that fits
     """
 
-    def __init__(self, message: str, *, request_id: str = "", num_tokens: int = 0, limit: int = 0) -> None:
+    def __init__(
+        self, message: str, *, request_id: str = "", field: str = "", num_tokens: int = 0, limit: int = 0
+    ) -> None:
         super().__init__(message, request_id=request_id)
+        self.field = field
         self.num_tokens = num_tokens
         self.limit = limit
 

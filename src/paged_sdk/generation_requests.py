@@ -19,7 +19,7 @@ from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
-from paged_sdk.types.request import PromptLike, RequestBuilder, RequestOptions
+from paged_sdk.types.request import PromptLike, RequestBuilder, RequestOptions, name_of_prompt
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,
@@ -64,13 +64,16 @@ class GenerationRequests:
 
         :raises InvalidRequestError: a request that this model does not take
         """
-        encodes = [self._encode(prompt, options) for prompt in prompts]
+        encodes = [
+            self._encode(prompt, options, name_of_prompt("prompt", place, len(prompts)))
+            for place, prompt in enumerate(prompts)
+        ]
         return self._stream(encodes, options, CompletionShape(), is_chat=False)
 
-    def _encode(self, prompt: PromptLike, options: RequestOptions) -> Callable[[], EncodedPrompt]:
+    def _encode(self, prompt: PromptLike, options: RequestOptions, field: str) -> Callable[[], EncodedPrompt]:
         if isinstance(prompt, str):
-            return partial(self.preparer.encode_prompt, prompt, options)
-        ids = list(self.preparer.check_token_ids("prompt", prompt))  # the caller may change the list meanwhile
+            return partial(self.preparer.encode_prompt, prompt, options, field)
+        ids = list(self.preparer.check_token_ids(field, prompt))  # the caller may change the list meanwhile
         return lambda: EncodedPrompt(ids)
 
     def _stream(
@@ -143,7 +146,7 @@ class GenerationRequests:
                     prediction_token_ids=prediction,
                     request_id=part_id,
                     arrival=arrival,
-                    field=field,
+                    field=name_of_prompt(field, place, len(prompts)),
                     continues_prompt=continues_prompt,
                     kept_special_ids=kept,
                     has_thoughts=is_parsed,
@@ -151,7 +154,7 @@ class GenerationRequests:
                     grammar=grammar,
                     adapter=adapter,
                 )
-                for part_id, prompt, sampling in zip(part_ids, prompts, samplings, strict=True)
+                for place, (part_id, prompt, sampling) in enumerate(zip(part_ids, prompts, samplings, strict=True))
             ]
 
         return ResponseStream(

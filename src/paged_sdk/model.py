@@ -185,7 +185,7 @@ class Model:
             the model of it, "raise" ends the run
         :param tool_timeout: seconds that each call may take; one that takes longer counts as an exception, and a
             function in a thread is not waited for any more
-        :raises InvalidRequestError: no request with tools that have functions, or several choices
+        :raises InvalidRequestError: a tool without a function, or several choices
         :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
         :raises ToolRoundsError: the model called tools again after so many rounds
         :raises RequestError: as :meth:`send_chat_request`

@@ -138,13 +138,14 @@ class RequestPreparer:
         token_ids, media = self.images.insert(token_ids, images)
         return EncodedPrompt(token_ids, media=media)
 
-    def encode_prompt(self, text: str, options: RequestOptions) -> EncodedPrompt:
+    def encode_prompt(self, text: str, options: RequestOptions, field: str) -> EncodedPrompt:
         """Return the tokens of a text that the model is to continue, without those at its end that are to be healed.
         None are where a sentence is to follow, which begins where the prompt ends.
 
+        :param field: what errors call the text
         :raises InvalidRequestError: there are none
         """
-        token_ids = self.text.encode_prompt(text)
+        token_ids = self.text.encode_prompt(text, field)
         heals = self.heals_tokens and not options.constraint_kind
         return self.prefixes.heal(token_ids) if heals else EncodedPrompt(token_ids)
 
@@ -250,7 +251,7 @@ class RequestPreparer:
 
         :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
-        :param field: "messages", or "prompt": what it has been made of
+        :param field: "messages", or "prompt", or one of several prompts: what it has been made of
         :param continues_prompt: see :class:`Request`; ``kept_special_ids``, ``language`` and what follows it likewise
         :param has_thoughts: whether the text may begin with what the model thinks
         :raises InvalidRequestError: an empty prompt, or a token that the model does not know
@@ -258,15 +259,13 @@ class RequestPreparer:
         """
         prompt_token_ids, healing = prompt.token_ids, prompt.healing
         if not prompt_token_ids:
-            raise InvalidRequestError(
-                "prompt = [] is not allowed: expected at least one token", field="prompt", value=[]
-            )
+            raise InvalidRequestError.of(field, [], "at least one token")
         if max(prompt_token_ids) >= self.vocab_size:
             raise self._unknown_token(max(prompt_token_ids), field)
         if len(prompt_token_ids) > self.max_prompt_tokens:
             if options.truncation and prompt.media is not None:
                 raise InvalidRequestError.of("truncation", True, "no images: a prompt with images is not cut")
-            prompt_token_ids = self._truncate(prompt_token_ids, options, sampling)
+            prompt_token_ids = self._truncate(prompt_token_ids, options, sampling, field)
         room = self.config.max_model_len - len(prompt_token_ids)
         most = room if sampling.max_len is None else sampling.max_len + (0 if healing is None else healing.num_tokens)
         adapter_start = 0 if adapter is None else adapter.first_token(prompt_token_ids)
@@ -315,7 +314,7 @@ class RequestPreparer:
         if token_id in (*tokenizer.special.prefix, *tokenizer.special.suffix):
             origin = "the tokenizer puts it around every text"
         else:
-            origin = "the tokenizer made it of the " + ("prompt" if field == "prompt" else "chat template's text")
+            origin = "the tokenizer made it of the " + ("chat template's text" if field == "messages" else "prompt")
         piece = tokenizer.token_bytes(token_id).decode("utf-8", "replace")
         return InvalidRequestError(
             f"token id {token_id} ({piece!r}) is not in the model's vocabulary of {self.vocab_size} tokens: {origin}",
@@ -325,13 +324,16 @@ class RequestPreparer:
         )
 
     def _truncate(
-        self, prompt_token_ids: Sequence[int], options: RequestOptions, sampling: SamplingParams
+        self, prompt_token_ids: Sequence[int], options: RequestOptions, sampling: SamplingParams, field: str
     ) -> Sequence[int]:
         if not options.truncation:
+            what = "the prompt" if field in ("messages", "prompt") else field
+            setting = "with_truncation()" if field == "messages" else "truncation=True"
             raise ContextLengthError(
-                f"the prompt has {len(prompt_token_ids)} tokens, {self.max_prompt_tokens} fit "
+                f"{what} has {len(prompt_token_ids)} tokens, {self.max_prompt_tokens} fit "
                 f"(context {self.config.max_model_len}, KV pool {self.config.num_blocks} blocks of "
-                f"{self.config.block_size}): shorten it, use with_truncation(), or give the KV pool more memory",
+                f"{self.config.block_size}): shorten it, use {setting}, or give the KV pool more memory",
+                field=field,
                 num_tokens=len(prompt_token_ids),
                 limit=self.max_prompt_tokens,
             )

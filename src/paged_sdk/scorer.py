@@ -12,7 +12,7 @@ from paged_sdk.kv.contiguous import common_prefix_length
 from paged_sdk.preparation import in_thread
 from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.types.reading import PromptScores
-from paged_sdk.types.request import PromptLike, RequestOptions
+from paged_sdk.types.request import PromptLike, RequestOptions, name_of_prompt
 from paged_sdk.types.score import ScoreResponse, TextScore
 
 __all__ = ["Scorer"]
@@ -34,7 +34,9 @@ class Scorer:
         """Do what :meth:`paged_sdk.Model.score` says."""
         self.reader.preparer.check_generates("texts")
         before = "" if prefix is None else self.reader.checked("prefix", prefix)
-        checked = [self.reader.checked("texts", text) for text in texts]
+        checked = [
+            self.reader.checked(name_of_prompt("texts", place, len(texts)), text) for place, text in enumerate(texts)
+        ]
         base = await in_thread(partial(self._encode, before))
         scored: list[tuple[int, ...]] = []
 
@@ -86,6 +88,7 @@ class Scorer:
         if len(token_ids) > limit:
             raise ContextLengthError(
                 f"texts[{place}] has {len(token_ids)} tokens with the prefix before it, {limit} fit",
+                field=f"texts[{place}]",
                 num_tokens=len(token_ids),
                 limit=limit,
             )

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from datetime import date, time
+from enum import Enum
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -117,8 +120,14 @@ async def _answers(
     :raises SystemExit: a tool ends the program
     """
     texts: dict[int, str] = {}
-    failed: list[tuple[str, Exception]] = []
+    failed: list[tuple[str, BaseException]] = []
     exits: list[SystemExit] = []
+
+    def fail(call: ToolCallResponse, scope: anyio.CancelScope, error: BaseException) -> None:
+        if on_error == "raise":
+            failed.append((call.function.name, error))
+            scope.cancel()
+        texts[call.index] = f"Error: {_described(error)}"
 
     async def run(call: ToolCallResponse, scope: anyio.CancelScope) -> None:
         try:
@@ -130,11 +139,12 @@ async def _answers(
         except SystemExit as error:  # the caller's to raise: this task's would end the event loop amid everything
             exits.append(error)
             scope.cancel()
+        except anyio.get_cancelled_exc_class() as error:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+            fail(call, scope, error)  # of what the tool has awaited: nobody cancels the run
         except Exception as error:
-            if on_error == "raise":
-                failed.append((call.function.name, error))
-                scope.cancel()
-            texts[call.index] = f"Error: {_described(error)}"
+            fail(call, scope, error)
 
     async with anyio.create_task_group() as tasks:
         for call in calls:
@@ -165,7 +175,7 @@ async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
     return await result if inspect.isawaitable(result) else result
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # an exception of the caller's own, which cannot be written
@@ -187,7 +197,17 @@ def _writable(text: str) -> str:
 
 
 def _plain(value: Any) -> object:
-    """Return what JSON can hold of a value: a class's fields, or its text."""
+    """Return what JSON can hold of a value, as arguments are written: a class's fields, an enum member's value, a time
+    in ISO 8601, a set's items; of others their text.
+    """
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Set):
+        return list(value)
+    if callable(dump := getattr(type(value), "model_dump", None)):  # pydantic's
+        return dump(value, mode="json")
     if attrs.has(type(value)):
         return attrs.asdict(value, recurse=False)
     fields = getattr(type(value), "__dataclass_fields__", None)

@@ -213,6 +213,46 @@ def test_one_of_is_enforced_where_each_excludes_the_others(compiler: GrammarComp
         assert raised.value.keyword == "oneOf"
 
 
+LINK: Final = {"type": "object", "properties": {"next": {"$ref": "#/$defs/link"}}, "required": ["next"]}
+PAIR: Final = {"type": "array", "prefixItems": [{"$ref": "#/$defs/link"}, {}], "minItems": 1}
+ENDLESS: Final[dict[str, tuple[Any, str | None]]] = {
+    "an object": ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, ""),
+    "beside others": (
+        {"properties": {"a": {}, "b": {"$ref": "#/$defs/link"}}, "$defs": {"link": LINK}},
+        "/properties/b",
+    ),
+    "a list": ({"anyOf": [{}, {"$ref": "#/$defs/link"}], "$defs": {"link": PAIR}}, "/anyOf/1"),
+    "the whole": ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "/items"),
+    "in two steps": ({"$ref": "#/$defs/a", "$defs": {"a": {"allOf": [{"$ref": "#/$defs/link"}]}, "link": LINK}}, ""),
+    "nobody's": ({"type": "null", "$defs": {"link": LINK}}, None),
+    "not required": ({"$ref": "#/$defs/link", "$defs": {"link": {**LINK, "required": []}}}, None),
+    "no object": ({"$ref": "#/$defs/link", "$defs": {"link": {**LINK, "type": ["object", "null"]}}}, None),
+    "an end": ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, None),
+    "an empty list": ({"$ref": "#/$defs/link", "$defs": {"link": {**PAIR, "minItems": 0}}}, None),
+    "an outer end": (
+        {
+            "$ref": "#/$defs/tree",
+            "$defs": {
+                "tree": {"oneOf": [{"type": "integer"}, {"$ref": "#/$defs/link"}]},
+                "link": {"type": "object", "properties": {"tree": {"$ref": "#/$defs/tree"}}, "required": ["tree"]},
+            },
+        },
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_always_holds_another_one_is_refused(compiler: GrammarCompiler, name: str) -> None:
+    schema, position = ENDLESS[name]
+    if position is None:
+        compiler.compile(Constraint.json_schema(schema))
+        return
+    with pytest.raises(ConstraintError, match="without end") as raised:
+        compiler.compile(Constraint.json_schema(schema))
+    assert (raised.value.keyword, raised.value.position) == ("$ref", position)
+
+
 def test_comparing_alternatives_takes_bounded_time(compiler: GrammarCompiler) -> None:
     """Each of 30 definitions leads to all others, in the first ones of which no end would be found."""
     names = [f"#/$defs/{number}" for number in range(30)]

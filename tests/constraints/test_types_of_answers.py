@@ -171,7 +171,11 @@ class Picture(pydantic.BaseModel):
     path: pydantic.FilePath
 
 
-@pytest.mark.parametrize(("type_", "keyword"), [(Several, "uniqueItems"), (Picture, "format")])
+class Chain(pydantic.BaseModel):
+    next: Chain
+
+
+@pytest.mark.parametrize(("type_", "keyword"), [(Several, "uniqueItems"), (Picture, "format"), (Chain, "$ref")])
 def test_what_cannot_be_enforced_is_refused_by_its_keyword(
     compiler: GrammarCompiler, type_: type[pydantic.BaseModel], keyword: str
 ) -> None:

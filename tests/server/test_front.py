@@ -290,6 +290,17 @@ def test_a_long_body_is_413() -> None:
         assert served.post().status_code == 200
 
 
+def test_what_does_not_fit_is_said_in_the_request_s_own_words() -> None:
+    with serving(fake_model("Hello!", max_model_len=64)) as served:
+        plain = {"model": "fake", "prompt": ["a", "b" * 70]}
+        error = served.http.post("/v1/completions", json=plain).json()["error"]
+        assert error["message"] == "prompt[1] has 70 tokens, 63 fit: shorten it"
+        assert (error["param"], error["code"]) == ("prompt[1]", "context_length_exceeded")
+        error = served.http.post("/v1/embeddings", json={"model": "fake", "input": ["a", "b" * 70]}).json()["error"]
+        assert error["message"] == "input[1] has 70 tokens, 63 fit: shorten it"
+        assert error["param"] == "input[1]"
+
+
 def test_every_figure_of_a_model_is_shown() -> None:
     assert GAUGES.keys() | COUNTERS.keys() == fields_dict(ModelStats).keys()
 

@@ -167,12 +167,13 @@ class TextProcessor:
             ids = self.tokenizer.content_guard.encode(render, messages, tools, source=template.source)
         return self._not_empty(ids, "messages")
 
-    def encode_prompt(self, text: str) -> list[int]:
+    def encode_prompt(self, text: str, field: str = "prompt") -> list[int]:
         """Return the token ids of a text that the model is to continue, its own first token before them.
 
+        :param field: what errors call it
         :raises InvalidRequestError: if that is no token at all
         """
-        return self._not_empty(self.tokenizer.encode(text, add_special_tokens=True), "prompt")
+        return self._not_empty(self.tokenizer.encode(text, add_special_tokens=True), field)
 
     def _check_tools(self, template: ChatTemplate) -> None:
         """Check that the model can be told of tools, and that its calls can be read.

@@ -9,6 +9,8 @@ from typing import Any, Final, TypeAlias
 
 from attrs import field, frozen
 
+from paged_sdk.constraints.references import target_of
+
 __all__ = ["Alternatives"]
 
 Schema: TypeAlias = dict[str, Any]
@@ -89,7 +91,7 @@ class Alternatives:
             return _Facts()
         facts = self._own_facts(schema)
         if "$ref" in schema:
-            facts = facts.and_(self._facts(self._target(schema["$ref"]), depth + 1))
+            facts = facts.and_(self._facts(target_of(self._root, schema["$ref"]), depth + 1))
         for part in _list(schema.get("allOf")):
             facts = facts.and_(self._facts(part, depth + 1))
         for keyword in ("anyOf", "oneOf"):
@@ -110,24 +112,12 @@ class Alternatives:
             for _ in range(_MAX_DEPTH):
                 if not isinstance(each, dict) or "$ref" not in each:
                     break
-                each = self._target(each["$ref"])
+                each = target_of(self._root, each["$ref"])
             allowed = _values(each)
             if allowed is not None:
                 members[name] = allowed
         required = frozenset(name for name in _list(schema.get("required")) if isinstance(name, str))
         return _Facts(types, values, members, required)
-
-    def _target(self, reference: object) -> object:
-        """Return the schema that a reference within the document leads to; True where that is not certain."""
-        if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
-            return True
-        target: Any = self._root
-        for name in reference[2:].split("/"):
-            name = name.replace("~1", "/").replace("~0", "~")
-            if not isinstance(target, dict) or name not in target or (target is not self._root and "$id" in target):
-                return True
-            target = target[name]
-        return target
 
 
 def _values(schema: object) -> frozenset[object] | None:

@@ -11,7 +11,9 @@ from typing import Any, Final, NoReturn, TypeAlias
 from attrs import frozen
 
 from paged_sdk.constraints.alternatives import Alternatives
+from paged_sdk.constraints.endless import endless_reference
 from paged_sdk.constraints.numbers import have_common_multiple, inner_bound, is_exact
+from paged_sdk.constraints.references import target_of
 from paged_sdk.types.patterns import portable_pattern
 
 __all__ = ["Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
@@ -92,6 +94,11 @@ def read_schema(source: str) -> Schema | Problem:
         problem = reader.refuse(each, position) or reader.restate(each, position)
         if problem is not None:
             return problem
+    references = _references(schema)
+    endless = endless_reference(schema, references)
+    if endless is not None:
+        message = f"no text satisfies {endless}: each value would hold another one, without end"
+        return Problem(message, "$ref", references[endless])
     return schema
 
 
@@ -237,6 +244,21 @@ def schemas_in(schema: Schema) -> Iterator[tuple[str, Schema]]:
             else:
                 below.append((at, value))
         pending += reversed(below)
+
+
+def _references(root: Schema) -> dict[str, str]:
+    """Return the references that values may follow, each with the place of a schema that has it."""
+    found: dict[str, str] = {}
+    used = {key: value for key, value in root.items() if key not in {"$defs", "definitions"}}
+    pending: list[tuple[str, object]] = [("", used)]
+    while pending:
+        at, target = pending.pop()
+        for position, each in schemas_in(target) if isinstance(target, dict) else ():
+            reference = each.get("$ref")
+            if isinstance(reference, str) and reference not in found:
+                found[reference] = at + position
+                pending.append((reference.removeprefix("#"), target_of(root, reference)))
+    return found
 
 
 def _escaped(name: str) -> str:

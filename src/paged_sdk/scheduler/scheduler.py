@@ -107,6 +107,7 @@ class Scheduler:
             raise ContextLengthError(
                 f"the prompt has {num_tokens} tokens, at most {limit} fit",
                 request_id=request_id,
+                field="prompt",
                 num_tokens=num_tokens,
                 limit=limit,
             )

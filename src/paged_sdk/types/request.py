@@ -46,6 +46,7 @@ __all__ = [
     "as_prompts",
     "as_request",
     "completion_options",
+    "name_of_prompt",
     "reading_options",
 ]
 
@@ -471,6 +472,11 @@ def as_prompts(prompt: PromptsLike, name: str = "prompt") -> list[PromptLike]:
         if not _is_prompt(each):
             raise InvalidRequestError.of(name, each, "a text or token ids, like the other prompts of the list")
     return list(cast(Sequence[PromptLike], prompt))
+
+
+def name_of_prompt(name: str, place: int, num_prompts: int) -> str:
+    """Return what errors call one of the prompts: by its place, if there are several."""
+    return name if num_prompts == 1 else f"{name}[{place}]"
 
 
 def _is_prompt(value: object) -> bool:

@@ -91,7 +91,7 @@ def problem_of(error: Exception) -> Problem:
         case ProblemError():
             return error.problem
         case ContextLengthError():
-            return Problem(status=400, message=str(error), code="context_length_exceeded")
+            return _too_long(error)
         case InvalidRequestError():
             return _of_field(error, error.field)
         case ConfigError():
@@ -197,6 +197,16 @@ ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
     504: "timeout_error",
 }
 """Maps statuses to what Anthropic's API calls the errors."""
+
+
+def _too_long(error: ContextLengthError) -> Problem:
+    """Return the problem of a prompt that does not fit. What an application does about it, a client cannot."""
+    own, bracket, place = error.field.partition("[")
+    field = f"{WIRE_NAMES.get(own, own)}[{place}" if bracket else None
+    message = str(error)
+    if error.num_tokens:  # as all of the engine's have
+        message = f"{field or 'the prompt'} has {error.num_tokens} tokens, {error.limit} fit: shorten it"
+    return Problem(status=400, message=message, code="context_length_exceeded", param=field)
 
 
 def _of_field(error: Exception, name: str) -> Problem:
