@@ -44,6 +44,7 @@ _T = TypeVar("_T")
 InstanceT = TypeVar("InstanceT")
 ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
+_Ended: TypeAlias = SystemExit | KeyboardInterrupt
 
 
 class BlockingStream(Generic[ResponseT, ChunkT]):
@@ -306,22 +307,22 @@ class BlockingModel:
 
 def _run(portal: BlockingPortal, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
     """Run a function as a task of the portal, and wait for its end."""
-    future: Future[_T | SystemExit] = portal.start_task_soon(_caught, function, *args)
+    future: Future[_T | _Ended] = portal.start_task_soon(_caught, function, *args)
     try:
         result = future.result()
     except BaseException:
         # Ctrl-C while waiting: nobody will take the result, so the task ends too. If it has, this does nothing.
         future.cancel()
         raise
-    if isinstance(result, SystemExit):
+    if isinstance(result, _Ended):
         raise result
     return result
 
 
-async def _caught(function: Callable[..., Awaitable[_T]], *args: object) -> _T | SystemExit:
+async def _caught(function: Callable[..., Awaitable[_T]], *args: object) -> _T | _Ended:
     try:
         return await function(*args)
-    except SystemExit as ended:  # which would end this event loop, and is for the other thread
+    except (SystemExit, KeyboardInterrupt) as ended:  # which would end this event loop, and is for the other thread
         return ended
 
 

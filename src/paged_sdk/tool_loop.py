@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -115,10 +116,17 @@ async def _answers(
     """Run all calls of one answer at once, and return what they answer, in order.
 
     :raises SystemExit: a tool ends the program
+    :raises KeyboardInterrupt: a tool has read Ctrl-C from a terminal
     """
     texts: dict[int, str] = {}
-    failed: list[tuple[str, Exception]] = []
-    exits: list[SystemExit] = []
+    failed: list[tuple[str, BaseException]] = []
+    exits: list[SystemExit | KeyboardInterrupt] = []
+
+    def note(call: ToolCallResponse, scope: anyio.CancelScope, error: BaseException) -> None:
+        if on_error == "raise":
+            failed.append((call.function.name, error))
+            scope.cancel()
+        texts[call.index] = f"Error: {_described(error)}"
 
     async def run(call: ToolCallResponse, scope: anyio.CancelScope) -> None:
         try:
@@ -127,14 +135,15 @@ async def _answers(
                 texts[call.index] = _as_text(result)
             if limit.cancelled_caught:
                 raise TimeoutError(f"it did not return within {seconds:g} seconds")
-        except SystemExit as error:  # the caller's to raise: this task's would end the event loop amid everything
-            exits.append(error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            exits.append(error)  # the caller's to raise: this task's would end the event loop amid everything
             scope.cancel()
+        except anyio.get_cancelled_exc_class() as error:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise
+            note(call, scope, error)  # what the tool has waited for was cancelled, not the tool
         except Exception as error:
-            if on_error == "raise":
-                failed.append((call.function.name, error))
-                scope.cancel()
-            texts[call.index] = f"Error: {_described(error)}"
+            note(call, scope, error)
 
     async with anyio.create_task_group() as tasks:
         for call in calls:
@@ -165,7 +174,7 @@ async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
     return await result if inspect.isawaitable(result) else result
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # an exception of the caller's own, which cannot be written
