@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -219,6 +221,16 @@ def test_a_forked_child_is_told_at_once_and_can_exit(tiny_checkpoint: Path) -> N
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "child ends" in result.stdout
     assert "parent goes on" in result.stdout
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_models_and_streams_can_be_neither_copied_nor_pickled(take: Callable[[object], object]) -> None:
+    with BlockingModel(fake_model("Hello!")) as blocking:
+        stream = blocking.stream_completion_request("x")
+        for each in (blocking, blocking._model, stream, stream._stream):
+            with pytest.raises(TypeError, match=f"a {type(each).__name__} belongs to its process"):
+                take(each)
+        assert stream.collect().choices[0].text == "Hello!"
 
 
 STOPPED = """

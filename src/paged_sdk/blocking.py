@@ -22,7 +22,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model
-from paged_sdk.owner import Owner, closed_model
+from paged_sdk.owner import OfOneProcess, Owner, closed_model
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun
@@ -47,7 +47,7 @@ ChunkT = TypeVar("ChunkT")
 _Ended: TypeAlias = SystemExit | KeyboardInterrupt
 
 
-class BlockingStream(Generic[ResponseT, ChunkT]):
+class BlockingStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     """Iterates over the chunks of one response; as a context manager it ends the request on exit."""
 
     def __init__(self, call: Callable[..., Any], stream: ResponseStream[ResponseT, ChunkT]) -> None:
@@ -91,7 +91,7 @@ BlockingChatStream: TypeAlias = BlockingStream[ChatCompletionResponse, ChatCompl
 BlockingCompletionStream: TypeAlias = BlockingStream[CompletionResponse, CompletionChunkResponse]
 
 
-class BlockingModel:
+class BlockingModel(OfOneProcess):
     """Wraps a :class:`Model` in methods that wait. May be used from many threads at once: their requests are batched.
 
     It runs an event loop in a thread of its own; every method means what the model's method of that name does.
