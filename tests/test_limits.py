@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from paged_sdk import (
     OutOfMemoryError,
     SamplingParams,
     TextModelBuilder,
+    blocking,
 )
 from paged_sdk.models import any_model
 from paged_sdk.runner.device import address_space
@@ -175,6 +177,29 @@ def test_ctrl_c_ends_a_build(builder: TextModelBuilder, monkeypatch: pytest.Monk
     thread.join()
     assert ended.wait(20), "the thread goes on loading"
     assert not any(thread.name == "paged-sdk-portal" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_ctrl_c_before_the_event_loop_is_known_ends_it(monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
+    class InterruptedFuture(Future[Any]):
+        is_interrupted = False
+
+        def result(self, timeout: float | None = None) -> Any:
+            if not self.is_interrupted:
+                self.is_interrupted = True
+                if has_begun:
+                    super().result(60)
+                raise KeyboardInterrupt
+            return super().result(60)
+
+    others = set(threading.enumerate())
+    monkeypatch.setattr(blocking, "Future", InterruptedFuture)
+    with pytest.raises(KeyboardInterrupt):
+        BlockingModel(fake_model("Hello!"))
+    for thread in threading.enumerate():
+        if thread.name == "paged-sdk-portal" and thread not in others:
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 FORK = """

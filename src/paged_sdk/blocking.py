@@ -339,18 +339,24 @@ def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
 
     async def serve() -> None:
         async with BlockingPortal() as portal:
-            started.set_result(portal)
-            await portal.sleep_until_stopped()
+            if started.set_running_or_notify_cancel():
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
 
     thread = threading.Thread(target=anyio.run, args=(serve,), name="paged-sdk-portal", daemon=True)
     with thread_must_start("for the model's event loop"):
         thread.start()
-    while True:
-        try:
-            return started.result(timeout=1), thread
-        except FutureTimeoutError:
-            if not thread.is_alive():  # it has died before it could say anything, for want of memory or files
-                raise EngineError("the thread of the model's event loop has ended as it began") from None
+    try:
+        while True:
+            try:
+                return started.result(timeout=1), thread
+            except FutureTimeoutError:
+                if not thread.is_alive():  # it has died before it could say anything, for want of memory or files
+                    raise EngineError("the thread of the model's event loop has ended as it began") from None
+    except BaseException:
+        if not started.cancel():  # Ctrl-C while waiting, and it runs by now
+            _stop_portal(started.result(), thread)
+        raise
 
 
 def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
