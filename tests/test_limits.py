@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import resource
 import signal
 import subprocess
@@ -10,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from paged_sdk import (
     OutOfMemoryError,
     SamplingParams,
     TextModelBuilder,
+    blocking,
 )
 from paged_sdk.models import any_model
 from paged_sdk.runner.device import address_space
@@ -175,6 +179,29 @@ def test_ctrl_c_ends_a_build(builder: TextModelBuilder, monkeypatch: pytest.Monk
     assert not any(thread.name == "paged-sdk-portal" for thread in threading.enumerate())
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_ctrl_c_before_the_event_loop_is_known_ends_it(monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
+    class InterruptedFuture(Future[Any]):
+        is_interrupted = False
+
+        def result(self, timeout: float | None = None) -> Any:
+            if not self.is_interrupted:
+                self.is_interrupted = True
+                if has_begun:
+                    super().result(60)
+                raise KeyboardInterrupt
+            return super().result(60)
+
+    others = set(threading.enumerate())
+    monkeypatch.setattr(blocking, "Future", InterruptedFuture)
+    with pytest.raises(KeyboardInterrupt):
+        BlockingModel(fake_model("Hello!"))
+    for thread in threading.enumerate():
+        if thread.name == "paged-sdk-portal" and thread not in others:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
 FORK = """
 import os, sys, threading, warnings
 warnings.simplefilter("ignore")
@@ -219,6 +246,16 @@ def test_a_forked_child_is_told_at_once_and_can_exit(tiny_checkpoint: Path) -> N
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "child ends" in result.stdout
     assert "parent goes on" in result.stdout
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_models_and_streams_can_be_neither_copied_nor_pickled(take: Callable[[object], object]) -> None:
+    with BlockingModel(fake_model("Hello!")) as blocking:
+        stream = blocking.stream_completion_request("x")
+        for each in (blocking, blocking._model, stream, stream._stream):
+            with pytest.raises(TypeError, match=f"a {type(each).__name__} belongs to its process"):
+                take(each)
+        assert stream.collect().choices[0].text == "Hello!"
 
 
 STOPPED = """

@@ -381,6 +381,19 @@ async def test_files_that_are_others_by_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_files_are_found_from_another_working_directory(
+    wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(wide)
+    async with builder(Path(".")).build() as model:
+        assert model.name == wide.name
+        monkeypatch.chdir(tmp_path)
+        await model.re_isq_model(IsqType.Q4K)
+        async with builder(wide).with_isq(IsqType.Q4K).build() as fresh:
+            assert await logprobs(model) == await logprobs(fresh)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_types_that_are_none(wide: Path) -> None:
     async with builder(wide).build() as model:
         wrong: Any = "Q4K"

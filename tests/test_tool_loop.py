@@ -400,6 +400,38 @@ def test_a_tool_that_ends_the_program_does_in_an_event_loop_of_its_own(backend: 
     assert ended.value.code == 3
 
 
+def ask_in_vain() -> str:
+    """Ask the user, who presses Ctrl-C, as what reads a terminal key by key raises it in any thread."""
+    raise KeyboardInterrupt
+
+
+def test_a_tool_that_reads_ctrl_c_ends_the_call_alone() -> None:
+    with BlockingModel(fake_model(call("ask_in_vain"), "Still here.")) as model:
+        with pytest.raises(KeyboardInterrupt):
+            model.send_chat_with_tools(ASK.with_tools([ask_in_vain]))
+        assert model.send_chat_request(ASK).choices[0].message.content == "Still here."
+
+
+async def look_up() -> str:
+    """Wait for something that was given up."""
+    task = asyncio.ensure_future(anyio.sleep(60))
+    task.cancel()
+    await task
+    return "never"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_tool_that_waits_for_what_was_cancelled_has_failed() -> None:
+    async with fake_model(call("look_up") + call("cities"), "Warm.") as model:
+        run = await model.send_chat_with_tools(ASK.with_tools([look_up, cities]))
+        assert [message.content for message in run.messages[1:3]] == ["Error: CancelledError: ", '["Łódź", "Paris"]']
+        with pytest.raises(ToolError, match="look_up raised CancelledError") as caught:
+            async with fake_model(call("look_up")) as other:
+                await other.send_chat_with_tools(ASK.with_tools([look_up]), on_error="raise")
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+
+
 def test_synchronous_code_runs_tools_too() -> None:
     with BlockingModel(fake_model(call("weather", city="x") + call("cities"), "Warm.")) as model:
         run = model.send_chat_with_tools(ASK.with_tools([weather, cities]))

@@ -22,7 +22,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model
-from paged_sdk.owner import Owner, closed_model
+from paged_sdk.owner import OfOneProcess, Owner, closed_model
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun
@@ -44,9 +44,10 @@ _T = TypeVar("_T")
 InstanceT = TypeVar("InstanceT")
 ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
+_Ended: TypeAlias = SystemExit | KeyboardInterrupt
 
 
-class BlockingStream(Generic[ResponseT, ChunkT]):
+class BlockingStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     """Iterates over the chunks of one response; as a context manager it ends the request on exit."""
 
     def __init__(self, call: Callable[..., Any], stream: ResponseStream[ResponseT, ChunkT]) -> None:
@@ -90,7 +91,7 @@ BlockingChatStream: TypeAlias = BlockingStream[ChatCompletionResponse, ChatCompl
 BlockingCompletionStream: TypeAlias = BlockingStream[CompletionResponse, CompletionChunkResponse]
 
 
-class BlockingModel:
+class BlockingModel(OfOneProcess):
     """Wraps a :class:`Model` in methods that wait. May be used from many threads at once: their requests are batched.
 
     It runs an event loop in a thread of its own; every method means what the model's method of that name does.
@@ -306,22 +307,22 @@ class BlockingModel:
 
 def _run(portal: BlockingPortal, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
     """Run a function as a task of the portal, and wait for its end."""
-    future: Future[_T | SystemExit] = portal.start_task_soon(_caught, function, *args)
+    future: Future[_T | _Ended] = portal.start_task_soon(_caught, function, *args)
     try:
         result = future.result()
     except BaseException:
         # Ctrl-C while waiting: nobody will take the result, so the task ends too. If it has, this does nothing.
         future.cancel()
         raise
-    if isinstance(result, SystemExit):
+    if isinstance(result, _Ended):
         raise result
     return result
 
 
-async def _caught(function: Callable[..., Awaitable[_T]], *args: object) -> _T | SystemExit:
+async def _caught(function: Callable[..., Awaitable[_T]], *args: object) -> _T | _Ended:
     try:
         return await function(*args)
-    except SystemExit as ended:  # which would end this event loop, and is for the other thread
+    except (SystemExit, KeyboardInterrupt) as ended:  # which would end this event loop, and is for the other thread
         return ended
 
 
@@ -338,18 +339,24 @@ def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
 
     async def serve() -> None:
         async with BlockingPortal() as portal:
-            started.set_result(portal)
-            await portal.sleep_until_stopped()
+            if started.set_running_or_notify_cancel():
+                started.set_result(portal)
+                await portal.sleep_until_stopped()
 
     thread = threading.Thread(target=anyio.run, args=(serve,), name="paged-sdk-portal", daemon=True)
     with thread_must_start("for the model's event loop"):
         thread.start()
-    while True:
-        try:
-            return started.result(timeout=1), thread
-        except FutureTimeoutError:
-            if not thread.is_alive():  # it has died before it could say anything, for want of memory or files
-                raise EngineError("the thread of the model's event loop has ended as it began") from None
+    try:
+        while True:
+            try:
+                return started.result(timeout=1), thread
+            except FutureTimeoutError:
+                if not thread.is_alive():  # it has died before it could say anything, for want of memory or files
+                    raise EngineError("the thread of the model's event loop has ended as it began") from None
+    except BaseException:
+        if not started.cancel():  # Ctrl-C while waiting, and it runs by now
+            _stop_portal(started.result(), thread)
+        raise
 
 
 def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:

@@ -21,6 +21,22 @@ def show_logs(level: int = logging.INFO) -> None:
     logger = logging.getLogger(_ROOT)
     logger.setLevel(level)
     if not logger.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _StderrHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
         logger.addHandler(handler)
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to what is stderr at the time: tests and notebooks put another one there and close it, and a daemon has
+    none.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        stream = sys.stderr
+        if stream is None or getattr(stream, "closed", False):
+            return
+        try:
+            stream.write(self.format(record) + "\n")
+            stream.flush()
+        except Exception:  # of any kind, as logging's own handlers do
+            self.handleError(record)

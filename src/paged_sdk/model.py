@@ -22,6 +22,7 @@ from paged_sdk.embedder import Embedder
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.generation_requests import ChatStream, CompletionStream, GenerationRequests
 from paged_sdk.model_insides import ModelInsides
+from paged_sdk.owner import OfOneProcess
 from paged_sdk.preparation import in_thread
 from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.scorer import Scorer
@@ -59,7 +60,7 @@ JOIN_SECONDS = 30.0
 """Closing waits so long for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
 
 
-class Model:
+class Model(OfOneProcess):
     """Holds a model and the worker thread that runs it. Build one with ``await TextModelBuilder(...).build()``.
 
     Every method may be used from any number of tasks, event loops (asyncio and trio) and threads at once; requests

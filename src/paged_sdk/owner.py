@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from paged_sdk.errors import ModelClosedError
 
-__all__ = ["Owner", "closed_model"]
+__all__ = ["OfOneProcess", "Owner", "closed_model"]
 
 
 class Owner:
@@ -31,6 +32,22 @@ class Owner:
             raise ModelClosedError(
                 f"this model belongs to process {self._pid}; threads do not survive a fork: build a model in the child"
             )
+
+
+class OfOneProcess:
+    """Is a base of what can be neither copied nor pickled, because it stands for threads and memory of this process.
+
+    A copy would be closed with the original, and to pickle fails at whatever comes first in it, with an error that
+    names neither.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to its process, and can be neither copied nor pickled: threads and tasks "
+            "share it, other processes need their own"
+        )
 
 
 def closed_model() -> ModelClosedError:

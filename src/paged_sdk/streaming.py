@@ -15,6 +15,7 @@ import anyio
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import EngineDeadError, InvalidRequestError, RequestError
 from paged_sdk.guard import request_failure, request_timeout
+from paged_sdk.owner import OfOneProcess
 from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
@@ -31,7 +32,7 @@ ResponseT = TypeVar("ResponseT")
 ChunkT = TypeVar("ChunkT")
 
 
-class ResponseStream(Generic[ResponseT, ChunkT]):
+class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     """Iterates over the chunks of one response; as an async context manager it ends the request on exit.
 
     The request starts with the first chunk that is asked for, or on entering the context. Whatever ends the reading -

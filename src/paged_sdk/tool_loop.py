@@ -118,10 +118,11 @@ async def _answers(
     """Run all calls of one answer at once, and return what they answer, in order.
 
     :raises SystemExit: a tool ends the program
+    :raises KeyboardInterrupt: a tool has read Ctrl-C from a terminal
     """
     texts: dict[int, str] = {}
     failed: list[tuple[str, BaseException]] = []
-    exits: list[SystemExit] = []
+    exits: list[SystemExit | KeyboardInterrupt] = []
 
     def fail(call: ToolCallResponse, scope: anyio.CancelScope, error: BaseException) -> None:
         if on_error == "raise":
@@ -136,13 +137,13 @@ async def _answers(
                 texts[call.index] = _as_text(result)
             if limit.cancelled_caught:
                 raise TimeoutError(f"it did not return within {seconds:g} seconds")
-        except SystemExit as error:  # the caller's to raise: this task's would end the event loop amid everything
-            exits.append(error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            exits.append(error)  # the caller's to raise: this task's would end the event loop amid everything
             scope.cancel()
         except anyio.get_cancelled_exc_class() as error:
             if anyio.current_effective_deadline() == -math.inf:
                 raise
-            fail(call, scope, error)  # of what the tool has awaited: nobody cancels the run
+            fail(call, scope, error)  # what the tool has waited for was cancelled, not the tool
         except Exception as error:
             fail(call, scope, error)
 

@@ -16,14 +16,17 @@ __all__ = ["encoder_file", "hub_token", "model_path"]
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
-    """Return where a model lies, which may have to be downloaded first."""
-    return resolve_model(
+    """Return where a model lies, which may have to be downloaded first. The path has a name, which "." has not, and
+    leads there from other working directories too: weights may be read again.
+    """
+    path = resolve_model(
         source.location,
         filenames=source.filenames,
         revision=settings.revision,
         token=hub_token(settings.token_source),
         gguf=source.gguf,
     )
+    return path.absolute()
 
 
 def encoder_file(source: ModelSource, settings: BuildSettings, model: Path) -> EncoderFile | None:
