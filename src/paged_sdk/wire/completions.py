@@ -20,7 +20,7 @@ from paged_sdk import (
 from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
 from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
-from paged_sdk.wire.problem import COMPLETIONS_NAMES, Problem, completions_error
+from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
 __all__ = ["COMPLETION", "CompletionCall", "TokenIds", "read_completion"]
@@ -32,6 +32,9 @@ TokenIds: TypeAlias = Annotated[list[int], Bounds(1, 1 << 20)]
 
 DEFAULT_MAX_TOKENS: Final = 16
 """As in OpenAI's API: a plain text has no end of its own."""
+
+NAMES: Final[Mapping[str, str]] = {"response_format": "grammar"}
+"""Maps the name of a field of chat completions to that of plain texts, which have no format."""
 
 
 class CompletionBody(SamplingFields, total=False):
@@ -73,7 +76,7 @@ class CompletionCall:
     is_streamed: bool = False
     includes_usage: bool = False
     label: str | None = None
-    names: Mapping[str, str] = COMPLETIONS_NAMES
+    names: Mapping[str, str] = NAMES
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
         """Ask a model.
@@ -127,7 +130,7 @@ class _TextWriter:
         return "data: [DONE]\n\n"
 
     def failed(self, problem: Problem) -> str:
-        return event(completions_error(problem))
+        return event(openai_error(problem))
 
 
 def read_completion(value: object) -> CompletionCall:
