@@ -129,6 +129,7 @@ def _units() -> Mapping[str, Unit]:
         "tool_loop",
     )
     grounds = (
+        "control_groups",
         "errors",
         "event_loop",
         "files",

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, TypeAlias, TypeVar, Unpack
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -40,6 +40,7 @@ from paged_sdk.types.stats import ModelStats
 
 __all__ = ["BlockingChatStream", "BlockingCompletionStream", "BlockingModel", "BlockingStream"]
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 InstanceT = TypeVar("InstanceT")
 ResponseT = TypeVar("ResponseT")
@@ -105,7 +106,7 @@ class BlockingModel(OfOneProcess):
         self._owner = Owner()
         self._portal, thread = _start_portal()
         try:
-            self._model = _run(self._portal, _await, building)
+            self._model = _run(self._portal, partial(_await, building))
         except BaseException:
             _stop_portal(self._portal, thread)
             raise
@@ -163,8 +164,7 @@ class BlockingModel(OfOneProcess):
     def generate_structured(self, messages: ChatRequestLike, type_: type[InstanceT]) -> InstanceT:
         """Answer a conversation with an instance of a type. Parameters and errors are those of
         :meth:`Model.generate_structured`."""
-        instance: InstanceT = self._call(self._model.generate_structured, messages, type_)
-        return instance
+        return self._call(self._model.generate_structured, messages, type_)
 
     def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order; see :meth:`Model.send_chat_requests`."""
@@ -181,20 +181,19 @@ class BlockingModel(OfOneProcess):
         """Answer a conversation, and run the tools that the model calls; see :meth:`Model.send_chat_with_tools`. Async
         functions run in the event loop of this object, in a thread of its own.
         """
-        call = partial(
+        return self._call(
             self._model.send_chat_with_tools,
             request,
             max_rounds=max_rounds,
             on_error=on_error,
             tool_timeout=tool_timeout,
         )
-        return self._call(call)
 
     def send_completion_request(
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> CompletionResponse:
         """Continue a text, without a chat template; see :meth:`Model.send_completion_request`."""
-        return self._call(partial(self._model.send_completion_request, prompt, sampling, **options))
+        return self._call(self._model.send_completion_request, prompt, sampling, **options)
 
     def stream_completion_request(
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
@@ -215,38 +214,36 @@ class BlockingModel(OfOneProcess):
     ) -> EmbeddingResponse:
         """Make a vector of each text; see :meth:`Model.embed`."""
         return self._call(
-            partial(
-                self._model.embed,
-                texts,
-                pooling=pooling,
-                normalize=normalize,
-                dimensions=dimensions,
-                prompt_name=prompt_name,
-                truncation=truncation,
-                **options,
-            )
+            self._model.embed,
+            texts,
+            pooling=pooling,
+            normalize=normalize,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            truncation=truncation,
+            **options,
         )
 
     def score(
         self, texts: PromptsLike, *, prefix: PromptLike | None = None, **options: Unpack[ReadingOptions]
     ) -> ScoreResponse:
         """Say how likely texts are; see :meth:`Model.score`."""
-        return self._call(partial(self._model.score, texts, prefix=prefix, **options))
+        return self._call(self._model.score, texts, prefix=prefix, **options)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""
-        return self._call(partial(self._model.tokenize, text, add_special_tokens=add_special_tokens))
+        return self._call(self._model.tokenize, text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids.
 
         :raises InvalidRequestError: an id outside the vocabulary
         """
-        return self._call(partial(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens))
+        return self._call(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
 
     def count_tokens(self, request: ChatRequestLike) -> int:
         """Return how many tokens the prompt of a chat request has: see :meth:`Model.count_tokens`."""
-        return self._call(partial(self._model.count_tokens, request))
+        return self._call(self._model.count_tokens, request)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
@@ -268,7 +265,7 @@ class BlockingModel(OfOneProcess):
 
     def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
         """Load an adapter beside those that there are; see :meth:`Model.load_adapter`."""
-        self._call(partial(self._model.load_adapter, path, name=name))
+        self._call(self._model.load_adapter, path, name=name)
 
     def unload_adapter(self, name: str) -> None:
         """Refuse new requests of an adapter, and wait for those under way; see :meth:`Model.unload_adapter`."""
@@ -298,16 +295,16 @@ class BlockingModel(OfOneProcess):
     ) -> None:
         self.close()
 
-    def _call(self, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
+    def _call(self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         self._owner.check()
         if not self._finalizer.alive:
             raise closed_model()
-        return _run(self._portal, function, *args)
+        return _run(self._portal, partial(function, *args, **kwargs))
 
 
-def _run(portal: BlockingPortal, function: Callable[..., Awaitable[_T]], *args: object) -> _T:
+def _run(portal: BlockingPortal, function: Callable[[], Awaitable[_T]]) -> _T:
     """Run a function as a task of the portal, and wait for its end."""
-    future: Future[_T | _Ended] = portal.start_task_soon(_caught, function, *args)
+    future: Future[_T | _Ended] = portal.start_task_soon(_caught, function)
     try:
         result = future.result()
     except BaseException:
@@ -319,9 +316,9 @@ def _run(portal: BlockingPortal, function: Callable[..., Awaitable[_T]], *args: 
     return result
 
 
-async def _caught(function: Callable[..., Awaitable[_T]], *args: object) -> _T | _Ended:
+async def _caught(function: Callable[[], Awaitable[_T]]) -> _T | _Ended:
     try:
-        return await function(*args)
+        return await function()
     except (SystemExit, KeyboardInterrupt) as ended:  # which would end this event loop, and is for the other thread
         return ended
 

@@ -14,6 +14,7 @@ from attrs import frozen
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
+from paged_sdk.constraints.grammar import Grammar, Language
 from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
@@ -117,17 +118,16 @@ class GenerationRequests:
         parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
         parts = ResponseParts(tokenizer, all_texts, parsers, num_prompts=len(encodes), sorts_logprobs=is_chat)
 
+        def encode_all() -> tuple[list[EncodedPrompt], Sequence[int], Language | None, Grammar | None]:
+            prompts, prediction = [encode() for encode in encodes], preparer.encode_prediction(options)
+            language = preparer.language(options, prompts[0].token_ids)
+            grammar = preparer.grammar(language) if language is not None and preparer.compiles else None
+            return prompts, prediction, language, grammar
+
         async def prepare() -> list[Request]:
             arrival = time.monotonic()
             try:
-                prompts, prediction, language, grammar = await in_thread(
-                    lambda: (
-                        made := [encode() for encode in encodes],
-                        preparer.encode_prediction(options),
-                        language := preparer.language(options, made[0].token_ids),
-                        preparer.grammar(language) if language is not None and preparer.compiles else None,
-                    )
-                )
+                prompts, prediction, language, grammar = await in_thread(encode_all)
             except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
                 if interruption is not None:
                     interruption.set()

@@ -13,13 +13,12 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name if name.startswith(_ROOT) else f"{_ROOT}.{name}")
 
 
-def show_logs(level: int = logging.INFO) -> None:
-    """Print the package's log lines to stderr, unless the application already handles them.
-
-    Calling it again changes the level only: no line is printed twice.
+def show_logs() -> None:
+    """Print the package's log lines to stderr, unless the application already handles them. To call it again changes
+    nothing.
     """
     logger = logging.getLogger(_ROOT)
-    logger.setLevel(level)
+    logger.setLevel(logging.INFO)
     if not logger.hasHandlers():
         handler = _StderrHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paged_sdk.control_groups import control_groups
+
 __all__ = ["keep_on", "kept_on", "numa_nodes", "usable_processors"]
 
 
@@ -72,25 +74,15 @@ def _listed(text: str) -> frozenset[int]:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the processors that each control group of the process grants (Linux, both versions of the interface)."""
-    groups = root / "sys" / "fs" / "cgroup"
-    for line in _text(root / "proc" / "self" / "cgroup").splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = groups / "cpu" if controllers else groups
-        directory = top / path.lstrip("/")
-        # In a container the path may be that of the host, where it leads nowhere: then the top is the process's own.
-        for group in (directory, *directory.parents):
-            quota, period = (
-                (_text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us"))
-                if controllers
-                else (_text(group / "cpu.max").split() or ["", ""])[:2]
-            )
-            if quota.strip().isdigit() and period.strip().isdigit():
-                yield int(quota) / int(period)
-            if group == top:
-                break
+    """Yield the processors that each control group of the process grants."""
+    for group in control_groups("cpu", root):
+        quota, period = (
+            (group.read("cpu.cfs_quota_us"), group.read("cpu.cfs_period_us"))
+            if group.is_first
+            else (group.read("cpu.max").split() or ["", ""])[:2]
+        )
+        if quota.strip().isdigit() and period.strip().isdigit():
+            yield int(quota) / int(period)
 
 
 def _text(file: Path) -> str:

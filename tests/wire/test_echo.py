@@ -14,6 +14,7 @@ from paged_sdk import InvalidRequestError, Model, TextModelBuilder
 from paged_sdk.testing import fake_model
 from paged_sdk.wire.completions import read_completion
 from paged_sdk.wire.echo import Echo
+from paged_sdk.wire.problem import problem_of, renamed
 
 pytestmark = pytest.mark.anyio
 
@@ -99,8 +100,10 @@ async def test_a_prompt_of_no_tokens_is_refused() -> None:
     async with fake_model("AÉ") as model:
         with pytest.raises(InvalidRequestError):
             await asked(model, prompt="")
-        with pytest.raises(InvalidRequestError):
+        with pytest.raises(InvalidRequestError) as caught:
             await asked(model, prompt=[1 << 30])
+    call = read_completion({"model": "m", "prompt": [1 << 30], "echo": True, "logprobs": 1})
+    assert renamed(problem_of(caught.value), call.names).param == "prompt"
 
 
 async def test_a_token_before_every_text_is_none_of_it() -> None:

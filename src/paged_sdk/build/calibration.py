@@ -239,23 +239,9 @@ class _WatchedLinear(Linear):
     """Notes what a linear layer multiplies."""
 
     def __init__(self, linear: Linear, squares: _Squares) -> None:
+        super().__init__(in_features=linear.in_features, out_features=linear.out_features, num_bytes=linear.num_bytes)
         self._linear = linear
         self._squares = squares
-
-    @property
-    def in_features(self) -> int:
-        """Return the layer's."""
-        return self._linear.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Return the layer's."""
-        return self._linear.out_features
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the layer's."""
-        return self._linear.num_bytes
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what the layer does."""

@@ -26,8 +26,7 @@ from paged_sdk.chat.text_processor import load_text_processor
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, tensor_type_of
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.family import has_head, read_config
@@ -38,7 +37,7 @@ from paged_sdk.weights.gguf_export import GgufMatrix, config_metadata, gguf_tens
 from paged_sdk.weights.gguf_file import GgufFile, open_gguf
 from paged_sdk.weights.gguf_mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf_source import GgufSource
-from paged_sdk.weights.gguf_tensor import GgufTensor
+from paged_sdk.weights.gguf_tensor import GgufTensor, stored_matrix
 from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
 from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance, write_importance
@@ -244,7 +243,7 @@ def _from_gguf(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
     planned = []
     for name, tensor in stored.items():
         number = types.get(name, tensor.type)
-        matrix = GgufMatrix(shape=tensor.shape, matrices=[_stored_matrix(tensor)])
+        matrix = GgufMatrix(shape=tensor.shape, matrices=[stored_matrix(tensor.type, tensor.unread_rows())])
         as_it_is, anew = partial(_copied, tensor), partial(_encoded, encoder, wanted, name, number, matrix)
         parts = as_it_is if number == tensor.type else anew
         planned.append(PlannedTensor(name=name, shape=tensor.shape, type=number, parts=parts))
@@ -284,19 +283,6 @@ def _shape_of(file: GgufFile, tensors: Mapping[str, GgufTensor]) -> ModelShape:
         num_experts=number("expert_count", 0),
         has_output="output.weight" in tensors,
     )
-
-
-def _stored_matrix(tensor: GgufTensor) -> StoredMatrix:
-    """Return a tensor's rows, of all its matrices one below the other, which are read when they are decoded."""
-    rows, form = tensor.unread_rows(), block_format(tensor.type)
-    if tensor.is_quantized:
-        return BlockMatrix(tensor.type, rows)
-
-    def read(first: int, last: int) -> Tensor:
-        return form.decode(rows[first:last].tensor())
-
-    shape = rows.shape[0], rows.shape[1] // form.num_bytes
-    return DenseMatrix(UnreadRows(shape=shape, itemsize=form.num_bytes, read=read))
 
 
 def _copied(tensor: GgufTensor) -> Iterator[npt.NDArray[np.uint8]]:

@@ -14,7 +14,7 @@ their sum is then near that of the outputs' errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -25,7 +25,14 @@ from torch import Tensor
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockFormat, tensor_type_of
 
-__all__ = ["QUANTIZED_TYPES", "not_finite", "quantize_blocks_reference", "weights_at_once", "writable_format"]
+__all__ = [
+    "QUANTIZED_TYPES",
+    "float_parts",
+    "not_finite",
+    "quantize_blocks_reference",
+    "weights_at_once",
+    "writable_format",
+]
 
 _TINY: Final = 1e-30  # ranges below it are zero: their inverse would overflow
 _NOISE: Final = 1e-5  # of the sums of 32 products, some five times what rounding may leave
@@ -50,16 +57,27 @@ def quantize_blocks_reference(weight: Tensor, tensor_type: int, importance: Tens
     rows, cols = weight.shape
     form = writable_format(tensor_type, cols)
     out = weight.new_empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
-    step = max(1, weights_at_once(weight.device, on_cpu=_WEIGHTS_AT_ONCE) // cols)
-    for first in range(0, rows, step):
-        values = weight[first : first + step].float()
-        if not bool((values.abs() <= _LARGEST).all()):
-            raise not_finite()
+    for part, values in float_parts(weight, weights_at_once(weight.device, on_cpu=_WEIGHTS_AT_ONCE)):
         # Groups lie in columns, so that an operation on all groups at once takes consecutive numbers.
         group = 16 if form.name in _GROUPS_OF_16 else 32
         blocks = _WRITERS[tensor_type](_in_groups(values, group), _weights(importance, values, group))
-        out[first : first + step] = blocks.view(len(values), -1)
+        out[part] = blocks.view(len(values), -1)
     return out
+
+
+def float_parts(weight: Tensor, at_once: int) -> Iterator[tuple[slice, Tensor]]:
+    """Return which rows of a matrix are quantized together, and their weights in float32.
+
+    :param at_once: about how many weights
+    :raises CheckpointError: there are NaN, Inf or numbers above 32,768
+    """
+    step = max(1, at_once // weight.shape[1])
+    for first in range(0, len(weight), step):
+        part = slice(first, first + step)
+        values = weight[part].float()
+        if not bool((values.abs() <= _LARGEST).all()):
+            raise not_finite()
+        yield part, values
 
 
 def weights_at_once(device: torch.device, *, on_cpu: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.fp8 import F8E4M3_MAX
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix
-from paged_sdk.kernels.quantize import not_finite, weights_at_once
+from paged_sdk.kernels.quantize import float_parts, weights_at_once
 
 __all__ = [
     "FP4_LEVELS",
@@ -44,7 +44,6 @@ FP4_LEVELS: Final = tuple(
     sign * number for sign in (1.0, -1.0) for number in (0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12)
 )
 
-_LARGEST: Final = 32768.0  # the scale of larger weights might overflow a float16
 _SMALLEST: Final = 1e-7  # ranges below it are rounded to zero by float16, of which none smaller is normal
 _WEIGHTS_AT_ONCE: Final = 1 << 18  # temporaries of 1 MiB, which stay in the cache
 
@@ -180,12 +179,7 @@ def _grouped(
     codes = weight.new_empty(rows, cols, dtype=torch.uint8)
     scales = weight.new_empty(rows, -(-cols // group), dtype=torch.float32)
     minima = None
-    step = max(1, weights_at_once(weight.device, on_cpu=_WEIGHTS_AT_ONCE) // cols)
-    for first in range(0, rows, step):
-        part = slice(first, first + step)
-        values = weight[part].float()
-        if not bool((values.abs() <= _LARGEST).all()):
-            raise not_finite()
+    for part, values in float_parts(weight, weights_at_once(weight.device, on_cpu=_WEIGHTS_AT_ONCE)):
         for columns, groups in _runs(cols, group):
             x = values[:, columns].reshape(len(values), groups.stop - groups.start, -1)
             own_codes, own_scales, own_minima = fit(x)

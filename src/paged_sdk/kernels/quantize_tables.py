@@ -19,11 +19,10 @@ from torch import Tensor
 from paged_sdk.errors import UnsupportedQuantizationError
 from paged_sdk.kernels.codebook_blocks import E2M1_VALUES, IQ4_VALUES
 from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
-from paged_sdk.kernels.quantize import not_finite
+from paged_sdk.kernels.quantize import float_parts
 
 __all__ = ["TABLE_TYPES", "quantize_table_blocks"]
 
-_LARGEST: Final = 32768.0  # the scale of larger weights might overflow a float16
 _TINY: Final = 1e-30
 _WEIGHTS_AT_ONCE: Final = 1 << 17
 _THRESHOLDS: Final = 20  # of a ternary block's range
@@ -49,13 +48,9 @@ def quantize_table_blocks(weight: Tensor, tensor_type: int, importance: Tensor |
             f"a weight of {cols} columns cannot be quantized to {name} by a table", quantization=name
         )
     out = weight.new_empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
-    step = max(1, _WEIGHTS_AT_ONCE // cols)
-    for first in range(0, rows, step):
-        values = weight[first : first + step].float()
-        if not bool((values.abs() <= _LARGEST).all()):
-            raise not_finite()
+    for part, values in float_parts(weight, _WEIGHTS_AT_ONCE):
         weights = None if importance is None else importance.expand_as(values).reshape(-1, form.elements)
-        out[first : first + step] = write(values.reshape(-1, form.elements), weights).view(len(values), -1)
+        out[part] = write(values.reshape(-1, form.elements), weights).view(len(values), -1)
     return out
 
 

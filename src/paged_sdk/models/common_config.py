@@ -19,6 +19,7 @@ __all__ = [
     "read_activation",
     "read_common",
     "read_head_dim",
+    "read_layer_ropes",
     "read_layer_types",
     "read_moe",
     "read_one_rope",
@@ -119,6 +120,29 @@ def read_one_rope(
         is_partial=is_partial,
     )
     return evolve(rope, interleaved=interleaved)
+
+
+def read_layer_ropes(
+    fields: ConfigFields, layer_types: tuple[str, ...], *, full_theta: float, windowed_theta: float
+) -> tuple[RopeConfig, ...]:
+    """Read the rotary embedding of each layer, for families in which layers with windows have another than full ones.
+
+    :param layer_types: see :func:`read_layer_types`
+    :param full_theta: the base of full layers where the config says none; ``windowed_theta`` likewise
+    """
+    # The older form scales the full layers only, and its base is theirs alone. As transformers reads it, ``type``, the
+    # older name of ``rope_type``, does not count in that form.
+    nested = fields.section("rope_parameters")
+    unscaled = ConfigFields({} if nested.values() else {"rope_type": "default"})
+    full = unscaled.updated(nested.section(_FULL)).updated(fields.section("rope_scaling"))
+    windowed, head_dim = fields.updated(ConfigFields({"rope_theta": windowed_theta})), read_head_dim(fields)
+    ropes = {
+        _FULL: read_rope(fields, full, head_dim=head_dim, default_theta=full_theta, is_nested=True),
+        SLIDING: read_rope(
+            windowed, nested.section(SLIDING), head_dim=head_dim, default_theta=windowed_theta, is_nested=True
+        ),
+    }
+    return tuple(ropes[each] for each in layer_types)
 
 
 def read_head_dim(fields: ConfigFields) -> int:

@@ -24,7 +24,7 @@ from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.native.paged_attention import NativeRows
 from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from paged_sdk.layers.norm import LayerNorm, NoNorm, Norm
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
 from paged_sdk.models.fusible import ACTIVATIONS
@@ -59,6 +59,7 @@ class FusedLayers:
         generated tokens take it too
     :ivar layers: their numbers
     :ivar stream_scale: what the residual stream is to be multiplied by before the layers; None: nothing
+    :ivar norm_eps: what norms of that stream add to the mean square or the variance
     :ivar workspace: what their native calls compute with
     """
 
@@ -71,7 +72,7 @@ class FusedLayers:
         scale = model.config.residual_scale
         self.stream_scale: float | None = None if scale is None else 1 / scale
         self.workspace: Workspace = pages.workspace
-        eps = norm_in_float32(model.norm, pages.workspace, self.stream_scale).eps
+        self.norm_eps: float = model.config.norm_eps * (self.stream_scale or 1.0) ** 2
         ropes = list(model.ropes)
         own = model.layers[layers.start : layers.stop]
 
@@ -83,7 +84,7 @@ class FusedLayers:
                     pages,
                     place,
                     rope=ropes.index(model.config.ropes[layers[place]]),
-                    eps=eps,
+                    eps=self.norm_eps,
                     many_rows=many_rows,
                 )
                 for place, layer in enumerate(own)
@@ -180,7 +181,7 @@ class FusedDecoderModel:
         self.device: torch.device = model.device
         self._model = model
         self._layers = FusedLayers(model, pages, range(model.config.num_layers), few_rows=few_rows)
-        self._norm = norm_in_float32(model.norm, pages.workspace, self._layers.stream_scale)
+        self._norm = norm_in_float32(model.norm, pages.workspace, self._layers.norm_eps)
 
     @property
     def fused_spans(self) -> tuple[range, ...]:
@@ -210,13 +211,9 @@ class FusedDecoderModel:
         return self._model.logits(normed if is_native else normed.to(self.dtype), adapted)
 
 
-def norm_in_float32(norm: Norm, workspace: Workspace, stream_scale: float | None = None) -> NativeNorm:
-    """Return a norm of the float32 stream that fused layers give.
-
-    :param stream_scale: what the stream is multiplied by; None: nothing
-    """
-    assert isinstance(norm, RMSNorm | LayerNorm)
-    (weight, bias), eps = _given(norm), norm.eps * (stream_scale or 1.0) ** 2
+def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:
+    """Return a norm of the float32 stream that fused layers give."""
+    weight, bias = _given(norm)
     assert weight is not None
     kind: Literal["rms", "layer"] = "layer" if isinstance(norm, LayerNorm) else "rms"
     return NativeNorm(workspace, weight, bias=bias, eps=eps, kind=kind)

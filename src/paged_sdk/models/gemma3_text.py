@@ -7,11 +7,10 @@ from __future__ import annotations
 from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.models.common_config import SLIDING, read_head_dim, read_layer_types
+from paged_sdk.models.common_config import read_layer_ropes, read_layer_types
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.family import DecoderFamily, Sizes, TensorNames
 from paged_sdk.models.gemma2 import NORMS, read_gemma
-from paged_sdk.models.rope_fields import read_rope
 
 __all__ = ["FAMILY", "read_gemma3_text"]
 
@@ -33,27 +32,9 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
     layer_types = read_layer_types(
         fields, lambda layer: (layer + 1) % fields.positive("sliding_window_pattern", 6) != 0
     )
-    head_dim = read_head_dim(fields)
-    # The older form scales the full layers only, and has a field of its own for the base of layers with windows.
-    nested = fields.section("rope_parameters")
-    # As transformers reads it, ``type``, the older name of ``rope_type``, does not count in the older form.
-    unscaled = ConfigFields({} if nested.values() else {"rope_type": "default"})
-    full = read_rope(
-        fields,
-        unscaled.updated(nested.section("full_attention")).updated(fields.section("rope_scaling")),
-        head_dim=head_dim,
-        default_theta=1_000_000.0,
-        is_nested=True,
-    )
+    # The older form has a field of its own for the base of layers with windows.
     local_theta = fields.number("rope_local_base_freq", 10_000.0)
-    windowed = read_rope(
-        ConfigFields({**fields.values(), "rope_theta": local_theta}),
-        nested.section(SLIDING),
-        head_dim=head_dim,
-        default_theta=local_theta,
-        is_nested=True,
-    )
-    ropes = tuple(windowed if each == SLIDING else full for each in layer_types)
+    ropes = read_layer_ropes(fields, layer_types, full_theta=1_000_000.0, windowed_theta=local_theta)
     window, bidirectional = fields.positive("sliding_window", 4096), fields.flag("use_bidirectional_attention", False)
     # An encoder's window is as wide in both directions together, as transformers has it.
     window = window // 2 + 1 if bidirectional else window

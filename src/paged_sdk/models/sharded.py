@@ -161,24 +161,10 @@ class SharedHead(Linear):
     """
 
     def __init__(self, base: Linear, tokens: Sequence[slice], group: Group) -> None:
-        self._base = base
         self._widths = [int(own.stop - own.start) for own in tokens]
+        super().__init__(in_features=base.in_features, out_features=sum(self._widths), num_bytes=base.num_bytes)
+        self._base = base
         self._group = group
-
-    @property
-    def in_features(self) -> int:
-        """Return the hidden size."""
-        return self._base.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Return the size of the vocabulary."""
-        return sum(self._widths)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return how many bytes this rank's weights take."""
-        return self._base.num_bytes
 
     @property
     def native_weights(self) -> NativeWeights | None:

@@ -52,7 +52,9 @@ class SpannedDecoderModel:
         }
         last = fused.get(self._spans[-1].layers.start)
         # What fused layers give is float32, and is normed as such.
-        self._norm: Norm | NativeNorm = model.norm if last is None else norm_in_float32(model.norm, last.workspace)
+        self._norm: Norm | NativeNorm = (
+            model.norm if last is None else norm_in_float32(model.norm, last.workspace, model.config.norm_eps)
+        )
         self._fused_spans = tuple(fused[span.layers.start].layers for span in self._spans if span.layers.start in fused)
 
     @property

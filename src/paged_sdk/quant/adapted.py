@@ -58,23 +58,9 @@ class AdaptableLinear(Linear):
     """
 
     def __init__(self, base: Linear, name: str) -> None:
+        super().__init__(in_features=base.in_features, out_features=base.out_features, num_bytes=base.num_bytes)
         self.base = base
         self.name = name
-
-    @property
-    def in_features(self) -> int:
-        """Return the columns of the weight."""
-        return self.base.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Return the rows of the weight."""
-        return self.base.out_features
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of the weight, without adapters."""
-        return self.base.num_bytes
 
     @property
     def native_weights(self) -> NativeWeights | None:

@@ -22,23 +22,11 @@ class DenseLinear(Linear):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        rows, cols = weight.shape
+        num_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        super().__init__(in_features=cols, out_features=rows, num_bytes=num_bytes)
         self.weight = weight
         self.bias = bias
-
-    @property
-    def in_features(self) -> int:
-        """Return the columns of the weight."""
-        return self.weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """Return rows of the weight."""
-        return self.weight.shape[0]
-
-    @property
-    def num_bytes(self) -> int:
-        """Return bytes of weight and bias."""
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says."""

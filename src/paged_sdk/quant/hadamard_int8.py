@@ -30,35 +30,20 @@ class HadamardInt8Linear(Linear):
     """
 
     def __init__(self, matrices: Sequence[BlockMatrix], biases: Sequence[Tensor | None]) -> None:
-        self._cols = matrices[0].shape[1]
-        self._rows = sum(matrix.shape[0] for matrix in matrices)
-        weight = torch.empty(self._rows, self._cols, dtype=torch.int8)
-        self._scales = torch.empty(self._rows)
+        rows, cols = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+        weight = torch.empty(rows, cols, dtype=torch.int8)
+        self._scales = torch.empty(rows)
+        super().__init__(in_features=cols, out_features=rows, num_bytes=weight.nbytes + self._scales.nbytes)
         first = 0
         for matrix in matrices:
             for blocks in torch.split(matrix.blocks, _ROWS_AT_ONCE):
-                rows = slice(first, first + len(blocks))
-                weight[rows], self._scales[rows] = hadamard_quantize(BlockMatrix(matrix.tensor_type, blocks).decoded())
+                part = slice(first, first + len(blocks))
+                weight[part], self._scales[part] = hadamard_quantize(BlockMatrix(matrix.tensor_type, blocks).decoded())
                 first += len(blocks)
         self._weight = torch.ops.onednn.qlinear_prepack(weight, None)
-        self._zero_points = torch.zeros(self._rows, dtype=torch.int64)
+        self._zero_points = torch.zeros(rows, dtype=torch.int64)
         self._halves = _saturates()
         self._bias = _side_by_side(biases, [matrix.shape[0] for matrix in matrices])
-
-    @property
-    def in_features(self) -> int:
-        """Return columns of the weights."""
-        return self._cols
-
-    @property
-    def out_features(self) -> int:
-        """Return rows of all weights."""
-        return self._rows
-
-    @property
-    def num_bytes(self) -> int:
-        """Return bytes of weights and scales."""
-        return self._rows * (self._cols + self._scales.itemsize)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says."""

@@ -62,22 +62,17 @@ def decoded_matrices(weights: NativeWeights, decode: Callable[[PackedWeight, Ten
 
 
 class Linear(ABC):
-    """Computes ``x @ weight.T + bias``, however the weight is kept."""
+    """Computes ``x @ weight.T + bias``, however the weight is kept.
 
-    @property
-    @abstractmethod
-    def in_features(self) -> int:
-        """Return columns of the weight."""
+    :ivar in_features: columns of the weight
+    :ivar out_features: rows of the weight
+    :ivar num_bytes: how many bytes the weights take, as they are kept
+    """
 
-    @property
-    @abstractmethod
-    def out_features(self) -> int:
-        """Return rows of the weight."""
-
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int:
-        """Return how many bytes the weights take."""
+    def __init__(self, *, in_features: int, out_features: int, num_bytes: int) -> None:
+        self.in_features: int = in_features
+        self.out_features: int = out_features
+        self.num_bytes: int = num_bytes
 
     @property
     def native_weights(self) -> NativeWeights | None:

@@ -50,21 +50,10 @@ class NativeBlockLinear(Linear):
         self._few_rows = few_rows
         self._few = NativeLinear(workspace, few, biases=biases)
         self._many = NativeLinear(workspace, many, biases=biases) if rotate_many else self._few
-
-    @property
-    def in_features(self) -> int:
-        """Return columns of the weights."""
-        return self._few.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Return rows of all weights."""
-        return self._few.out_features
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of the packed weights, of which there is one copy for any number of rows."""
-        return self._few.num_bytes
+        # There is one copy of the weights for any number of rows.
+        super().__init__(
+            in_features=self._few.in_features, out_features=self._few.out_features, num_bytes=self._few.num_bytes
+        )
 
     @property
     def native_weights(self) -> NativeWeights:

@@ -34,21 +34,11 @@ class NativeDenseLinear(Linear):
         few = tuple(weights)
         self._native = NativeWeights(few=few, many=few, biases=tuple(biases))
         self._linear = NativeLinear(workspace, few, biases=biases)
-
-    @property
-    def in_features(self) -> int:
-        """Return columns of the weights."""
-        return self._linear.in_features
-
-    @property
-    def out_features(self) -> int:
-        """Return rows of all weights."""
-        return self._linear.out_features
-
-    @property
-    def num_bytes(self) -> int:
-        """Return bytes of the packed weights."""
-        return self._linear.num_bytes
+        super().__init__(
+            in_features=self._linear.in_features,
+            out_features=self._linear.out_features,
+            num_bytes=self._linear.num_bytes,
+        )
 
     @property
     def native_weights(self) -> NativeWeights:

@@ -21,22 +21,12 @@ class SideBySideLinear(Linear):
     """
 
     def __init__(self, parts: Sequence[Linear]) -> None:
+        super().__init__(
+            in_features=parts[0].in_features,
+            out_features=sum(part.out_features for part in parts),
+            num_bytes=sum(part.num_bytes for part in parts),
+        )
         self.parts: tuple[Linear, ...] = tuple(parts)
-
-    @property
-    def in_features(self) -> int:
-        """Return the columns of every part."""
-        return self.parts[0].in_features
-
-    @property
-    def out_features(self) -> int:
-        """Return the rows of all parts."""
-        return sum(part.out_features for part in self.parts)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes of all parts."""
-        return sum(part.num_bytes for part in self.parts)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says."""

@@ -49,22 +49,13 @@ class TritonBlockLinear(Linear):
             repacked = [_repacked(matrix, device) for matrix in own_matrices]
             self._weights.append(concatenate(repacked))
             self._biases.append(_side_by_side(own_biases, [matrix.rows for matrix in repacked]))
+        super().__init__(
+            in_features=self._weights[0].cols,
+            out_features=sum(weight.rows for weight in self._weights),
+            num_bytes=sum(weight.num_bytes for weight in self._weights)
+            + sum(bias.nbytes for bias in self._biases if bias is not None),
+        )
         self._gate_up = self._as_gate_and_up()
-
-    @property
-    def in_features(self) -> int:
-        """Return columns of the weights."""
-        return self._weights[0].cols
-
-    @property
-    def out_features(self) -> int:
-        """Return rows of all weights."""
-        return sum(weight.rows for weight in self._weights)
-
-    @property
-    def num_bytes(self) -> int:
-        """Return bytes of weights and biases."""
-        return sum(part.num_bytes for part in self._weights) + sum(b.nbytes for b in self._biases if b is not None)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says, in float32, float16 or bfloat16."""

@@ -5,18 +5,27 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from paged_sdk.control_groups import control_groups
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native import library
 from paged_sdk.kv.pool_size import DeviceMemory
 
-__all__ = ["choose_device", "choose_dtype", "device_memory", "is_lack_of_memory", "return_cached_memory"]
+__all__ = [
+    "address_space",
+    "choose_device",
+    "choose_dtype",
+    "device_memory",
+    "is_lack_of_memory",
+    "process_memory",
+    "return_cached_memory",
+]
 
 # How errors of other classes than those for it say that there was no memory: torch of the host's, cuBLAS and cuDNN of
 # theirs, and CUDA of what torch's allocator has no part in: pinned memory, events, graphs, and kernels that are loaded.
@@ -82,7 +91,7 @@ def device_memory(device: torch.device) -> DeviceMemory:
     if device.type == "mps":
         total = torch.mps.recommended_max_memory()
         return DeviceMemory(total=total, free=total - torch.mps.driver_allocated_memory())
-    return _process_memory()
+    return process_memory()
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
@@ -102,19 +111,35 @@ def return_cached_memory() -> None:
             torch.cuda.empty_cache()
 
 
-def _process_memory(root: Path = Path("/")) -> DeviceMemory:
-    """Return what this process may use: the machine's memory, or the limits of the process and of its cgroup if they
-    are less (Linux).
+def process_memory(root: Path = Path("/")) -> DeviceMemory:
+    """Return what this process may use: the machine's memory, or the limits of the process and of its control groups if
+    they are less (Linux).
+
+    :param root: where ``proc`` and ``sys`` lie; another directory in tests
     """
-    machine = _machine_memory(root)
+    limits = [_machine_memory(root), *_group_memory(root)]
     space = address_space(root)
     if space is not None:
-        machine = DeviceMemory(total=min(machine.total, space.total), free=min(machine.free, space.free))
-    limit = _first_number(root / "sys/fs/cgroup/memory.max", root / "sys/fs/cgroup/memory/memory.limit_in_bytes")
-    if limit is None or limit >= machine.total:
-        return machine
-    used = _first_number(root / "sys/fs/cgroup/memory.current", root / "sys/fs/cgroup/memory/memory.usage_in_bytes")
-    return DeviceMemory(total=limit, free=min(machine.free, max(0, limit - (used or 0))))
+        limits.append(space)
+    return DeviceMemory(total=min(each.total for each in limits), free=min(each.free for each in limits))
+
+
+def _group_memory(root: Path) -> Iterator[DeviceMemory]:
+    """Yield what each control group of the process may use, where it is limited."""
+    for group in control_groups("memory", root):
+        limit_file, used_file, prefix = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            if group.is_first
+            else ("memory.max", "memory.current", "")
+        )
+        limit, used = group.read(limit_file).strip(), group.read(used_file).strip()
+        if limit.isdigit() and used.isdigit():
+            # What was read of files counts as used, of a model as much as it has, and gives way to whatever needs the
+            # memory: MemAvailable, which is of the machine, counts it as free.
+            lines = [line.split() for line in group.read("memory.stat").splitlines()]
+            files = (f"{prefix}active_file", f"{prefix}inactive_file")
+            cached = sum(int(line[1]) for line in lines if line[0] in files)
+            yield DeviceMemory(total=int(limit), free=min(int(limit), max(0, int(limit) - int(used) + cached)))
 
 
 def address_space(root: Path = Path("/")) -> DeviceMemory | None:
@@ -167,12 +192,3 @@ if sys.platform == "win32":
         if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
             raise ctypes.WinError()
         return DeviceMemory(total=status.total, free=status.free)
-
-
-def _first_number(*paths: Path) -> int | None:
-    for path in paths:
-        try:
-            return int(path.read_text())
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return None

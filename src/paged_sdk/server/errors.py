@@ -14,7 +14,6 @@ from paged_sdk.wire.problem import (
     Problem,
     ProblemError,
     anthropic_error,
-    completions_error,
     openai_error,
     problem_of,
     renamed,
@@ -26,7 +25,6 @@ __all__ = ["LOGGER_NAME", "path_of", "problem_for", "problem_response"]
 LOGGER_NAME: Final = "paged_sdk.server"
 
 BODIES: Final[Mapping[str, Callable[[Problem], dict[str, Any]]]] = {
-    "/v1/completions": completions_error,
     "/v1/messages": anthropic_error,
     "/v1/responses": responses_error,
 }

@@ -99,22 +99,16 @@ class ToolCall:
 
 
 def refuse_other_keys(
-    name: str,
-    value: Mapping[Any, object],
-    known: Collection[str],
-    *,
-    nothing: Collection[object] = (),
-    repeated: Collection[str] = (),
+    name: str, value: Mapping[Any, object], known: Collection[str], *, repeated: Collection[str] = ()
 ) -> None:
     """Check that a mapping says nothing under other keys: what nobody reads is not ignored.
 
     Null, and what is empty, says nothing: OpenAI's client writes out every field that a message may have.
 
-    :param nothing: more values that say nothing
     :param repeated: keys under which is said again what others say
     :raises InvalidRequestError: naming the first key that does
     """
     for key, part in value.items():
         empty = part is None or (isinstance(part, str | list | tuple | Mapping) and not part)
-        if key not in known and key not in repeated and not empty and not any(part is each for each in nothing):
+        if key not in known and key not in repeated and not empty:
             raise InvalidRequestError.of(f"{name}[{key!r}]"[:100], part, f"no key but {', '.join(known)}")

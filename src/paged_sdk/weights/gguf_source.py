@@ -14,18 +14,18 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, dequantize, tensor_type_of
+from paged_sdk.kernels.gguf_blocks import dequantize, tensor_type_of
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import open_gguf
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
-from paged_sdk.weights.gguf_tensor import GgufTensor
+from paged_sdk.weights.gguf_tensor import GgufTensor, stored_matrix
 from paged_sdk.weights.grouped_rows import grouped_rows, runs
 
 __all__ = ["GgufSource"]
 
-# Tensors that are settings rather than weights: config_from_gguf reads those that are used.
 _MAX_STACK = 1 << 12  # experts of a layer; the most in use are 512
+# Tensors that are settings rather than weights: config_from_gguf reads those that are used.
 _SETTINGS = ("rope_freqs.", "rope_factors_long.", "rope_factors_short.")
 
 
@@ -134,17 +134,10 @@ class GgufSource:
     def matrix(self, name: str) -> StoredMatrix:
         """Return one matrix: see :meth:`paged_sdk.weights.source.WeightSource.matrix`."""
         weight = self._find(name)
-        rows, form = weight.unread_rows(), block_format(weight.tensor.type)
+        rows = weight.unread_rows()
         if weight.offset:
             return DenseMatrix(dequantize(weight.tensor.type, rows.tensor()) - weight.offset)
-        if weight.tensor.is_quantized:
-            return BlockMatrix(weight.tensor.type, rows)
-
-        def read(first: int, last: int) -> Tensor:
-            return form.decode(rows[first:last].tensor())
-
-        shape = rows.shape[0], rows.shape[1] // form.num_bytes
-        return DenseMatrix(UnreadRows(shape=shape, itemsize=form.num_bytes, read=read))
+        return stored_matrix(weight.tensor.type, rows)
 
     def close(self) -> None:
         """Close the files; tensors taken from them before stay valid."""

@@ -8,11 +8,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import block_format, dequantize
-from paged_sdk.kernels.stored_matrix import UnreadRows
+from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format, dequantize
+from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.weight_file import WeightFile
 
-__all__ = ["GgufTensor"]
+__all__ = ["GgufTensor", "stored_matrix"]
 
 
 @frozen
@@ -64,3 +64,19 @@ class GgufTensor:
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Read the tensor's values."""
         return dequantize(self.type, self.blocks(), dtype=dtype)
+
+
+def stored_matrix(tensor_type: int, rows: UnreadRows) -> StoredMatrix:
+    """Return a matrix whose rows are read when they are decoded.
+
+    :param rows: as a GGUF file has them
+    """
+    form = block_format(tensor_type)
+    if form.elements > 1:
+        return BlockMatrix(tensor_type, rows)
+
+    def read(first: int, last: int) -> Tensor:
+        return form.decode(rows[first:last].tensor())
+
+    shape = rows.shape[0], rows.shape[1] // form.num_bytes
+    return DenseMatrix(UnreadRows(shape=shape, itemsize=form.num_bytes, read=read))

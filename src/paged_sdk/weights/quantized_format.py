@@ -46,13 +46,18 @@ class QuantizedFormat(ABC):
     methods: ClassVar[tuple[str, ...]]
 
     @classmethod
-    @abstractmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        """Return the format as a checkpoint has it; None: its config describes another.
+    def is_of(cls, settings: FormatSettings) -> bool:
+        """Tell whether a checkpoint's config describes this format."""
+        return settings.method in cls.methods
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self:
+        """Return the format as a checkpoint has it whose config describes it.
 
         :raises CheckpointError: a setting is malformed
         :raises UnsupportedQuantizationError: a setting has a value that is not supported
         """
+        return cls()
 
     @abstractmethod
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
@@ -113,8 +118,8 @@ def find_format(config: Mapping[str, Any], path: Path) -> QuantizedFormat | None
     settings = FormatSettings(values, section or _SECTIONS[0], path)
     formats = find_formats()
     for each in formats:
-        if (found := each.open(settings)) is not None:
-            return found
+        if each.is_of(settings):
+            return each.open(settings)
     supported = sorted({method for each in formats for method in each.methods})
     raise UnsupportedQuantizationError(
         f"{path} holds weights quantized by {shown(settings.method or 'an unnamed method')}: supported are "

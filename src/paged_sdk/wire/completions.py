@@ -21,7 +21,7 @@ from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
 from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
 from paged_sdk.wire.echo import Echo
-from paged_sdk.wire.problem import COMPLETIONS_NAMES, Problem, completions_error
+from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
 __all__ = ["COMPLETION", "CompletionCall", "TokenIds", "read_completion"]
@@ -33,6 +33,9 @@ TokenIds: TypeAlias = Annotated[list[int], Bounds(1, 1 << 20)]
 
 DEFAULT_MAX_TOKENS: Final = 16
 """As in OpenAI's API: a plain text has no end of its own."""
+
+NAMES: Final[Mapping[str, str]] = {"response_format": "grammar", "token_ids": "prompt"}
+"""Maps names that errors have to this body's: plain texts have no format, and an echo's tokens are the prompt's."""
 
 
 class CompletionBody(SamplingFields, total=False):
@@ -76,7 +79,7 @@ class CompletionCall:
     is_streamed: bool = False
     includes_usage: bool = False
     label: str | None = None
-    names: Mapping[str, str] = COMPLETIONS_NAMES
+    names: Mapping[str, str] = NAMES
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
         """Ask a model.
@@ -146,7 +149,7 @@ class _TextWriter:
         return "data: [DONE]\n\n"
 
     def failed(self, problem: Problem) -> str:
-        return event(completions_error(problem))
+        return event(openai_error(problem))
 
 
 def read_completion(value: object) -> CompletionCall:

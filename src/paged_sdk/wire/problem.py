@@ -21,11 +21,9 @@ from paged_sdk import (
 )
 
 __all__ = [
-    "COMPLETIONS_NAMES",
     "Problem",
     "ProblemError",
     "anthropic_error",
-    "completions_error",
     "openai_error",
     "problem_of",
     "renamed",
@@ -142,11 +140,6 @@ def anthropic_error(problem: Problem) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def completions_error(problem: Problem) -> dict[str, Any]:
-    """Return the body that OpenAI's API has for a problem of a plain text, which has no format."""
-    return openai_error(renamed(problem, COMPLETIONS_NAMES))
-
-
 def responses_error(problem: Problem) -> dict[str, Any]:
     """Return the body that OpenAI's responses API has for a problem."""
     return openai_error(responses_problem(problem))
@@ -167,9 +160,6 @@ def renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
         message = names[param] + message[len(param) :]
     return evolve(problem, message=message, param=names[param])
 
-
-COMPLETIONS_NAMES: Final[Mapping[str, str]] = {"response_format": "grammar"}
-"""Maps names of the fields of chat completions to those of plain texts."""
 
 RESPONSES_NAMES: Final[Mapping[str, str]] = {
     "max_tokens": "max_output_tokens",

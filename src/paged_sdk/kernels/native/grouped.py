@@ -23,14 +23,13 @@ from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix, even_levels, rounded_levels
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import same_order
-from paged_sdk.kernels.native.packed import GROUPED_TYPE, PackedWeight
+from paged_sdk.kernels.native.packed import GROUPED_TYPE, PANEL_ROWS, PackedWeight, whole_panels
 from paged_sdk.kernels.native.structures import Codes, Grouped, Values
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
 
 __all__ = ["can_be_packed", "decode_grouped", "pack_grouped"]
 
-_PANEL_ROWS: Final = 16
 _WIDTH: Final = 32  # columns that the kernels read together
 _PART_ELEMENTS: Final = 1 << 19  # packed at once: a core's second cache holds their codes
 _MOST_COLS: Final = _WIDTH << 14  # the number of a format has 14 bits for the columns of a group
@@ -83,7 +82,7 @@ def _packing(matrices: Sequence[_Grouped]) -> _Packing | None:
     cols = first.shape[1]
     if cols % _WIDTH or not 0 < cols <= _MOST_COLS or not all(_alike(first, other) for other in matrices):
         return None
-    if any(matrix.shape[0] % _PANEL_ROWS for matrix in matrices[:-1]) or not all(each.shape[0] for each in matrices):
+    if any(matrix.shape[0] % PANEL_ROWS for matrix in matrices[:-1]) or not all(each.shape[0] for each in matrices):
         return None
     group, bits = min(first.group_size, cols), max(matrix.bits for matrix in matrices)
     whole = group % _WIDTH == 0
@@ -130,18 +129,18 @@ def pack_grouped(
     rows, cols = sum(matrix.shape[0] for matrix in matrices), first.shape[1]
     functions, tensor_type = library.functions, packing.tensor_type
     data = memory(functions.paged_packed_bytes(tensor_type, rows, cols))
-    panels, row = data.view(-(-rows // _PANEL_ROWS), -1), 0
+    panels, row = data.view(-(-rows // PANEL_ROWS), -1), 0
     threads = torch.get_num_threads() if num_threads is None else num_threads
     packing = packing.rounded()
     for part in _parts(matrices):
-        _pack_part(library, part, packing, panels[row // _PANEL_ROWS :], threads)
+        _pack_part(library, part, packing, panels[row // PANEL_ROWS :], threads)
         row += part.shape[0]
     order = None if first.order is None else first.order.to(torch.int32)
     return PackedWeight(tensor_type=tensor_type, rows=rows, cols=cols, data=data, order=order)
 
 
 def _parts(matrices: Sequence[_Grouped]) -> Iterator[GroupedMatrix]:
-    rows = max(1, _PART_ELEMENTS // matrices[0].shape[1] // _PANEL_ROWS) * _PANEL_ROWS
+    rows = whole_panels(_PART_ELEMENTS // matrices[0].shape[1])
     for matrix in matrices:
         yield from matrix.parts(rows)
 

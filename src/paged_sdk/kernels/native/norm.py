@@ -32,7 +32,6 @@ class NativeNorm:
     :param bias: likewise, of a layer norm; None: nothing is added
     :param eps: added to the mean square or the variance
     :raises ConfigError: the sizes do not fit
-    :ivar eps: see above
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class NativeNorm:
             raise ConfigError.of("weight", f"{size} numbers", f"a multiple of {_WIDTH}")
         if bias is not None and kind == "rms":
             raise ConfigError.of("bias", "of an RMSNorm", "none")
-        self.eps = eps
         self._size = size
         self._workspace = workspace
         self._weight, self._bias = float_vector("weight", weight, size), float_vector("bias", bias, size)

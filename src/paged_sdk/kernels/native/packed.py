@@ -21,12 +21,14 @@ __all__ = [
     "DENSE_TYPES",
     "GROUPED_TYPE",
     "PACKED_TYPES",
+    "PANEL_ROWS",
     "PackedWeight",
     "decode_rows",
     "gains_by_rotation",
     "pack_dense",
     "pack_gguf",
     "unpack_rows",
+    "whole_panels",
 ]
 
 #: The tensor types with these numbers of ggml's can be packed: Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K
@@ -38,7 +40,8 @@ DENSE_TYPES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 257, t
 GROUPED_TYPE: Final = 4096
 """The numbers of packed grouped matrices have this bit, and no others."""
 
-_PANEL_ROWS: Final = 16
+PANEL_ROWS: Final = 16
+"""So many rows are packed together."""
 
 
 @frozen(eq=False)
@@ -99,6 +102,11 @@ def gains_by_rotation(library: NativeLibrary, weights: Sequence[PackedWeight]) -
     return 2 * gaining > sum(weight.rows for weight in weights)
 
 
+def whole_panels(rows: int) -> int:
+    """Return how many rows a part of a matrix is to have, about as many as given, so that another can follow it."""
+    return max(1, rows // PANEL_ROWS) * PANEL_ROWS
+
+
 def pack_gguf(
     library: NativeLibrary,
     raw: Tensor | Iterable[Tensor],
@@ -135,12 +143,12 @@ def pack_gguf(
     functions = library.functions
     data = memory(functions.paged_packed_bytes(tensor_type, rows, cols))
     threads = torch.get_num_threads() if num_threads is None else num_threads
-    panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
+    panels, first = data.view(-(-rows // PANEL_ROWS), -1), 0
     for part in [raw] if isinstance(raw, Tensor) else raw:
         count, rest = divmod(part.numel(), row_bytes)
-        if part.dtype != torch.uint8 or rest or first % _PANEL_ROWS or first + count > rows:
+        if part.dtype != torch.uint8 or rest or first % PANEL_ROWS or first + count > rows:
             raise _other_size(form.name, rows, cols, row_bytes, first * row_bytes + part.numel(), part.dtype)
-        blocks, out = part.contiguous(), panels[first // _PANEL_ROWS :]
+        blocks, out = part.contiguous(), panels[first // PANEL_ROWS :]
         functions.paged_pack(tensor_type, blocks.data_ptr(), count, cols, out.data_ptr(), threads)
         first += count
     if first != rows:
@@ -178,14 +186,14 @@ def pack_dense(
     (rows, cols), functions = shape, library.functions
     data = memory(functions.paged_packed_bytes(DENSE_TYPES[dtype], rows, cols))
     threads = torch.get_num_threads() if num_threads is None else num_threads
-    panels, first = data.view(-(-rows // _PANEL_ROWS), -1), 0
+    panels, first = data.view(-(-rows // PANEL_ROWS), -1), 0
     for part in parts:
-        fits = part.shape[1:] == (cols,) and first + len(part) <= rows and first % _PANEL_ROWS == 0
+        fits = part.shape[1:] == (cols,) and first + len(part) <= rows and first % PANEL_ROWS == 0
         if not fits or part.dtype not in DENSE_TYPES or part.device.type != "cpu":
             dtypes = " or ".join(map(str, DENSE_TYPES))
-            due = f"{dtypes} [a multiple of {_PANEL_ROWS}, {cols}] in CPU memory, {rows} rows in all"
+            due = f"{dtypes} [a multiple of {PANEL_ROWS}, {cols}] in CPU memory, {rows} rows in all"
             raise ConfigError.of("part of a weight", f"{part.dtype} {tuple(part.shape)}", due)
-        values, out = part.contiguous(), panels[first // _PANEL_ROWS :]
+        values, out = part.contiguous(), panels[first // PANEL_ROWS :]
         args = Dense(
             x=values.data_ptr(),
             out=out.data_ptr(),
@@ -234,10 +242,10 @@ def unpack_rows(weight: PackedWeight, rows: Tensor) -> Tensor:
     """
     dtype = weight.dense_dtype
     assert dtype is not None, weight.format
-    numbers = weight.data.view(dtype).view(-(-weight.rows // _PANEL_ROWS), -1)
-    panel, lane = rows // _PANEL_ROWS, rows % _PANEL_ROWS
+    numbers = weight.data.view(dtype).view(-(-weight.rows // PANEL_ROWS), -1)
+    panel, lane = rows // PANEL_ROWS, rows % PANEL_ROWS
     if dtype == torch.bfloat16:
-        found = numbers.view(len(numbers), -1, _PANEL_ROWS, 2)[panel, :, lane]  # [num_rows, pairs, 2]
+        found = numbers.view(len(numbers), -1, PANEL_ROWS, 2)[panel, :, lane]  # [num_rows, pairs, 2]
     else:
-        found = numbers.view(len(numbers), -1, _PANEL_ROWS)[panel, :, lane]
+        found = numbers.view(len(numbers), -1, PANEL_ROWS)[panel, :, lane]
     return found.flatten(1)[:, : weight.cols].contiguous()

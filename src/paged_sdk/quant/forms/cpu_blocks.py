@@ -13,7 +13,7 @@ from paged_sdk.kernels.block_groups import as_groups
 from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_by_rotation, pack_gguf
+from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_by_rotation, pack_gguf, whole_panels
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import StoredMatrix
@@ -28,7 +28,6 @@ from paged_sdk.quant.native_block_experts import NativeBlockExperts
 __all__ = ["FORM"]
 
 _ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once
-_PANEL_ROWS: Final = 16  # rows that are packed together
 # Small enough for a core's second cache, and for memory that the allocator has at hand instead of new pages.
 _BYTES_AT_ONCE: Final = 1 << 19
 
@@ -110,7 +109,7 @@ def _packed(library: NativeLibrary, matrices: Sequence[BlockMatrix], place: Plac
 def _packed_as_stored(library: NativeLibrary, matrices: Sequence[BlockMatrix], place: Place) -> PackedWeight:
     """Pack matrices part by part, each while the processor's caches hold what has been read of it."""
     first = matrices[0]
-    rows = max(1, _BYTES_AT_ONCE // (first.num_bytes // first.shape[0]) // _PANEL_ROWS) * _PANEL_ROWS
+    rows = whole_panels(_BYTES_AT_ONCE // (first.num_bytes // first.shape[0]))
     parts = (part.blocks for matrix in matrices for part in matrix.parts(rows))
     return _pack(library, parts, first.tensor_type, matrices, place)
 

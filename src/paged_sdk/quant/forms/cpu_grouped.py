@@ -11,7 +11,7 @@ from paged_sdk.kernels.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.linear import same_order
-from paged_sdk.kernels.native.packed import PackedWeight, gains_by_rotation, pack_gguf
+from paged_sdk.kernels.native.packed import PackedWeight, gains_by_rotation, pack_gguf, whole_panels
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import StoredMatrix
@@ -26,7 +26,6 @@ __all__ = ["FORM"]
 
 _WIDTH: Final = 32  # columns that the kernels read together
 _EXPERT_ROWS: Final = 32  # rows of an expert that are multiplied together
-_PANEL_ROWS: Final = 16  # rows that are packed together
 _NUMBERS_AT_ONCE: Final = 1 << 18  # decoded at once: a core's second cache holds them
 
 _Grouped = GroupedMatrix | UnreadGroupedMatrix
@@ -103,7 +102,7 @@ def _packed(matrices: Sequence[_Grouped], place: Place, *, as_stored: bool = Tru
     if as_stored and can_be_packed(matrices):
         return pack_grouped(library, matrices, num_threads=1, memory=place.memory)
     shape = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
-    at_once = max(1, _NUMBERS_AT_ONCE // shape[1] // _PANEL_ROWS) * _PANEL_ROWS
+    at_once = whole_panels(_NUMBERS_AT_ONCE // shape[1])
     parts = (
         quantize_blocks(library, decode_grouped(library, part, num_threads=1), target, num_threads=1)
         for matrix in matrices

@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense
+from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense, whole_panels
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.embedding import Embedding
@@ -19,7 +19,6 @@ from paged_sdk.quant.native_dense import NativeDenseLinear, PackedEmbedding, Pac
 
 __all__ = ["FORM"]
 
-_PANEL_ROWS: Final = 16  # rows that are packed together
 # Small enough for a core's second cache, and for memory that the allocator has at hand instead of new pages.
 _BYTES_AT_ONCE: Final = 1 << 19
 _WIDTH: Final = 16  # columns that the kernels read at a time
@@ -94,7 +93,7 @@ def _parts(matrices: Sequence[StoredMatrix], place: Place) -> Iterator[Tensor]:
 def _rows_at_once(matrix: StoredMatrix) -> int:
     rows, cols = matrix.shape
     row_bytes = max(cols * 2, matrix.num_bytes // max(1, rows))
-    return max(1, _BYTES_AT_ONCE // row_bytes // _PANEL_ROWS) * _PANEL_ROWS
+    return whole_panels(_BYTES_AT_ONCE // row_bytes)
 
 
 FORM: Final = _NativeDense()

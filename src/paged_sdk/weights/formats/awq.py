@@ -38,9 +38,7 @@ class _Awq(QuantizedFormat):
     group_size: int
 
     @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        if settings.method not in cls.methods:
-            return None
+    def open(cls, settings: FormatSettings) -> Self:
         key = "version" if "version" in settings else "format"
         if settings.text(key, "gemm").lower() != "gemm":
             raise settings.unsupported(key, ("gemm",))

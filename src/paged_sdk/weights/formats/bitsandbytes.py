@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 import torch
 from attrs import frozen
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import grouped_rows
 from paged_sdk.weights.packed_tensors import PackedTensors
 from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
@@ -76,10 +75,6 @@ class _State:
 @frozen
 class _Bitsandbytes(QuantizedFormat):
     methods: ClassVar[tuple[str, ...]] = ("bitsandbytes",)
-
-    @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        return cls() if settings.method in cls.methods else None
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
         weight = without(name, *_STATES)

@@ -89,9 +89,7 @@ class _CompressedTensors(QuantizedFormat):
     schemes: tuple[_Scheme, ...]
 
     @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        if settings.method not in cls.methods:
-            return None
+    def open(cls, settings: FormatSettings) -> Self:
         groups = settings.section("config_groups").sections().values()
         for each in (settings, *groups):
             each.one_of("format", _FORMATS, _FORMATS[0])

@@ -37,8 +37,8 @@ class _Fp8(QuantizedFormat):
     block: tuple[int, int]
 
     @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        return cls(settings.block("weight_block_size", (128, 128))) if settings.method in cls.methods else None
+    def open(cls, settings: FormatSettings) -> Self:
+        return cls(settings.block("weight_block_size", (128, 128)))
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
         return (name, name) if dtype in FLOAT8 else None

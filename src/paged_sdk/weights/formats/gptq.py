@@ -46,9 +46,7 @@ class _Gptq(QuantizedFormat):
     is_v1: bool
 
     @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        if settings.method not in cls.methods:
-            return None
+    def open(cls, settings: FormatSettings) -> Self:
         key = "checkpoint_format" if "checkpoint_format" in settings else "format"
         version = settings.one_of(key, (_V1, _V2), _V1)
         # GPTQModel's exceptions: patterns of names with settings of their own. What a matrix has follows from its

@@ -8,7 +8,7 @@ its rows, in two halves, four quarters and so on, each part takes some bits of t
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 import torch
 from attrs import frozen
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
 from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
 
@@ -95,10 +94,6 @@ class _Layout:
 @frozen
 class _Hqq(QuantizedFormat):
     methods: ClassVar[tuple[str, ...]] = ("hqq",)
-
-    @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        return cls() if settings.method in cls.methods else None
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
         prefix = without(name, _CODES)

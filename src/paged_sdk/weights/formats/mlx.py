@@ -60,12 +60,15 @@ class _Mlx(QuantizedFormat):
     minima: str
 
     @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        is_metal = settings.method == _METAL
-        if not is_metal and ("quant_method" in settings or "bits" not in settings or "group_size" not in settings):
-            return None
+    def is_of(cls, settings: FormatSettings) -> bool:
+        if "quant_method" in settings:
+            return settings.method == _METAL
+        return "bits" in settings and "group_size" in settings
+
+    @classmethod
+    def open(cls, settings: FormatSettings) -> Self:
         by_name = {name: _Affine.of(each) for name, each in settings.sections().items() if "bits" in each}
-        return cls(_Affine.of(settings), by_name, ".qbiases" if is_metal else ".biases")
+        return cls(_Affine.of(settings), by_name, ".qbiases" if settings.method == _METAL else ".biases")
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
         prefix = without(name, ".weight")

@@ -28,9 +28,7 @@ class _ModelOpt(QuantizedFormat):
     methods: ClassVar[tuple[str, ...]] = ("modelopt", "modelopt_fp4")
 
     @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        if settings.method not in cls.methods:
-            return None
+    def open(cls, settings: FormatSettings) -> Self:
         settings.one_of("quant_algo", (_FP8, _NVFP4))
         return cls()
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 import torch
 from attrs import frozen
 
 from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import E8M0, e2m1_levels, grouped_rows, powers_of_two
 from paged_sdk.weights.packed_tensors import PackedTensors
 from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
@@ -29,10 +28,6 @@ _BYTES: Final = 16
 @frozen
 class _Mxfp4(QuantizedFormat):
     methods: ClassVar[tuple[str, ...]] = ("mxfp4",)
-
-    @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        return cls() if settings.method in cls.methods else None
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
         prefix = without(name, "_blocks")

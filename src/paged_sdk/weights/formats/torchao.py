@@ -8,7 +8,7 @@ their codes for one kernel are refused.
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
 import torch
 from attrs import frozen
@@ -16,7 +16,6 @@ from attrs import frozen
 from paged_sdk.kernels.packed_codes import CodeForm
 from paged_sdk.kernels.stored_matrix import StoredMatrix
 from paged_sdk.weights.float8 import FLOAT8, float8_matrix
-from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.grouped_reading import ScaleGrid, find_grid, grouped_rows
 from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
 from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
@@ -31,10 +30,6 @@ _ZEROS: Final = (torch.int8, torch.int16, torch.int32, torch.int64, *FLOATS)
 @frozen
 class _Torchao(QuantizedFormat):
     methods: ClassVar[tuple[str, ...]] = ("torchao",)
-
-    @classmethod
-    def open(cls, settings: FormatSettings) -> Self | None:
-        return cls() if settings.method in cls.methods else None
 
     def packs(self, name: str, dtype: torch.dtype) -> tuple[str, str] | None:
         module, mark, part = name.rpartition(_PREFIX)
