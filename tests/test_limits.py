@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,14 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_ranks_without_a_place_for_temporary_files(
+    builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(EngineError, match="temporary file, and none can be made: .*; TMPDIR names"):
+        BlockingModel(builder.with_tensor_parallel(2).build())
 
 
 @pytest.mark.parametrize("name", ["paged-sdk-worker", "paged-sdk-portal", "paged-sdk call"])
