@@ -54,7 +54,7 @@ def test_ranks_without_a_place_for_temporary_files(
     builder: TextModelBuilder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(EngineError, match="temporary file, and none can be made: .*; TMPDIR names"):
+    with pytest.raises(EngineError, match=r"temporary file, and none can be made: .*; TMPDIR names"):
         BlockingModel(builder.with_tensor_parallel(2).build())
 
 

@@ -252,6 +252,10 @@ async def test_it_runs_without_a_server_of_its_own_and_in_another_application() 
             assert '"finish_reason":"stop"' in answer.text
         assert (await client.post("/llm/v1/chat/completions", json={})).status_code == 400
         assert (await client.get("/llm/ready")).json() == {"status": "ready"}
+        assert (await client.get("/llm/nothing")).status_code == 404
+        figures = (await client.get("/llm/metrics")).text
+        assert 'paged_sdk_http_requests_total{path="/v1/chat/completions",status="400"} 1.0' in figures
+        assert 'paged_sdk_http_requests_total{path="other",status="404"} 1.0' in figures
     assert not served.models.are_ready
 
 

@@ -212,8 +212,8 @@ def _meeting() -> TemporaryDirectory[str]:
         return TemporaryDirectory(prefix="paged-sdk-")
     except OSError as error:
         raise EngineError(
-            f"the ranks of a model find each other by a temporary file, and none can be made: {error}; TMPDIR names the "
-            "directory"
+            f"the ranks of a model find each other by a temporary file, and none can be made: {error}; TMPDIR names "
+            "the directory"
         ) from error
 
 
