@@ -407,6 +407,7 @@ def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
         (["plain", "-a", "phi3"], "--arch"),
         (["--adapter", "a/x", "--adapter", "b/x"], "--adapter"),
         (["--adapter-folder", "no/such/folder"], "--adapter-folder"),
+        (["--adapter-folder", ""], "--adapter-folder"),
         (["--max-queue", "0"], "--max-queue"),
     ],
 )
