@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -334,6 +336,23 @@ def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
         os.kill(started.pid, signal.SIGTERM)
         assert started.wait(60) == 0
         assert not list(lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-m", "no/such/model.gguf"], "no/such/model.gguf"),
+        (["-m", "no/such/model.gguf", "--verbose"], "no/such/model.gguf"),
+        (["--host", "203.0.113.1", "--api-key", "k"], "cannot listen at 203.0.113.1:0"),
+    ],
+)
+def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "paged_sdk", "serve", "--port", "0", "--log-json", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode != 0
+    *_, last = map(json.loads, ended.stderr.splitlines())
+    assert (last["level"], said in last["message"]) == ("error", True)
+    assert ("exception" in last) == ("--verbose" in arguments)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])

@@ -16,7 +16,7 @@ SERVER = "Server"
 
 
 def folder(name: str) -> Path:
-    """Return the path of a directory. An empty name, as of a variable of a shell that is not set, is not taken for where
+    """Return the path of a directory. An empty name, as of a shell's variable that is not set, does not stand for where
     the program was started: clients would get at what is there.
 
     :raises typer.BadParameter: it is empty
