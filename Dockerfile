@@ -34,8 +34,9 @@ WORKDIR /home/paged-sdk
 ENV PATH=/opt/paged-sdk/bin:$PATH HF_HOME=/models PYTHONUNBUFFERED=1
 VOLUME /models
 EXPOSE 8000
-# 503 once the engine has stopped: only another process can mend that. A large model takes minutes to load.
+# 503 once the engine has stopped: only another process can mend that. A large model takes minutes to load. urllib would
+# ask the proxy that Docker's client may put into the environment of every container.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python", "-c", "from http.client import HTTPConnection as To; server = To('127.0.0.1', 8000, timeout=4); server.request('GET', '/health'); raise SystemExit(server.getresponse().status != 200)"]
 ENTRYPOINT ["paged-sdk"]
 CMD ["serve", "--host", "0.0.0.0"]

@@ -172,6 +172,7 @@ def test_the_command_line_counts_before_what_a_file_says_in_other_words(
         ("{", "no JSON"),
         ('{"isq": "Q4K", "isq": "Q8_0"}', "isq is there twice"),
         ('{"paged": {"block_size": 8, "block_size": 16}}', "block_size is there twice"),
+        ({"server": {"adapter_folder": ""}}, "--adapter-folder: expected the name of a directory"),
     ],
 )
 def test_what_a_file_cannot_say_is_named(serve: Any, content: object, said: str) -> None:

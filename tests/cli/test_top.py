@@ -44,6 +44,17 @@ def top(*arguments: str, **variables: str | None) -> Result:
     return CliRunner().invoke(app, ["top", *arguments], env={"PAGED_SDK_API_KEY": None, **variables})
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_here_is_not_asked_through_a_proxy(server: Serving, host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        proxy.close()  # whoever asks there is refused
+        shown = top(f"http://{host}:{server.port}", "--api-key", "secret", http_proxy=address, no_proxy=None)
+        assert shown.exit_code == 0, shown.output
+        elsewhere = top("http://203.0.113.1:9", http_proxy=address, no_proxy=None)
+        assert "Connection refused" in elsewhere.output
+
+
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/metrics"])
 def test_the_figures_are_the_model_s(server: Serving, suffix: str) -> None:
     shown = top(server.url + suffix, "--json", "--api-key", "secret")

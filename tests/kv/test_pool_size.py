@@ -129,6 +129,11 @@ def test_an_error_says_how_many_tokens_fit_and_how_many_in_fp8() -> None:
     with pytest.raises(OutOfMemoryError, match=r"not one block fits; .*has room for 32 tokens there") as caught:
         blocks_for(MemoryGpuConfig.MB(4), layout, DeviceMemory(total=GIB, free=3 * MIB))
     assert caught.value.largest_context == 0
+    half_used = DeviceMemory(total=1000 * MIB, free=500 * MIB)
+    with pytest.raises(OutOfMemoryError, match=r"0\.0 MiB are available; the smallest fraction [^;]*$"):
+        blocks_for(MemoryGpuConfig.Fraction(0.4), layout, half_used)  # what is beyond the fraction is not meant
+    with pytest.raises(OutOfMemoryError, match=r"3\.0 MiB are available; .*has room for 32 tokens there"):
+        blocks_for(MemoryGpuConfig.Fraction(0.503), layout, half_used)
     with pytest.raises(OutOfMemoryError, match="has room for 32 tokens there") as caught:
         auto_cpu_blocks(layout, DeviceMemory(total=12 * MIB, free=12 * MIB), max_num_seqs=1, max_model_len=32)
     assert caught.value.largest_context == 0

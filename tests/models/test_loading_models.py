@@ -78,7 +78,7 @@ def test_layers_are_loaded_by_as_many_threads_as_one_likes(tmp_path: Path, famil
         assert progress[-1][0] == progress[-1][1] == len(checkpoint.source.names())
         texts.append(greedy(model, paged(16), prompt, 8))
     assert texts[0] == texts[1]
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

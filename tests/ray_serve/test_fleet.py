@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx2
 import pytest
 from stand_in import StandIn, connected, opened
 
@@ -37,6 +38,7 @@ from paged_sdk.ray.options import resources_of, with_health_checks
 from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.ray.replicas import in_loop
 from paged_sdk.ray.sessions import Sessions
+from paged_sdk.server import create_app
 from paged_sdk.testing import fake_model
 from paged_sdk.worker.worker import Worker
 from slow_fakes import SLOW_TEXT, let_end, slow_fake
@@ -82,6 +84,33 @@ async def test_replicas_come_and_go() -> None:
             await until(lambda: first.stats().running == 0)
             assert first.stats().completion_tokens == len(SLOW_TEXT) + 1
         assert serve.links == {"a": 1, "b": 1}
+
+
+async def test_the_figures_of_a_replica_stay_its_own_whichever_go() -> None:
+    async with fake_model("One.") as first, fake_model("Two.") as second, fake_model("Three.") as third:
+        serve = StandIn({"a": first, "b": second})
+
+        async with opened(serve) as model:
+            transport = httpx2.ASGITransport(app=create_app({"m": model}))
+
+            async def figures() -> dict[str, float]:
+                async with httpx2.AsyncClient(transport=transport, base_url="http://here") as client:
+                    lines = (await client.get("/metrics")).text.splitlines()
+                started = 'paged_sdk_replica_steps_total{model="m",replica="'
+                return {line[len(started) :][0]: float(line.split()[1]) for line in lines if line.startswith(started)}
+
+            await until(lambda: len(model.replicas) == 2)
+            async with anyio.create_task_group() as tasks:
+                for number in range(8):
+                    tasks.start_soon(said, model, hello(f"{number}"))
+            before = await figures()
+            assert before.keys() == {"0", "1"}
+            serve.retire("a")
+            await until(lambda: len(model.replicas) == 1)
+            assert await figures() == {"1": before["1"]}
+            serve.start("c", third)
+            await until(lambda: len(model.replicas) == 2)
+            assert (await figures()).keys() == {"1", "2"}
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

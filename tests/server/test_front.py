@@ -266,6 +266,28 @@ def test_keys() -> None:
         assert served.http.get("/v1/models", headers=odd).status_code == 401  # type: ignore[arg-type]  # bytes are sent
 
 
+def test_what_is_refused_counts_for_its_path(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paged_sdk.server")
+    with serving(fake_model("Hello!"), key="right", api_keys=("right",), allowed_hosts=("127.0.0.1",)) as served:
+        for path in ("/v1/chat/completions", "/v1/models/a/b", "/secrets"):
+            assert served.http.get(path, headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert served.http.get("/health", headers={"Host": "evil.example"}).status_code == 400
+        served.app.drain.begin()
+        assert served.post().status_code == 503
+        served.wait(lambda model: " 503 in " in caplog.text)  # which comes after the answer
+        figures = served.app._metrics.text().decode()
+    for path, status in (
+        ("/v1/chat/completions", 401),
+        ("/v1/models/{model:path}", 401),
+        ("other", 401),
+        ("/health", 400),
+        ("/v1/chat/completions", 503),
+    ):
+        assert f'paged_sdk_http_requests_total{{path="{path}",status="{status}"}} 1.0' in figures
+    assert "POST /v1/chat/completions 503" in caplog.text
+    assert "secrets" not in caplog.text
+
+
 def test_a_server_answers_by_its_own_names_alone() -> None:
     with serving(fake_model("Hello!"), allowed_hosts=("127.0.0.1",)) as served:
         assert served.post().status_code == 200

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -252,6 +254,10 @@ async def test_it_runs_without_a_server_of_its_own_and_in_another_application() 
             assert '"finish_reason":"stop"' in answer.text
         assert (await client.post("/llm/v1/chat/completions", json={})).status_code == 400
         assert (await client.get("/llm/ready")).json() == {"status": "ready"}
+        assert (await client.get("/llm/nothing")).status_code == 404
+        figures = (await client.get("/llm/metrics")).text
+        assert 'paged_sdk_http_requests_total{path="/v1/chat/completions",status="400"} 1.0' in figures
+        assert 'paged_sdk_http_requests_total{path="other",status="404"} 1.0' in figures
     assert not served.models.are_ready
 
 
@@ -332,6 +338,23 @@ def test_the_command_line_logs_lines_of_json(tiny_checkpoint: Path) -> None:
         assert not list(lines)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-m", "no/such/model.gguf"], "no/such/model.gguf"),
+        (["-m", "no/such/model.gguf", "--verbose"], "no/such/model.gguf"),
+        (["--host", "203.0.113.1", "--api-key", "k"], "cannot listen at 203.0.113.1:0"),
+    ],
+)
+def test_why_it_does_not_serve_is_a_line_of_json(arguments: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "paged_sdk", "serve", "--port", "0", "--log-json", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode != 0
+    *_, last = map(json.loads, ended.stderr.splitlines())
+    assert (last["level"], said in last["message"]) == ("error", True)
+    assert ("exception" in last) == ("--verbose" in arguments)
+
+
 @pytest.mark.parametrize("sign", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_the_command_line_serves_until_a_signal(tiny_checkpoint: Path, sign: signal.Signals) -> None:
     with program("-m", str(tiny_checkpoint), "--served-model-name", "tiny") as (started, address):
@@ -403,6 +426,7 @@ def test_a_port_in_use_is_one_line(tiny_checkpoint: Path) -> None:
         (["plain", "-a", "phi3"], "--arch"),
         (["--adapter", "a/x", "--adapter", "b/x"], "--adapter"),
         (["--adapter-folder", "no/such/folder"], "--adapter-folder"),
+        (["--adapter-folder", ""], "--adapter-folder"),
         (["--max-queue", "0"], "--max-queue"),
     ],
 )

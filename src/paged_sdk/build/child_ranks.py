@@ -78,10 +78,7 @@ class ChildRanks:
     def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
         size, device = len(seats), loading.device
         self.group: Group = Group(0, size, self._explain)
-        try:
-            self._meeting = TemporaryDirectory(prefix="paged-sdk-")
-        except OSError as error:
-            raise EngineError(f"the processes of a model have no directory to meet in: {error}") from error
+        self._meeting = _meeting()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._owner = Owner()
         self._said = [b""] * size
@@ -204,6 +201,20 @@ class ChildRanks:
         how = f"process {process.pid} ended with {how_it_ended(process.returncode)}"
         text = self._said[rank].replace(READY, b"").decode("utf-8", "replace").strip()
         return f"rank {rank} of {self.group.size} has ended: {how}" + (f": {text}" if text else "")
+
+
+def _meeting() -> TemporaryDirectory[str]:
+    """Return a directory in which ranks find each other.
+
+    :raises EngineError: there is no place for one, as where a container's files are all read-only
+    """
+    try:
+        return TemporaryDirectory(prefix="paged-sdk-")
+    except OSError as error:
+        raise EngineError(
+            f"the ranks of a model find each other by a temporary file, and none can be made: {error}; TMPDIR names "
+            "the directory"
+        ) from error
 
 
 def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> subprocess.Popen[bytes]:

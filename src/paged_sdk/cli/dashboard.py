@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import time
 from contextlib import suppress
 from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -37,6 +38,8 @@ class Dashboard:
         if not _is_address(base):
             raise ConfigError.of("url", url, "the address of a server, such as http://127.0.0.1:8000")
         self._url = base.rstrip("/").removesuffix("/metrics").removesuffix("/v1").rstrip("/")
+        # To a proxy that the environment names, this machine is another one.
+        self._opener = build_opener(*([ProxyHandler({})] if _is_here(base) else []))
         self._key = None if key is None else key.strip()
         if self._key is not None and not (self._key.isascii() and self._key.isprintable()):
             raise ConfigError.of("api_key", "...", "printable ASCII")
@@ -80,7 +83,7 @@ class Dashboard:
         address = f"{self._url}/metrics"
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
         try:
-            with urlopen(Request(address, headers=headers), timeout=SECONDS_TO_ANSWER) as answer:
+            with self._opener.open(Request(address, headers=headers), timeout=SECONDS_TO_ANSWER) as answer:
                 text = answer.read().decode()
         except HTTPError as error:
             with error:
@@ -107,6 +110,14 @@ def _is_address(url: str) -> bool:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is no number, or an IPv6 address that is none
+        return False
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # the name of another machine
         return False
 
 

@@ -10,9 +10,20 @@ from attrs import frozen
 
 from paged_sdk.cli.groups import BuilderSetting, Setting
 
-__all__ = ["SERVER", "ServerOptions"]
+__all__ = ["SERVER", "ServerOptions", "folder"]
 
 SERVER = "Server"
+
+
+def folder(name: str) -> Path:
+    """Return the path of a directory. An empty name, as of a shell's variable that is not set, does not stand for where
+    the program was started: clients would get at what is there.
+
+    :raises typer.BadParameter: it is empty
+    """
+    if not name:
+        raise typer.BadParameter("expected the name of a directory, not ''", param_hint="--adapter-folder")
+    return Path(name)
 
 
 @frozen(kw_only=True)
@@ -122,7 +133,11 @@ class ServerOptions:
     adapter_folder: Annotated[
         Path | None,
         typer.Option(
-            "--adapter-folder", metavar="DIR", help="Clients may load adapters from there.", rich_help_panel=SERVER
+            "--adapter-folder",
+            metavar="DIR",
+            parser=folder,
+            help="Clients may load adapters from there.",
+            rich_help_panel=SERVER,
         ),
     ] = None
     no_page: Annotated[

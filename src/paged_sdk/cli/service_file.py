@@ -15,6 +15,7 @@ from attrs import evolve, field, frozen
 from paged_sdk import InvalidRequestError, PagedCacheType, Topology
 from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.options import ModelFormat, PagedAttnMode
+from paged_sdk.cli.server_options import folder
 from paged_sdk.cli.unique_keys import unique
 from paged_sdk.wire.body import BodyReader, Bounds, read_json
 from paged_sdk.wire.sampling import SamplingDefaults
@@ -150,7 +151,7 @@ READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "paged.cache_type": PagedCacheType,
     "quantized_files": tuple,
     "name": lambda value: (value,),
-    "server.adapter_folder": Path,
+    "server.adapter_folder": folder,
     "server.api_keys": tuple,
     "server.cors_origins": tuple,
     "server.image_hosts": tuple,

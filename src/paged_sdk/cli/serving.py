@@ -137,10 +137,14 @@ def keep_serving(
     """
     try:
         from paged_sdk.server import ServerSettings, create_app, log_as_json
+        from paged_sdk.server.errors import LOGGER_NAME
         from paged_sdk.server.running import allow_connections, is_loopback, listen, run
     except ImportError as error:
         raise ConfigError(f"the server needs {error.name}: pip install 'paged-sdk[server]'", setting="serve") from None
 
+    if log_json:
+        log_as_json()
+        terminal.log_to(logging.getLogger(LOGGER_NAME))
     first = models[0]
     if first.builder.build().rank > 0:  # the process of rank 0 answers requests
         asyncio.run(first.open(terminal))
@@ -161,8 +165,6 @@ def keep_serving(
         raise typer.Exit(CANNOT_LISTEN) from None
 
     allow_connections()
-    if log_json:
-        log_as_json()
 
     async def main() -> int:
         async with AsyncExitStack() as stack:
@@ -179,7 +181,7 @@ def keep_serving(
                 chat = f" with a chat page at {url}/" if checked.page else ""
                 if log_json:
                     fields = {"url": url, "models": list(served)}
-                    logging.getLogger("paged_sdk.server").info("serving", extra={"fields": fields})
+                    logging.getLogger(LOGGER_NAME).info("serving", extra={"fields": fields})
                 else:
                     terminal.reply(f"{', '.join(served)} at {url}/v1{chat} (Ctrl-C ends it)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -34,6 +35,11 @@ class Terminal:
         self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._in_line = False
         self._in_thought = False
+        self._log: logging.Logger | None = None
+
+    def log_to(self, logger: logging.Logger) -> None:
+        """Have what would be a line beside the text, errors too, be one of the log from now on."""
+        self._log = logger
 
     def text(self, text: str) -> None:
         """Print a piece of the model's text at once."""
@@ -67,11 +73,23 @@ class Terminal:
 
     def reply(self, text: str) -> None:
         """Print something beside the text that the person requested."""
+        if self._log is not None:
+            self._log.info("%s", text)
+            return
         self._console.print(text, style="dim")
 
-    def error(self, text: str) -> None:
-        """Print what went wrong, in one line."""
-        self._console.print(f"error: {' '.join(text.split())}", style="red")
+    def error(self, text: str, *, cause: BaseException | None = None) -> None:
+        """Print what went wrong, in one line.
+
+        :param cause: whose traceback to show, too; None: none
+        """
+        line = " ".join(text.split())
+        if self._log is not None:
+            self._log.error("%s", line, exc_info=cause)
+            return
+        if cause is not None:
+            traceback.print_exception(cause)
+        self._console.print(f"error: {line}", style="red")
 
     def read_line(self) -> str:
         """Return what the person types next.
@@ -136,9 +154,7 @@ class Terminal:
         try:
             yield
         except PagedError as error:
-            if verbose:
-                traceback.print_exception(error)
-            self.error(str(error))
+            self.error(str(error), cause=error if verbose else None)
             raise typer.Exit(FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None

@@ -122,7 +122,7 @@ def _does_not_fit(
     available = _fraction_bytes(memory.fraction, device) if isinstance(memory, Fraction) else device.free
     return OutOfMemoryError(
         f"a KV cache of {memory!r} needs {_mib(needed)} ({num_blocks} blocks of {layout.block_size} tokens), "
-        f"but {_mib(available)} are available; {_advice(memory, layout, device)}{_fp8_advice(layout, device.free)}",
+        f"but {_mib(available)} are available; {_advice(memory, layout, device)}{_fp8_advice(layout, available)}",
         needed=needed,
         available=available,
         largest_context=layout.largest_context(available),

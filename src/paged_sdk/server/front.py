@@ -10,6 +10,7 @@ from typing import Final
 
 from attrs import frozen
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged_sdk.server.chat_page import PAGE_PATHS
@@ -83,7 +84,7 @@ class Front:
         finally:
             seconds = time.monotonic() - start
             status = status or HUNG_UP
-            route = getattr(scope.get("route"), "path", "")
+            route = _path_of_route(scope)
             self.metrics.note_request(route, status, seconds)
             record.log(route, status, seconds)
 
@@ -113,6 +114,16 @@ class Front:
         # All are compared, so that the time does not tell which of them is like it.
         found = [hmac.compare_digest(key.encode(), given.encode()) for key in self.settings.api_keys]
         return any(found)
+
+
+def _path_of_route(scope: Scope) -> str:
+    """Return the path of the route that a request took, or would have taken if it had not been refused; empty: there is
+    none.
+    """
+    own, taken = scope["app"].routes, scope.get("route")
+    if taken not in own:  # it is none, or where the application is mounted
+        taken = next((route for route in own if route.matches(scope)[0] is not Match.NONE), None)
+    return getattr(taken, "path", "")
 
 
 def _host_name(host: str) -> str:

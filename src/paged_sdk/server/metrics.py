@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -92,6 +93,7 @@ class _ModelFigures(Collector):
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
+        self._numbers: dict[str, _Numbers] = {}
 
     def collect(self) -> Iterable[Metric]:
         stats = {name: model.stats() for name, model in self._models.all.items()}
@@ -104,10 +106,9 @@ class _ModelFigures(Collector):
     def _of_replicas(self) -> Iterable[Metric]:
         """Return the same figures of each replica, and whether it runs, of the models that have several."""
         replicas = {
-            (name, str(place)): replica
+            (name, str(number)): replica
             for name, model in self._models.all.items()
-            if len(model.replicas) > 1
-            for place, replica in enumerate(model.replicas)
+            for number, replica in self._numbers.setdefault(name, _Numbers()).of(model.replicas).items()
         }
         if not replicas:
             return
@@ -122,6 +123,24 @@ class _ModelFigures(Collector):
                 for of, replica in replicas.items():
                     family.add_metric(of, getattr(replica.stats(), field))
                 yield family
+
+
+class _Numbers:
+    """Gives each replica of a model a number that no other gets, whichever of them come and go: by its place among
+    those that are left it would take over the counters of one that is gone.
+    """
+
+    def __init__(self) -> None:
+        self._given: WeakKeyDictionary[Model, int] = WeakKeyDictionary()
+        self._next = 0
+
+    def of(self, replicas: Sequence[Model]) -> dict[int, Model]:
+        """Return replicas by their numbers; none of a model that has always been one."""
+        for each in replicas:
+            if each not in self._given:
+                self._given[each] = self._next
+                self._next += 1
+        return {self._given[each]: each for each in replicas} if self._next > 1 else {}
 
 
 def _runs(model: Model) -> bool:
