@@ -117,7 +117,10 @@ class AdapterBank:
                 str(found),
                 adapter.invocation,
                 rank=max((update.down.shape[0] for update in adapter.modules.values()), default=0),
-                num_bytes=sum(update.num_elements for update in adapter.modules.values()) * self._dtype.itemsize,
+                num_bytes=sum(
+                    update.num_elements * self._dtype_of(self._linears[_plain(name)]).itemsize
+                    for name, update in adapter.modules.items()
+                ),
             )
 
     def fit(self, adapter: Adapter) -> Lora:
@@ -292,6 +295,7 @@ class AdapterBank:
         if linear.cols is not None:
             cols = linear.cols
             updates = {module: evolve(update, down=update.down[:, cols]) for module, update in updates.items()}
+        dtype = self._dtype_of(linear)
         downs, parts, first = [], [], 0
         all_gains = self._gains(linear, updates)
         for module, rows in linear.modules.items():
@@ -306,11 +310,18 @@ class AdapterBank:
                 up = up * gains[0].cpu()
             if update.in_pairs:
                 up = torch.unflatten(up, 1, (-1, self._head_dim // 2, 2)).transpose(-1, -2).flatten(1)
-            up = up.to(device=linear.device, dtype=self._dtype).contiguous()
+            up = up.to(device=linear.device, dtype=dtype).contiguous()
             parts.append(LoraPart(rows, slice(first, first + rank), up, gains))
-            downs.append(update.down.to(device=linear.device, dtype=self._dtype))
+            downs.append(update.down.to(device=linear.device, dtype=dtype))
             first += rank
         return LoraWeights(torch.cat(downs), tuple(parts))
+
+    def _dtype_of(self, linear: AdaptableShape) -> torch.dtype:
+        """Return the type of a layer's updates. Those of embeddings and logits, which torch multiplies, are float32 on
+        the CPU, as sums of native kernels are: rounded to bfloat16, logits moved by 0.003 with the rows of a step.
+        """
+        is_end = linear.name in (self._head, self._embedding) and linear.device.type == "cpu"
+        return torch.float32 if is_end else self._dtype
 
     def _gains(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> dict[str, Tensor]:
         """Return :attr:`LoraPart.gains` of each update with a magnitude, on the layer's device.
