@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from paged_sdk import EngineDeadError, ModelLoadError, OutOfMemoryError
+from paged_sdk import EngineDeadError, EngineError, ModelLoadError, OutOfMemoryError
 from paged_sdk.build import child_ranks, launched
 from paged_sdk.build.child_ranks import ChildRanks
 from paged_sdk.build.followers import Followers
@@ -104,6 +105,12 @@ def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
     ) as raised:
         _forever(going_on)
     followers.close(raised.value)
+
+
+def test_where_no_directory_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(EngineError, match=r"no directory to meet in: .*missing"):
+        ChildRanks(loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [Seat(num_threads=1)] * 2)
 
 
 def _forever(do: Callable[[], None]) -> NoReturn:

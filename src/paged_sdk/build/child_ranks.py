@@ -24,7 +24,7 @@ from paged_sdk.build.loading import Loading
 from paged_sdk.build.ranks import Seat
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, device_variables, interpreter_variables
-from paged_sdk.errors import EngineDeadError, ModelLoadError
+from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
 from paged_sdk.kernels.native.library import load
 from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.logs import get_logger
@@ -78,7 +78,10 @@ class ChildRanks:
     def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
         size, device = len(seats), loading.device
         self.group: Group = Group(0, size, self._explain)
-        self._meeting = TemporaryDirectory(prefix="paged-sdk-")
+        try:
+            self._meeting = TemporaryDirectory(prefix="paged-sdk-")
+        except OSError as error:
+            raise EngineError(f"the processes of a model have no directory to meet in: {error}") from error
         self._processes: list[subprocess.Popen[bytes]] = []
         self._owner = Owner()
         self._said = [b""] * size
