@@ -207,14 +207,14 @@ def test_an_fp8_pools_size_counts_its_scales() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "advice"),
+    ("memory", "advice", "fits_in_fp8"),
     [
-        (MemoryGpuConfig.MB(601), r"the largest that fits is MB\(600\)"),
-        (MemoryGpuConfig.ContextSize(600 * 512 + 1), r"the largest that fits is ContextSize\(307200\)"),
-        (MemoryGpuConfig.Fraction(0.4), r"the smallest fraction with a block is 0\.401"),
+        (MemoryGpuConfig.MB(601), r"the largest that fits is MB\(600\)", True),
+        (MemoryGpuConfig.ContextSize(600 * 512 + 1), r"the largest that fits is ContextSize\(307200\)", True),
+        (MemoryGpuConfig.Fraction(0.4), r"the smallest fraction with a block is 0\.401", False),
     ],
 )
-def test_a_pool_that_does_not_fit(memory: MemoryGpuConfig, advice: str) -> None:
+def test_a_pool_that_does_not_fit(memory: MemoryGpuConfig, advice: str, fits_in_fp8: bool) -> None:
     with pytest.raises(OutOfMemoryError, match=advice) as caught:
         resolve(with_memory(memory))
     assert caught.value.needed is not None
@@ -222,7 +222,7 @@ def test_a_pool_that_does_not_fit(memory: MemoryGpuConfig, advice: str) -> None:
     assert caught.value.needed > caught.value.available
     assert caught.value.largest_context is not None
     assert caught.value.largest_context == caught.value.available // (64 * 1024) * 32
-    assert "PagedCacheType.F8E4M3 has room for" in str(caught.value)
+    assert ("PagedCacheType.F8E4M3 has room for" in str(caught.value)) == fits_in_fp8
     with pytest.raises(OutOfMemoryError) as caught:
         resolve(with_memory(MemoryGpuConfig.MB(601), cache_type=PagedCacheType.F8E4M3))
     assert "F8E4M3" not in str(caught.value)

@@ -88,7 +88,7 @@ async def test_replicas_come_and_go() -> None:
 
 async def test_the_figures_of_a_replica_stay_its_own_whichever_go() -> None:
     async with fake_model("One.") as first, fake_model("Two.") as second, fake_model("Three.") as third:
-        serve = StandIn({"a": first, "b": second})
+        serve = StandIn({"a": first})
 
         async with opened(serve) as model:
             transport = httpx2.ASGITransport(app=create_app({"m": model}))
@@ -99,6 +99,8 @@ async def test_the_figures_of_a_replica_stay_its_own_whichever_go() -> None:
                 started = 'paged_sdk_replica_steps_total{model="m",replica="'
                 return {line[len(started) :][0]: float(line.split()[1]) for line in lines if line.startswith(started)}
 
+            assert await figures() == {}  # of one alone there are none beside the model's own
+            serve.start("b", second)
             await until(lambda: len(model.replicas) == 2)
             async with anyio.create_task_group() as tasks:
                 for number in range(8):
