@@ -290,4 +290,18 @@ def parse_messages(messages: Sequence[MessageLike]) -> tuple[Message, ...]:
         raise InvalidRequestError.of("messages", messages, "TextMessages, RequestBuilder or a list of messages")
     if not messages:
         raise InvalidRequestError.of("messages", [], "at least one message")
-    return tuple(Message.parse(message) for message in messages)
+    if len(messages) == 1:
+        return (Message.parse(messages[0]),)
+    return tuple(_parse_at(place, message) for place, message in enumerate(messages))
+
+
+def _parse_at(place: int, value: MessageLike) -> Message:
+    """Read one of several messages."""
+    try:
+        return Message.parse(value)
+    except InvalidRequestError as error:
+        name, rest = f"messages[{place}]", error.field.removeprefix("message")
+        field = name + rest if rest.startswith("[") or not rest else f"{name}.{error.field}"
+        said = str(error)
+        message = field + said.removeprefix(error.field) if said.startswith(error.field) else f"{field}: {said}"
+        raise InvalidRequestError(message, field=field, value=error.value, allowed=error.allowed) from error.__cause__
