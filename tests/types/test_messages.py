@@ -17,6 +17,10 @@ from paged_sdk import (
 from paged_sdk.types.request import as_request
 
 
+def call(function: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": function}]}
+
+
 def test_messages_are_immutable() -> None:
     empty = TextMessages()
     one = empty.add_message(TextMessageRole.USER, "hi")
@@ -85,6 +89,30 @@ def test_one_of_several_bad_messages_is_named_by_its_place(bad: Any, field: str)
         assert caught.value.field == field
         assert str(caught.value).startswith(field)
         assert caught.value.allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        ({"role": "user", "content": "a\ud800"}, "content"),
+        ({"role": "user", "content": [{"type": "text", "text": "a\ud800"}]}, "content"),
+        ({"role": "user", "content": "hi", "name": "a\ud800"}, "name"),
+        ({"role": "tool", "content": "hi", "tool_call_id": "a\ud800"}, "tool_call_id"),
+        ({"role": "assistant", "content": "hi", "reasoning_content": "a\ud800"}, "reasoning_content"),
+        (call({"name": "a\ud800", "arguments": {}}), "tool_calls.name"),
+        (call({"name": "a", "arguments": "\ud800"}), "tool_calls.arguments"),
+        (call({"name": "a", "arguments": {"b": ["\ud800"]}}), "tool_calls.arguments"),
+        (call({"name": "a", "arguments": {"\ud800": 1}}), "tool_calls.arguments"),
+    ],
+)
+def test_a_lone_surrogate_in_a_message_is_refused_by_its_place(bad: Any, field: str) -> None:
+    before = {"role": "user", "content": "hi"}
+    with pytest.raises(InvalidRequestError, match="lone surrogates") as caught:
+        as_request([before, bad])
+    assert caught.value.field == f"messages[1].{field}"
+    with pytest.raises(InvalidRequestError, match="lone surrogates") as caught:
+        as_request([bad])
+    assert caught.value.field == field
 
 
 def test_an_image_that_cannot_be_read_is_named_by_its_place() -> None:
