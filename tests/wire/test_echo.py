@@ -66,6 +66,25 @@ async def test_each_choice_has_the_prompt() -> None:
         assert choice["logprobs"]["top_logprobs"] == [None, *[{}] * 5]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "offsets", "first"),
+    [
+        ("☃a", [0, 0, 0, 1, 2, 3], "bytes:\\xe2"),
+        ("é", [0, 0, 1, 2], "bytes:\\xc3"),
+        ("é☃", [0, 0, 1, 1, 1, 2, 3], "bytes:\\xc3"),
+        ("a☃", [0, 1, 1, 1, 2, 3], "a"),
+        ("a", [0, 1, 2], "a"),
+    ],
+)
+async def test_a_prompt_whose_first_token_is_a_part_of_a_character(prompt: str, offsets: list[int], first: str) -> None:
+    async with fake_model("xyz") as model:
+        for asked_for in (prompt, [await model.tokenize(prompt, add_special_tokens=True)]):
+            (choice,) = (await asked(model, prompt=asked_for, max_tokens=2))["choices"]
+            assert choice["text"] == prompt + "xy"
+            assert choice["logprobs"]["text_offset"] == offsets
+            assert choice["logprobs"]["tokens"][0] == first
+
+
 async def test_several_prompts_are_as_each_alone(tiny_checkpoint: Path) -> None:
     builder = TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu().with_num_threads(1)
     async with builder.build() as model:
