@@ -125,6 +125,18 @@ async def test_a_prompt_of_no_tokens_is_refused() -> None:
     assert renamed(problem_of(caught.value), call.names).param == "prompt"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "field"), [([1 << 30], "prompt"), ([[1], [1 << 30]], "prompt[1]"), (["a", "", "b"], "prompt[1]")]
+)
+async def test_the_prompt_that_cannot_be_echoed_is_named(prompt: Any, field: str) -> None:
+    async with fake_model("AÉ") as model:
+        with pytest.raises(InvalidRequestError) as caught:
+            await asked(model, prompt=prompt)
+    problem = problem_of(caught.value)
+    assert problem.param == field
+    assert problem.message.startswith(field)
+
+
 async def test_a_token_before_every_text_is_none_of_it() -> None:
     class WithBos:
         async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
