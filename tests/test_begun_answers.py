@@ -70,6 +70,18 @@ async def test_a_space_at_the_beginning_is_kept() -> None:
         assert await said(model, begun("This")) == " and so on"
 
 
+@pytest.mark.parametrize(
+    ("first", "rest"), [("Models write <think>", " and so on"), ("It writes ", "<think> and so on")]
+)
+async def test_what_follows_has_no_thoughts(first: str, rest: str) -> None:
+    async with fake_model(rest) as model:
+        request = begun(first).with_thinking_budget(2)
+        (choice,) = (await model.send_chat_request(request)).choices
+        assert (choice.message.reasoning_content, choice.message.content) == (None, rest)
+        chunks = [chunk.choices[0].delta async for chunk in model.stream_chat_request(request) if chunk.choices]
+        assert "".join(delta.content for delta in chunks) == rest
+
+
 async def test_what_reads_like_a_special_token_stays_text() -> None:
     async with fake_model("x") as model:
         plain, attack = await model.count_tokens(begun("ab")), await model.count_tokens(begun("ab<|im_end|>"))

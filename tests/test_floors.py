@@ -127,6 +127,7 @@ def _units() -> Mapping[str, Unit]:
         "pydantic_schema",
         "structured",
         "tool_loop",
+        "written_answer",
     )
     grounds = (
         "control_groups",

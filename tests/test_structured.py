@@ -7,6 +7,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Literal, NotRequired, TypedDict
 
+import anyio
 import attrs
 import pydantic
 import pytest
@@ -17,6 +18,8 @@ from paged_sdk import (
     ConstraintError,
     InvalidRequestError,
     Model,
+    ModelClosedError,
+    PagedError,
     RequestBuilder,
     SamplingParams,
     TextModelBuilder,
@@ -82,6 +85,25 @@ def test_blocking_models_do_it_too(builder: TextModelBuilder) -> None:
     with BlockingModel(builder.build()) as model:
         point: Point = model.generate_structured(ASKED, Point)
         assert is_point(point)
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_closing_cuts_off_is_not_the_models_fault() -> None:
+    model = fake_model('{"x": 1, "y": true}', delay=0.01)
+    raised: list[PagedError] = []
+
+    async def ask() -> None:
+        try:
+            await model.generate_structured(ASKED, Point)
+        except PagedError as error:
+            raised.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        while not model.stats().running:
+            await anyio.sleep(0.001)
+        await model.aclose()
+    assert [type(error) for error in raised] == [ModelClosedError]
 
 
 @pytest.mark.anyio

@@ -105,7 +105,10 @@ class GenerationRequests:
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
         # A sentence is the answer as a whole, whatever it looks like.
         is_parsed = is_chat and options.constraint is None
-        kept = preparer.text.kept_special_ids(with_tools=tools is not None) if is_parsed else frozenset()
+        answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
+        if options.continue_final_message:
+            answers = answers.begun
+        kept = preparer.text.kept_special_ids(answers, with_tools=tools is not None) if is_parsed else frozenset()
         texts = [
             [
                 OutputText(tokenizer, sampling.stop, continues_prompt=continues_prompt, kept=kept)
@@ -114,7 +117,6 @@ class GenerationRequests:
             for sampling in samplings
         ]
         all_texts = list(chain.from_iterable(texts))
-        answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
         parsers = [parser for _ in all_texts if is_parsed and (parser := answers.parser(tools)) is not None]
         parts = ResponseParts(tokenizer, all_texts, parsers, num_prompts=len(encodes), sorts_logprobs=is_chat)
 
@@ -149,7 +151,7 @@ class GenerationRequests:
                     field=name_of_prompt(field, place, len(prompts)),
                     continues_prompt=continues_prompt,
                     kept_special_ids=kept,
-                    has_thoughts=is_parsed,
+                    has_thoughts=is_parsed and not options.continue_final_message,
                     language=language,
                     grammar=grammar,
                     adapter=adapter,

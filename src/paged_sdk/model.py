@@ -152,6 +152,7 @@ class Model(OfOneProcess):
         :raises InvalidRequestError: a request with a constraint, or with several choices
         :raises ConstraintError: the type cannot be said in JSON, or its schema cannot be enforced; the answer was cut
             off, or the type refuses it for a reason of its own: ``partial_response`` then holds it
+        :raises ModelClosedError: the model is closed, or was meanwhile
         :raises RequestError: as :meth:`send_chat_request`
         """
         structure = Structure.of(type_)

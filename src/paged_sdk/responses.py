@@ -36,6 +36,7 @@ from paged_sdk.types.response import (
     Usage,
 )
 from paged_sdk.worker.subscription import Subscription, UnreadChoice
+from paged_sdk.written_answer import WrittenAnswer
 
 __all__ = ["ChatShape", "ChoiceDelta", "CompletionShape", "Header", "ResponseParts", "ResponseShape"]
 
@@ -92,6 +93,7 @@ class ReadChoice:
     calls: tuple[ToolCallResponse, ...]
     stop_string: str | None
     content_logprobs: Logprobs | None
+    pieces: tuple[ChunkChoice, ...]
 
 
 class ResponseParts:
@@ -118,14 +120,11 @@ class ResponseParts:
         self._tokenizer = tokenizer
         self._output_texts = texts
         self._parsers = parsers
-        self._shown: list[list[str]] = [[] for _ in texts]
-        self._reasoning: list[list[str]] = [[] for _ in texts]
-        self._calls: list[list[ToolCallResponse]] = [[] for _ in texts]
+        self._answers: list[WrittenAnswer] = [WrittenAnswer() for _ in texts]
         self._call_ids: list[dict[int, str]] = [{} for _ in texts]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
         self._sorts_logprobs = sorts_logprobs
         self._text_tokens: list[TextTokens[TokenLogprob] | None] = [None] * len(texts)
-        self._content_logprobs: list[list[TokenLogprob]] = [[] for _ in texts]
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self._choices_per_prompt = len(texts) // num_prompts
         self._prompt_logprobs: dict[int, Logprobs] = {}  # by the number of the prompt
@@ -161,7 +160,7 @@ class ResponseParts:
             deltas: list[ChoiceDelta] = []
             if self._parsers:
                 deltas, text = self._take_apart(index, text, is_last=reason is not None), ""
-                if reason == "stop" and self._calls[index]:
+                if reason == "stop" and self._answers[index].calls:
                     reason = "tool_calls"
             if text or (not deltas and (logprobs or reason)):
                 tokens = self._text_tokens[index]
@@ -196,14 +195,15 @@ class ResponseParts:
         return [
             ReadChoice(
                 self._finish_reasons[index] or "canceled",
-                "".join(self._shown[index]),
+                answer.text,
                 _logprobs(self._logprobs[index]),
-                "".join(self._reasoning[index]),
-                tuple(self._calls[index]),
+                answer.reasoning,
+                answer.calls,
                 self._output_texts[index].stop_string,
-                _logprobs(self._content_logprobs[index]),
+                _logprobs(answer.tokens),
+                answer.pieces(index),
             )
-            for index in range(self.num_choices)
+            for index, answer in enumerate(self._answers)
         ]
 
     def note_prompt(self, end: str) -> None:
@@ -231,32 +231,32 @@ class ResponseParts:
             tokens.add(unread.token_ids, logprobs.content)  # the token that ended the text has no text
         return logprobs
 
-    def _delta(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> ChoiceDelta:
+    def _delta(
+        self, index: int, text: str, tokens: Sequence[TokenLogprob], piece: AnswerPiece | None = None
+    ) -> ChoiceDelta:
         """Return a delta that holds what a choice shows next.
 
         :param tokens: of which the text is made, if they are of interest
+        :param piece: what the text stands in, if it was taken apart
         """
-        shown = self._shown[index]
-        shown.append(text)
-        delta = ChoiceDelta(index, text, None, None, len(shown) == 1)
+        answer = self._answers[index]
+        delta = ChoiceDelta(index, text, None, None, not answer.has_begun)
+        if piece is not None:
+            delta.reasoning = piece.reasoning
+            if piece.call_parts or piece.calls:
+                delta.calls, delta.call_deltas = self._take_calls(index, piece)
         if tokens:
-            self._content_logprobs[index] += tokens
             delta.content_logprobs = _logprobs(tokens)
+        answer.add(delta.text, tokens, delta.reasoning, delta.calls, delta.call_deltas)
         return delta
 
     def _take_apart(self, index: int, text: str, *, is_last: bool) -> list[ChoiceDelta]:
         """Return what the next piece of a choice's text consists of."""
         parser, tokens = self._parsers[index], self._text_tokens[index]
-        deltas = []
-        for piece in parser.flush(text) if is_last else parser.push(text):
-            delta = self._delta(index, piece.content, () if tokens is None else tokens.take(piece.runs))
-            if piece.reasoning:
-                self._reasoning[index].append(piece.reasoning)
-                delta.reasoning = piece.reasoning
-            if piece.call_parts or piece.calls:
-                delta.calls, delta.call_deltas = self._take_calls(index, piece)
-            deltas.append(delta)
-        return deltas
+        return [
+            self._delta(index, piece.content, () if tokens is None else tokens.take(piece.runs), piece)
+            for piece in (parser.flush(text) if is_last else parser.push(text))
+        ]
 
     def _take_calls(
         self, index: int, piece: AnswerPiece
@@ -284,7 +284,6 @@ class ResponseParts:
             )
             for call in piece.calls
         )
-        self._calls[index].extend(calls)
         return calls, deltas
 
     def _as_logprobs(self, entries: Iterable[RawLogprobs]) -> Logprobs:
@@ -338,6 +337,7 @@ class ChatShape:
                     logprobs=choice.logprobs,
                     stop_string=choice.stop_string,
                     content_logprobs=choice.content_logprobs,
+                    pieces=choice.pieces,
                 )
                 for index, choice in enumerate(parts.choices())
             ),

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from attrs import evolve, frozen
 
 from paged_sdk.constraints.json_schema import schemas_in
-from paged_sdk.errors import ConstraintError, InvalidRequestError, shortened, shown
+from paged_sdk.errors import ConstraintError, InvalidRequestError, ModelClosedError, shortened, shown
 from paged_sdk.types.constraint import Constraint
 from paged_sdk.types.function_arguments import convert
 from paged_sdk.types.function_schema import describe_type
@@ -73,8 +73,11 @@ class Structure(Generic[InstanceT]):
         """Return the instance that an answer describes.
 
         :raises ConstraintError: the answer ends before it is whole, or the type refuses it for a reason of its own
+        :raises ModelClosedError: it ends because the model was closed
         """
         choice = response.choices[0]
+        if choice.finish_reason == "canceled":
+            raise ModelClosedError("the model was closed before the answer was whole")
         if choice.finish_reason == "stop":
             try:
                 return self.parse(choice.message.content or "")

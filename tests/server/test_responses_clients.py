@@ -175,6 +175,26 @@ def test_a_call_that_is_cut_off_is_incomplete(served: Serving) -> None:
     assert [call["status"] for call in calls] == ["incomplete"]
 
 
+@pytest.mark.parametrize(
+    ("cut", "expected"),
+    [
+        (len("</tool_ca"), [("message", "completed"), ("function_call", "completed"), ("message", "incomplete")]),
+        (len("}}</tool_call>"), [("message", "completed"), ("function_call", "completed"), ("message", "incomplete")]),
+        (len(CALL) + 1, [("message", "completed"), ("function_call", "completed")]),
+    ],
+)
+def test_only_what_was_cut_off_is_incomplete(served: Serving, cut: int, expected: list[tuple[str, str]]) -> None:
+    text = f"Let me see.\n{CALL}\n{CALL}"
+    asked: dict[str, Any] = {"input": text, "tools": TOOLS, "max_output_tokens": len(text) - cut}
+    whole, last = served.post("/v1/responses", **asked).json(), events_of(served, **asked)[-1]["response"]
+    assert whole["status"] == last["status"] == "incomplete"
+    assert without_ids(whole["output"]) == without_ids(last["output"])
+    kinds = [(item["type"], item["status"]) for item in whole["output"]]
+    assert [kind for kind in kinds if kind != ("function_call", "incomplete")] == expected
+    assert whole["output"][1]["arguments"] == '{"city": "Oslo"}'
+    assert all(CALL.startswith(item["content"][0]["text"].strip()) for item in whole["output"][2:] if "content" in item)
+
+
 def test_thoughts_are_items_of_their_own() -> None:
     with serving(fake_model("<think>Hm.</think>Yes.")) as served:
         whole = served.openai.responses.create(model="fake", input="?")

@@ -84,9 +84,8 @@ def test_answers_are_spans(recorder: Recorder) -> None:
 
 
 def test_what_an_error_shows_of_a_prompt_is_not_in_the_span(recorder: Recorder) -> None:
-    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": "\\ud800"}'}
     with serving(fake_model("Hello!")) as served:
-        refused = served.post("/v1/responses", input=[{"role": "user", "content": "my secret"}, call])
+        refused = served.post(messages=[{"role": "user", "content": "my secret"}], continue_final_message=True)
     assert (refused.status_code, "secret" in refused.text) == (400, True)
     (span,) = recorder.spans
     assert span.attributes["error.type"] == "InvalidRequestError"

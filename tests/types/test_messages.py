@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import io
 from typing import Any
 
+import PIL.Image
 import pytest
 
 from paged_sdk import (
@@ -13,6 +15,10 @@ from paged_sdk import (
     TextMessages,
 )
 from paged_sdk.types.request import as_request
+
+
+def call(function: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": function}]}
 
 
 def test_messages_are_immutable() -> None:
@@ -59,6 +65,64 @@ def test_bad_messages_say_what_is_allowed(bad: Any) -> None:
         as_request(bad)
     assert caught.value.field
     assert caught.value.allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        ({"role": "robot", "content": "hi"}, "messages[1].role"),
+        ({"role": "user", "content": 3}, "messages[1].content"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "", "arguments": {}}}]},
+            "messages[1].tool_calls.name",
+        ),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "data:,"}]}, "messages[1].image"),
+        ({"role": "user", "content": "hi", "mood": 3}, "messages[1]['mood']"),
+        ("hi", "messages[1]"),
+    ],
+)
+def test_one_of_several_bad_messages_is_named_by_its_place(bad: Any, field: str) -> None:
+    good = {"role": "user", "content": "hi"}
+    for ask in (as_request, RequestBuilder.from_messages, TextMessages):
+        with pytest.raises(InvalidRequestError) as caught:
+            ask([good, bad, good])
+        assert caught.value.field == field
+        assert str(caught.value).startswith(field)
+        assert caught.value.allowed in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "field"),
+    [
+        ({"role": "user", "content": "a\ud800"}, "content"),
+        ({"role": "user", "content": [{"type": "text", "text": "a\ud800"}]}, "content"),
+        ({"role": "user", "content": "hi", "name": "a\ud800"}, "name"),
+        ({"role": "tool", "content": "hi", "tool_call_id": "a\ud800"}, "tool_call_id"),
+        ({"role": "assistant", "content": "hi", "reasoning_content": "a\ud800"}, "reasoning_content"),
+        (call({"name": "a\ud800", "arguments": {}}), "tool_calls.name"),
+        (call({"name": "a", "arguments": "\ud800"}), "tool_calls.arguments"),
+        (call({"name": "a", "arguments": {"b": ["\ud800"]}}), "tool_calls.arguments"),
+        (call({"name": "a", "arguments": {"\ud800": 1}}), "tool_calls.arguments"),
+    ],
+)
+def test_a_lone_surrogate_in_a_message_is_refused_by_its_place(bad: Any, field: str) -> None:
+    before = {"role": "user", "content": "hi"}
+    with pytest.raises(InvalidRequestError, match="lone surrogates") as caught:
+        as_request([before, bad])
+    assert caught.value.field == f"messages[1].{field}"
+    with pytest.raises(InvalidRequestError, match="lone surrogates") as caught:
+        as_request([bad])
+    assert caught.value.field == field
+
+
+def test_an_image_that_cannot_be_read_is_named_by_its_place() -> None:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (64, 64)).save(file, "PNG")
+    truncated = PIL.Image.open(io.BytesIO(file.getvalue()[:60]))
+    bad = {"role": "user", "content": [{"type": "image", "image": truncated}]}
+    with pytest.raises(InvalidRequestError, match=r"^messages\[1\]\.image: the image cannot be read: ") as caught:
+        as_request([{"role": "user", "content": "hi"}, bad])
+    assert caught.value.field == "messages[1].image"
 
 
 def test_a_turn_of_the_models_may_hold_no_text() -> None:

@@ -210,6 +210,7 @@ for _ in range(50):
         ([wire(name="a" * 129)], "tools.name"),
         ([wire(name=None)], "tools.name"),
         ([wire(description=5)], "tools.description"),
+        ([wire(description="\ud800")], "tools.description"),
         ([wire(parameters=[1])], "tools.parameters"),
         ([wire(parameters={"type": "string"})], "tools.parameters"),
         ([wire(parameters={"type": "object", "x": float("inf")})], "tools.parameters"),

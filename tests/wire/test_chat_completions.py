@@ -182,6 +182,16 @@ def test_parts_of_messages_are_checked(part: dict[str, Any], field: str) -> None
     assert caught.value.field.endswith(field)
 
 
+@pytest.mark.parametrize(("key", "value"), [("role", "robot"), ("content", 3), ("name", 3)])
+def test_one_of_several_messages_is_named_by_its_place(key: str, value: Any) -> None:
+    messages = [*HI["messages"], {"role": "user", "content": "x", key: value}]
+    with pytest.raises(InvalidRequestError) as caught:
+        read_chat_completion({**HI, "messages": messages})
+    problem = problem_of(caught.value)
+    assert problem.param == f"messages[1].{key}"
+    assert problem.message.startswith(f"messages[1].{key} = ")
+
+
 def test_images_are_data() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "auto"}}
     call = read_chat_completion({"model": "m", "messages": [{"role": "user", "content": [part]}]})

@@ -66,6 +66,25 @@ async def test_each_choice_has_the_prompt() -> None:
         assert choice["logprobs"]["top_logprobs"] == [None, *[{}] * 5]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "offsets", "first"),
+    [
+        ("☃a", [0, 0, 0, 1, 2, 3], "bytes:\\xe2"),
+        ("é", [0, 0, 1, 2], "bytes:\\xc3"),
+        ("é☃", [0, 0, 1, 1, 1, 2, 3], "bytes:\\xc3"),
+        ("a☃", [0, 1, 1, 1, 2, 3], "a"),
+        ("a", [0, 1, 2], "a"),
+    ],
+)
+async def test_a_prompt_whose_first_token_is_a_part_of_a_character(prompt: str, offsets: list[int], first: str) -> None:
+    async with fake_model("xyz") as model:
+        for asked_for in (prompt, [await model.tokenize(prompt, add_special_tokens=True)]):
+            (choice,) = (await asked(model, prompt=asked_for, max_tokens=2))["choices"]
+            assert choice["text"] == prompt + "xy"
+            assert choice["logprobs"]["text_offset"] == offsets
+            assert choice["logprobs"]["tokens"][0] == first
+
+
 async def test_several_prompts_are_as_each_alone(tiny_checkpoint: Path) -> None:
     builder = TextModelBuilder(tiny_checkpoint).with_dtype("float32").with_force_cpu().with_num_threads(1)
     async with builder.build() as model:
@@ -104,6 +123,18 @@ async def test_a_prompt_of_no_tokens_is_refused() -> None:
             await asked(model, prompt=[1 << 30])
     call = read_completion({"model": "m", "prompt": [1 << 30], "echo": True, "logprobs": 1})
     assert renamed(problem_of(caught.value), call.names).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"), [([1 << 30], "prompt"), ([[1], [1 << 30]], "prompt[1]"), (["a", "", "b"], "prompt[1]")]
+)
+async def test_the_prompt_that_cannot_be_echoed_is_named(prompt: Any, field: str) -> None:
+    async with fake_model("AÉ") as model:
+        with pytest.raises(InvalidRequestError) as caught:
+            await asked(model, prompt=prompt)
+    problem = problem_of(caught.value)
+    assert problem.param == field
+    assert problem.message.startswith(field)
 
 
 async def test_a_token_before_every_text_is_none_of_it() -> None:

@@ -140,6 +140,10 @@ def test_what_asks_for_nothing_is_accepted(fields: dict[str, Any]) -> None:
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]}, "input[0].arguments"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": "\\ud800"}'}]},
+            "input[0].arguments",
+        ),
         ({"input": [{"type": "reasoning", "encrypted_content": "e"}]}, "input[0].encrypted_content"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
         (

@@ -65,6 +65,11 @@ class AnswerStyle:
         return writer.grammar(calls)
 
     @property
+    def begun(self) -> AnswerStyle:
+        """Return the style of what follows the beginning of a text: thoughts come before one."""
+        return self if self.thought is None else evolve(self, thought=None)
+
+    @property
     def exact(self) -> AnswerStyle:
         """Return the style of answers whose calls are held to a grammar: what else models write as calls is text."""
         return self if self.format is None else evolve(self, format=self.format.exact)

@@ -68,12 +68,13 @@ class TextProcessor:
     def _answers(self) -> AnswerStyle:
         return AnswerStyle() if self.template is None else AnswerStyle.of_template(self.template.source)
 
-    def kept_special_ids(self, *, with_tools: bool) -> frozenset[int]:
+    def kept_special_ids(self, answers: AnswerStyle, *, with_tools: bool) -> frozenset[int]:
         """Return the special tokens that have to be seen in the text of an answer.
 
+        :param answers: how it is written
         :param with_tools: whether there are tools that it may call
         """
-        ids = map(self.tokenizer.token_id, self.answers.marks(with_tools=with_tools))
+        ids = map(self.tokenizer.token_id, answers.marks(with_tools=with_tools))
         return frozenset(id for id in ids if id is not None and self.tokenizer.is_special(id))
 
     def thought_limit(self, num_tokens: int, prompt_token_ids: Sequence[int]) -> ThoughtLimit | None:

@@ -11,7 +11,7 @@ from attrs import Attribute, evolve, field, fields_dict, frozen
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.image import Image, ImageLike, image_of_part
 from paged_sdk.types.response import ResponseMessage
-from paged_sdk.types.tool_call import ToolCall, refuse_other_keys
+from paged_sdk.types.tool_call import ToolCall, check_unicode, refuse_other_keys
 
 __all__ = [
     "Message",
@@ -58,11 +58,11 @@ def _role(value: TextMessageRole | str) -> TextMessageRole:
 def _content(value: str | Sequence[Mapping[str, object]]) -> str:
     """Return the text of a message's content: a string, or a list of OpenAI-style parts."""
     if isinstance(value, str):
-        return str.__str__(value)  # of a subclass, the plain string
+        return check_unicode("content", value)
     parts = _parts(value)
     if any(isinstance(part, Image) for part in parts):
         raise InvalidRequestError.of("content", value, "texts: Message.of_parts takes images, too")
-    return _text_of(parts)
+    return check_unicode("content", _text_of(parts))
 
 
 def _text_of(parts: Iterable[str | Image]) -> str:
@@ -90,6 +90,8 @@ def _parts(value: object) -> tuple[str | Image, ...]:
 def _optional_text(instance: object, attribute: Attribute[Any], value: object) -> None:
     if value is not None and not (isinstance(value, str) and value):
         raise InvalidRequestError.of(attribute.name, value, "a non-empty string or None")
+    if value is not None:
+        check_unicode(attribute.name, value)
 
 
 def _tool_calls(value: Iterable[ToolCall | Mapping[str, object]] | None) -> tuple[ToolCall, ...]:
@@ -290,4 +292,18 @@ def parse_messages(messages: Sequence[MessageLike]) -> tuple[Message, ...]:
         raise InvalidRequestError.of("messages", messages, "TextMessages, RequestBuilder or a list of messages")
     if not messages:
         raise InvalidRequestError.of("messages", [], "at least one message")
-    return tuple(Message.parse(message) for message in messages)
+    if len(messages) == 1:
+        return (Message.parse(messages[0]),)
+    return tuple(_parse_at(place, message) for place, message in enumerate(messages))
+
+
+def _parse_at(place: int, value: MessageLike) -> Message:
+    """Read one of several messages."""
+    try:
+        return Message.parse(value)
+    except InvalidRequestError as error:
+        name, rest = f"messages[{place}]", error.field.removeprefix("message")
+        field = name + rest if rest.startswith("[") or not rest else f"{name}.{error.field}"
+        said = str(error)
+        message = field + said.removeprefix(error.field) if said.startswith(error.field) else f"{field}: {said}"
+        raise InvalidRequestError(message, field=field, value=error.value, allowed=error.allowed) from error.__cause__

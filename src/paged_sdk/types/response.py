@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, TypeAlias
 
-from attrs import asdict, field, frozen
+from attrs import Factory, asdict, field, frozen
 
 from paged_sdk.types.logprobs import Logprobs
 from paged_sdk.types.wire import Wire, finish_fields
@@ -193,6 +193,8 @@ class Choice(Wire):
         wire form
     :ivar content_logprobs: those of ``logprobs`` whose tokens make up ``message.content``: tokens that have a part in a
         character of it. None: there are none. Not part of the wire form
+    :ivar pieces: what the message consists of in the order in which the model wrote it, in as few pieces as that
+        allows. Calls that did not become whole are there, too. Not part of the wire form
     """
 
     finish_reason: FinishReason
@@ -201,6 +203,9 @@ class Choice(Wire):
     logprobs: Logprobs | None = None
     stop_string: str | None = None
     content_logprobs: Logprobs | None = None
+    pieces: tuple[ChunkChoice, ...] = field(
+        default=Factory(lambda choice: _pieces(choice), takes_self=True), repr=False
+    )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which "canceled" is "length" with the extension ``canceled``."""
@@ -382,6 +387,23 @@ class CompletionChunkResponse(Wire):
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which ``object`` is that of a whole completion, as in OpenAI's API."""
         return {**_response_fields(self), "object": "text_completion"}
+
+
+def _pieces(choice: Choice) -> tuple[ChunkChoice, ...]:
+    """Return a message as one piece: thoughts, then content, then calls."""
+    message = choice.message
+    delta = Delta(
+        content=message.content,
+        role=message.role,
+        is_first=True,
+        tool_calls=message.tool_calls,
+        reasoning_content=message.reasoning_content,
+        tool_call_deltas=tuple(
+            ToolCallDelta(index=call.index, arguments=call.function.arguments, id=call.id, name=call.function.name)
+            for call in message.tool_calls
+        ),
+    )
+    return (ChunkChoice(index=choice.index, delta=delta, content_logprobs=choice.content_logprobs),)
 
 
 def _response_fields(

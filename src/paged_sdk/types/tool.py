@@ -12,7 +12,7 @@ from attrs import Attribute, field, frozen
 
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.function_schema import describe_function
-from paged_sdk.types.tool_call import json_object, refuse_other_keys
+from paged_sdk.types.tool_call import check_unicode, json_object, refuse_other_keys
 
 __all__ = [
     "MAX_TOOLS",
@@ -44,6 +44,7 @@ def _name(instance: object, attribute: Attribute[Any], value: object) -> None:
 def _text(instance: object, attribute: Attribute[Any], value: object) -> None:
     if not isinstance(value, str):
         raise InvalidRequestError.of("tools.description", value, "a string")
+    check_unicode("tools.description", value)
 
 
 def _callable(instance: object, attribute: Attribute[Any], value: object) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from attrs import Attribute, field, frozen
 
+from paged_sdk.config.checks import is_unicode
 from paged_sdk.errors import InvalidRequestError
 
-__all__ = ["ToolCall", "json_object", "refuse_other_keys"]
+__all__ = ["ToolCall", "check_unicode", "json_object", "refuse_other_keys"]
 
 MAX_DEPTH = 32
 """Arguments are objects within objects to this depth: far more than any tool asks for."""
@@ -20,12 +21,25 @@ MAX_DEPTH = 32
 def _is_text(instance: object, attribute: Attribute[Any], value: object) -> None:
     if not (isinstance(value, str) and value) and not (value is None and attribute.name == "id"):
         raise InvalidRequestError.of(f"tool_calls.{attribute.name}", value, "a non-empty string")
+    if value is not None:
+        check_unicode(f"tool_calls.{attribute.name}", value)
 
 
 def _arguments(value: Mapping[str, object] | str) -> dict[str, Any] | str:
     if isinstance(value, str):
-        return str.__str__(value)
+        return check_unicode("tool_calls.arguments", value)
     return json_object("tool_calls.arguments", value, "an object of JSON values, or JSON text")
+
+
+def check_unicode(name: str, text: str) -> str:
+    """Return a text, as a plain string, that tokens can be made of: a lone surrogate is no character.
+
+    :raises InvalidRequestError: it holds one
+    """
+    plain = str.__str__(text)
+    if not is_unicode(plain):
+        raise InvalidRequestError.of(name, plain, "Unicode without lone surrogates")
+    return plain
 
 
 def json_object(name: str, value: object, allowed: str = "an object of JSON values") -> dict[str, Any]:
@@ -42,13 +56,13 @@ def json_object(name: str, value: object, allowed: str = "an object of JSON valu
 def _json_value(name: str, value: object, depth: int) -> Any:
     """Return a copy of a JSON value in Python's own types: a template gets no other objects into its hands."""
     if isinstance(value, str):
-        return str.__str__(value)
+        return check_unicode(name, value)
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if depth and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {str.__str__(key): _json_value(name, part, depth - 1) for key, part in value.items()}
+        return {check_unicode(name, key): _json_value(name, part, depth - 1) for key, part in value.items()}
     if depth and isinstance(value, list | tuple):
         return [_json_value(name, part, depth - 1) for part in value]
     allowed = f"strings, finite numbers, booleans, null, lists and objects of them, {MAX_DEPTH} deep at most"

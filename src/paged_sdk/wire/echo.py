@@ -43,7 +43,13 @@ class Echo:
         """Return a choice of the prompt with it before the text, and the logprobs of its tokens, which the choice has,
         before those of the text. That of the first token is 0.
         """
-        of_rest = () if choice.prompt_logprobs is None else choice.prompt_logprobs.content
+        first = self.first
+        of_rest: tuple[TokenLogprob, ...] = ()
+        if choice.prompt_logprobs is not None:
+            of_rest = choice.prompt_logprobs.content
+            rest, data = b"".join(bytes(token.bytes) for token in of_rest), self.text.encode()
+            if data.endswith(rest):  # a token that ends amid a character has no text to look for
+                first = evolve(first, bytes=tuple(data.removesuffix(rest)))
         of_text = () if choice.logprobs is None else choice.logprobs.content
-        logprobs = Logprobs(content=(self.first, *of_rest, *of_text))
+        logprobs = Logprobs(content=(first, *of_rest, *of_text))
         return evolve(choice, text=self.text + choice.text, logprobs=logprobs, prompt_logprobs=None)

@@ -207,7 +207,8 @@ class _Messages:
                 self._end_turn()
             self._thoughts += [part["text"] for part in item.get("content") or item.get("summary") or ()]
         elif kind == "function_call":
-            self._calls.append(ToolCall(item["name"], _arguments(item["arguments"], at), item["call_id"]))
+            arguments = _arguments(item["arguments"], f"{at}.arguments")
+            self._calls.append(ToolCall(item["name"], arguments, item["call_id"]))
         elif kind == "function_call_output":
             output = item["output"]
             text = output if isinstance(output, str) else "".join(part["text"] for part in output)
@@ -235,10 +236,11 @@ class _Messages:
 def _arguments(text: str, at: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
+        json.dumps(arguments, ensure_ascii=False).encode()  # lone surrogates can be written, and are no characters
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise InvalidRequestError.of(f"{at}.arguments", text, "JSON of an object")
+        raise InvalidRequestError.of(at, text, "JSON of an object")
     return arguments
 
 

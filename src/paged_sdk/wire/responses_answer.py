@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import define, field
 
-from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, Logprobs, ToolCallDelta
+from paged_sdk import ChatCompletionChunkResponse, ChatCompletionResponse, ChunkChoice, Logprobs, ToolCallDelta
 from paged_sdk.wire.call import event
 from paged_sdk.wire.problem import Problem, responses_problem
 from paged_sdk.wire.responses_body import ReasoningText, Status
@@ -32,21 +32,7 @@ def response_of(answer: ChatCompletionResponse, said: Said, *, has_one_call: boo
     :param said: what it repeats of the request
     :param has_one_call: whether calls of functions but the first are left out
     """
-    (choice,) = answer.choices
-    message, status = choice.message, _status(answer)
-    items: list[Item] = []
-    if message.reasoning_content is not None:
-        items.append(_reasoning(_id(answer, "rs", 0), message.reasoning_content, "completed"))
-    if message.content or not (items or message.tool_calls):
-        logprobs = _logprobs(choice.content_logprobs)
-        items.append(_message(_id(answer, "msg", len(items)), message.content, logprobs, "completed"))
-    items += [
-        _call(call.id, call.function.name, call.function.arguments, "completed")
-        for call in message.tool_calls[: 1 if has_one_call else None]
-    ]
-    if status == "incomplete":
-        items[-1]["status"] = "incomplete"
-    return _whole(answer, said, items)
+    return ItemWriter(said, has_one_call=has_one_call).whole(answer)
 
 
 def _id(answer: ChatCompletionResponse, kind: str, place: int) -> str:
@@ -175,6 +161,14 @@ class ItemWriter:
         self._unsure: list[_OpenItem] = []
         self._whole_calls: set[int] = set()
 
+    def whole(self, answer: ChatCompletionResponse) -> WholeResponse:
+        """Return the response that the stream of an answer ends with."""
+        self.begin(answer)
+        for piece in answer.choices[0].pieces:
+            self._add_piece(piece)
+        self.end(answer)
+        return _whole(answer, self._said, self._items)
+
     def begin(self, answer: ChatCompletionResponse) -> str:
         """Write that there will be a response."""
         self._answer = answer
@@ -183,25 +177,7 @@ class ItemWriter:
 
     def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
         """Write what a chunk adds."""
-        events = []
-        for choice in chunk.choices:
-            delta = choice.delta
-            self._whole_calls.update(call.index for call in delta.tool_calls)
-            if delta.reasoning_content:
-                events += self._open("reasoning")
-                events.append(self._add("response.reasoning_text.delta", delta.reasoning_content))
-            if delta.content:
-                events += self._open("message")
-                logprobs = _logprobs(choice.content_logprobs)
-                self._open_item.logprobs += logprobs
-                events.append(self._add("response.output_text.delta", delta.content, logprobs=logprobs))
-            for call in self._calls.shown(delta):
-                if call.id is not None:
-                    events += self._open_call(call.index, _call(call.id, call.name or "", "", "in_progress"))
-                if call.arguments:
-                    events.append(self._add_arguments(call))
-            events += self._end_known()
-        return "".join(events)
+        return "".join(event for choice in chunk.choices for event in self._add_piece(choice))
 
     def end(self, answer: ChatCompletionResponse) -> str:
         """Write how the response has ended, and all of it."""
@@ -219,6 +195,25 @@ class ItemWriter:
         body = {**_begun(self._begun, self._said), "output": ended, "status": "failed"}
         error = {"code": code, "message": named.message}
         return self._event("response.failed", response={**body, "error": error})
+
+    def _add_piece(self, piece: ChunkChoice) -> list[str]:
+        """Return the events of what a piece adds."""
+        events, delta = [], piece.delta
+        self._whole_calls.update(call.index for call in delta.tool_calls)
+        if delta.reasoning_content:
+            events += self._open("reasoning")
+            events.append(self._add("response.reasoning_text.delta", delta.reasoning_content))
+        if delta.content:
+            events += self._open("message")
+            logprobs = _logprobs(piece.content_logprobs)
+            self._open_item.logprobs += logprobs
+            events.append(self._add("response.output_text.delta", delta.content, logprobs=logprobs))
+        for call in self._calls.shown(delta):
+            if call.id is not None:
+                events += self._open_call(call.index, _call(call.id, call.name or "", "", "in_progress"))
+            if call.arguments:
+                events.append(self._add_arguments(call))
+        return [*events, *self._end_known()]
 
     @property
     def _begun(self) -> ChatCompletionResponse:
@@ -277,13 +272,14 @@ class ItemWriter:
     def _end_all(self, status: Status = "completed") -> list[str]:
         """Return the events that end what is open. Calls that are not whole are none.
 
-        :param status: what becomes of the last
+        :param status: what becomes of a text
         """
         events = self._end_known()
         for item in (*self._unsure, self._last):
-            if item is not None:
-                is_none = item.is_call and item.call not in self._whole_calls
-                events += self._end(item, "incomplete" if is_none else status)
+            if item is not None and item.is_call:
+                events += self._end(item, "completed" if item.call in self._whole_calls else "incomplete")
+            elif item is not None:
+                events += self._end(item, status)
         self._unsure, self._last = [], None
         return events
 
