@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import random
 import tracemalloc
+from collections.abc import Iterator
 from decimal import Decimal
+from itertools import islice, product
 from typing import Any, Final
 
 import pytest
 from test_compiler import BYTES, accepts
 
 from paged_sdk import Constraint, ConstraintError
+from paged_sdk.constraints import json_schema
 from paged_sdk.constraints.compiler import GrammarCompiler
-from paged_sdk.constraints.json_schema import Problem, read_schema
+from paged_sdk.constraints.endless import endless_reference
+from paged_sdk.constraints.json_schema import Problem, _references, read_schema, schemas_in
 from paged_sdk.types.patterns import portable_pattern
 
 
@@ -266,13 +270,57 @@ def test_comparing_alternatives_takes_bounded_time(compiler: GrammarCompiler) ->
 
 def test_places_below_a_long_name_take_little_memory() -> None:
     """As texts, those of 5,000 schemas below a name of 20,000 characters would take 100 MB."""
-    source = json.dumps({"properties": {"a" * 20_000: {"anyOf": [{}] * 4_999 + [{"$schema": "none"}]}}})
+    schema = {"properties": {"a" * 20_000: {"anyOf": [{}] * 4_999 + [{"$schema": "none"}]}}}
     tracemalloc.start()
     try:
-        problem = read_schema(source)
-        _, most = tracemalloc.get_traced_memory()
+        places = [place for place, _ in schemas_in(schema)]
+        made = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, json_schema.__file__)])
     finally:
         tracemalloc.stop()
+    assert len(places) == 5_002
+    assert sum(each.size for each in made.statistics("filename")) < 5_000_000
+    problem = read_schema(json.dumps(schema))
     assert isinstance(problem, Problem)
     assert problem.position == "/properties/" + "a" * 20_000 + "/anyOf/4999"
-    assert most < 10_000_000
+
+
+def test_schemas_that_many_references_lead_to_are_read_once() -> None:
+    """300 references lead to a definition of 1,000 schemas, each in another spelling, and all are followed."""
+    spellings = ["".join(each) for each in islice(product(["~", "~0"], repeat=9), 300)]
+    many: list[dict[str, Any]] = [{} for _ in range(1_000)]
+    schema = {"anyOf": [{"$ref": f"#/$defs/{each}"} for each in spellings], "$defs": {"~" * 9: {"anyOf": many}}}
+    looked_at = 0
+
+    class Looked(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal looked_at
+            looked_at += key == "$ref"
+            return super().get(key, default)
+
+    many[0] = Looked({"$ref": "#"})
+    found = _references(schema)
+    assert set(found) == {"#", *(f"#/$defs/{each}" for each in spellings)}
+    assert looked_at == 1
+
+
+def test_looking_for_endless_references_counts_the_names_that_it_reads() -> None:
+    """Each of 1,000 objects requires the next one, beside 1,000 names that say nothing."""
+    num_read = 0
+
+    class Names(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal num_read
+            num_read += len(self)
+            return super().__iter__()
+
+    names = Names(["next", *(["other"] * 999)])
+    definitions: dict[str, Any] = {
+        str(number): {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/$defs/{(number + 1) % 1_000}"}},
+            "required": names,
+        }
+        for number in range(1_000)
+    }
+    assert endless_reference({"$defs": definitions}, [f"#/$defs/{number}" for number in range(1_000)]) is None
+    assert num_read < 1_000_000

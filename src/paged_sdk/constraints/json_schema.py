@@ -243,15 +243,19 @@ def _add(schema: Schema, more: Schema) -> None:
         schema["allOf"].append(more)
 
 
-def schemas_in(schema: Schema) -> Iterator[tuple[Place, Schema]]:
+def schemas_in(schema: Schema, seen: set[int] | None = None) -> Iterator[tuple[Place, Schema]]:
     """Yield a schema and all schemas in it, each with its place. What stands under an unknown keyword counts as a
     schema, since references may lead to it.
+
+    :param seen: the ``id`` of schemas to leave out with all that is in them; those that are yielded are added
     """
     pending: list[tuple[Place, object]] = [(Place(), schema)]
     while pending:
         place, each = pending.pop()
-        if not isinstance(each, dict):
+        if not isinstance(each, dict) or (seen is not None and id(each) in seen):
             continue
+        if seen is not None:
+            seen.add(id(each))
         yield place, each
         below: list[tuple[Place, object]] = []
         for key, value in each.items():
@@ -273,10 +277,11 @@ def _references(root: Schema) -> dict[str, tuple[str, Place]]:
     """
     found: dict[str, tuple[str, Place]] = {}
     used = {key: value for key, value in root.items() if key not in {"$defs", "definitions"}}
+    seen: set[int] = set()  # of schemas that many references lead to, or to what they are in
     pending: list[tuple[str, object]] = [("", used)]
     while pending:
         at, target = pending.pop()
-        for place, each in schemas_in(target) if isinstance(target, dict) else ():
+        for place, each in schemas_in(target, seen) if isinstance(target, dict) else ():
             reference = each.get("$ref")
             if isinstance(reference, str) and reference not in found:
                 found[reference] = at, place
