@@ -15,6 +15,7 @@ from test_compiler import BYTES, accepts
 
 from paged_sdk import Constraint, ConstraintError
 from paged_sdk.constraints import json_schema
+from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.compiler import GrammarCompiler
 from paged_sdk.constraints.endless import endless_reference
 from paged_sdk.constraints.json_schema import Problem, _references, read_schema, schemas_in
@@ -324,3 +325,18 @@ def test_looking_for_endless_references_counts_the_names_that_it_reads() -> None
     }
     assert endless_reference({"$defs": definitions}, [f"#/$defs/{number}" for number in range(1_000)]) is None
     assert num_read < 1_000_000
+
+
+@pytest.mark.parametrize("said", [{"enum": [0]}, {"properties": {"kind": {"enum": [0]}}, "required": ["kind"]}])
+def test_comparing_alternatives_counts_the_values_that_it_compares(said: dict[str, Any]) -> None:
+    """Each of 100 alternatives has values that none of the others has."""
+
+    def alternatives(num_values: int) -> list[object]:
+        parts = json.loads(json.dumps([{"type": "object" if "required" in said else "integer", **said}] * 100))
+        for number, part in enumerate(parts):
+            values = part["properties"]["kind"] if "required" in said else part
+            values["enum"] = list(range(number * num_values, (number + 1) * num_values))
+        return parts
+
+    assert Alternatives({}).exclude_each_other(alternatives(10))
+    assert not Alternatives({}).exclude_each_other(alternatives(1_000))
