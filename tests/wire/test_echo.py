@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paged_sdk import InvalidRequestError, Model, TextModelBuilder
+from paged_sdk import ContextLengthError, InvalidRequestError, Model, TextModelBuilder
 from paged_sdk.testing import fake_model
 from paged_sdk.wire.completions import read_completion
 from paged_sdk.wire.echo import Echo
@@ -104,6 +104,14 @@ async def test_a_prompt_of_no_tokens_is_refused() -> None:
             await asked(model, prompt=[1 << 30])
     call = read_completion({"model": "m", "prompt": [1 << 30], "echo": True, "logprobs": 1})
     assert renamed(problem_of(caught.value), call.names).param == "prompt"
+
+
+async def test_an_error_says_which_of_several_prompts_it_is_about() -> None:
+    async with fake_model("AÉ") as model:
+        for prompt in ([[1], [1 << 30]], ["a", ""], ["a", "b" * 20_000]):
+            with pytest.raises((InvalidRequestError, ContextLengthError)) as caught:
+                await asked(model, prompt=prompt)
+            assert problem_of(caught.value).param == "prompt[1]"
 
 
 async def test_a_token_before_every_text_is_none_of_it() -> None:

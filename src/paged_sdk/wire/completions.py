@@ -34,8 +34,8 @@ TokenIds: TypeAlias = Annotated[list[int], Bounds(1, 1 << 20)]
 DEFAULT_MAX_TOKENS: Final = 16
 """As in OpenAI's API: a plain text has no end of its own."""
 
-NAMES: Final[Mapping[str, str]] = {"response_format": "grammar", "token_ids": "prompt"}
-"""Maps names that errors have to this body's: plain texts have no format, and an echo's tokens are the prompt's."""
+NAMES: Final[Mapping[str, str]] = {"response_format": "grammar"}
+"""Maps the name of a field of chat completions to that of plain texts, which have no format."""
 
 
 class CompletionBody(SamplingFields, total=False):
@@ -98,7 +98,9 @@ class CompletionCall:
         """
         if not self.echoes_logprobs:
             return await self.send(model, adapter=adapter, timeout=timeout).collect()
-        echoes = [await Echo.of(model, prompt) for prompt in _prompts(self.prompt)]
+        prompts = _prompts(self.prompt)
+        names = ["prompt"] if len(prompts) == 1 else [f"prompt[{place}]" for place in range(len(prompts))]
+        echoes = [await Echo.of(model, prompt, name) for prompt, name in zip(prompts, names, strict=True)]
         asked = evolve(self, prompt=[echo.token_ids for echo in echoes])
         answer = await asked.send(model, adapter=adapter, timeout=timeout).collect()
         each = self.sampling.n_choices
