@@ -32,7 +32,7 @@ class FittedAdapter:
     """Holds an adapter in the form in which a model computes it.
 
     :ivar digest: of its content
-    :ivar path: where it was read
+    :ivar path: where it was read, from whatever directory a process works in
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
     :ivar rank: the largest rank among its updates
     :ivar num_bytes: what its matrices take
@@ -114,7 +114,7 @@ class AdapterBank:
             return FittedAdapter(
                 self._formed(self.fit(adapter)),
                 adapter.digest,
-                str(found),
+                str(found.absolute()),
                 adapter.invocation,
                 rank=max((update.down.shape[0] for update in adapter.modules.values()), default=0),
                 num_bytes=sum(
