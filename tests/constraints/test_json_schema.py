@@ -260,6 +260,16 @@ def test_what_always_holds_another_one_is_refused(compiler: GrammarCompiler, nam
     assert (raised.value.keyword, raised.value.position) == ("$ref", position)
 
 
+def test_the_text_of_an_error_holds_no_long_name(compiler: GrammarCompiler) -> None:
+    name = "a" * 10_000
+    endless = {"properties": {name: {"$ref": f"#/$defs/{name}"}}, "$defs": {name: {"$ref": f"#/$defs/{name}"}}}
+    for schema in (endless, {"properties": {name: {"x-guidance": 1}}}, {"properties": {name: {"$schema": name}}}):
+        with pytest.raises(ConstraintError) as raised:
+            compiler.compile(Constraint.json_schema(schema))
+        assert raised.value.position == f"/properties/{name}"
+        assert len(str(raised.value)) < 500
+
+
 def test_comparing_alternatives_takes_bounded_time(compiler: GrammarCompiler) -> None:
     """Each of 30 definitions leads to all others, in the first ones of which no end would be found."""
     names = [f"#/$defs/{number}" for number in range(30)]

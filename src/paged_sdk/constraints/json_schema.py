@@ -15,6 +15,7 @@ from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.endless import endless_reference
 from paged_sdk.constraints.numbers import have_common_multiple, inner_bound, is_exact
 from paged_sdk.constraints.references import target_of
+from paged_sdk.errors import shortened, shown
 from paged_sdk.types.patterns import portable_pattern
 
 __all__ = ["Place", "Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
@@ -118,7 +119,7 @@ def read_schema(source: str) -> Schema | Problem:
     references = _references(schema)
     endless = endless_reference(schema, references)
     if endless is not None:
-        message = f"no text satisfies {endless}: each value would hold another one, without end"
+        message = f"no text satisfies {shortened(endless)}: each value would hold another one, without end"
         return Problem(message, "$ref", "{}{}".format(*references[endless]))
     return schema
 
@@ -153,7 +154,8 @@ class _Reader:
             return Problem(f"{keyword} is not supported", keyword, position)
         dialect = schema.pop("$schema", None)
         if dialect is not None and _DIALECTS.fullmatch(str(dialect)) is None:
-            return Problem(f"$schema is none of drafts 4, 6, 7, 2019-09 and 2020-12: {dialect!r}", "$schema", position)
+            message = f"$schema is none of drafts 4, 6, 7, 2019-09 and 2020-12: {shown(dialect)}"
+            return Problem(message, "$schema", position)
         if position.above is not None and "$id" in schema and "$ref" in schema:
             return Problem("drafts differ on $id beside $ref", "$id", position)
         required = schema.get("required")
