@@ -281,7 +281,7 @@ def test_comparing_alternatives_takes_bounded_time(compiler: GrammarCompiler) ->
 
 def test_places_below_a_long_name_take_little_memory() -> None:
     """As texts, those of 5,000 schemas below a name of 20,000 characters would take 100 MB."""
-    schema = {"properties": {"a" * 20_000: {"anyOf": [{}] * 4_999 + [{"$schema": "none"}]}}}
+    schema: dict[str, Any] = {"properties": {"a" * 20_000: {"anyOf": [{}] * 4_999 + [{"$schema": "none"}]}}}
     tracemalloc.start()
     try:
         places = [place for place, _ in schemas_in(schema)]
@@ -342,7 +342,9 @@ def test_comparing_alternatives_counts_the_values_that_it_compares(said: dict[st
     """Each of 100 alternatives has values that none of the others has."""
 
     def alternatives(num_values: int) -> list[object]:
-        parts = json.loads(json.dumps([{"type": "object" if "required" in said else "integer", **said}] * 100))
+        parts: list[Any] = json.loads(
+            json.dumps([{"type": "object" if "required" in said else "integer", **said}] * 100)
+        )
         for number, part in enumerate(parts):
             values = part["properties"]["kind"] if "required" in said else part
             values["enum"] = list(range(number * num_values, (number + 1) * num_values))
