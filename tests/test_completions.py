@@ -293,6 +293,8 @@ async def test_a_list_is_one_prompt_or_several_but_never_a_mixture(prompt: Any, 
     [
         ([[1], []], InvalidRequestError, "prompt[1] = []"),
         (["a", [1, 10**6]], InvalidRequestError, "prompt[1] = 1000000"),
+        (["a", "b\udcff"], InvalidRequestError, "prompt[1] = 'b\\udcff'"),
+        (["b\udcff"], InvalidRequestError, "prompt = 'b\\udcff'"),
         (["a", "b" * 70], ContextLengthError, "prompt[1] has 70 tokens, 63 fit"),
         (["b" * 70], ContextLengthError, "the prompt has 70 tokens, 63 fit"),
     ],

@@ -394,6 +394,14 @@ async def test_the_files_are_found_from_another_working_directory(
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_name_of_a_directory_above(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (wide / "below").mkdir()
+    monkeypatch.chdir(wide / "below")
+    async with builder(Path("..")).build() as model:
+        assert model.name == wide.name
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_types_that_are_none(wide: Path) -> None:
     async with builder(wide).build() as model:
         wrong: Any = "Q4K"

@@ -8,6 +8,7 @@ import datetime
 import json
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import anyio
@@ -221,6 +222,42 @@ async def test_results_are_written_as_arguments_are() -> None:
             {"readings": [{"at": "2026-01-02", "unit": Unit.CELSIUS.value}]},
             ["one"],
             {"first": 1, "last": 2},
+        ]
+
+
+class Sensor:
+    def __str__(self) -> str:
+        return "sensor 7"
+
+
+class Measured(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(arbitrary_types_allowed=True)
+
+    sensor: Sensor
+    reading: Reading
+
+
+@dataclass
+class Page:
+    number: int
+
+    def model_dump(self) -> str:
+        return "of its own"
+
+
+@pytest.mark.anyio
+async def test_results_that_pydantic_cannot_write_are_written_field_by_field() -> None:
+    reading = Reading(at=datetime.date(2026, 1, 2), unit=Unit.CELSIUS)
+    results: list[object] = [Measured(sensor=Sensor(), reading=reading), Page(3)]
+
+    def result(number: int) -> object:
+        return results[number]
+
+    async with fake_model("".join(call("result", number=number) for number in range(len(results))), "Done.") as model:
+        await model.send_chat_with_tools(ASK.with_tools([result]), on_error="raise")
+        assert [json.loads(text) for _, text in answers_of(model.requests[1])] == [
+            {"sensor": "sensor 7", "reading": {"at": "2026-01-02", "unit": Unit.CELSIUS.value}},
+            {"number": 3},
         ]
 
 

@@ -37,7 +37,9 @@ def control_groups(controller: str, root: Path) -> Iterator[ControlGroup]:
     groups = root / "sys" / "fs" / "cgroup"
     try:
         lines = (root / "proc" / "self" / "cgroup").read_text().splitlines()
-    except OSError:  # not Linux
+    except OSError:  # not Linux, or what a sandbox does not show: then the limits at the top may be the process's own
+        yield ControlGroup(groups, is_first=False)
+        yield ControlGroup(groups / controller, is_first=True)
         return
     for line in lines:
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -14,7 +14,9 @@ from attrs import frozen
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
+from paged_sdk.config.checks import is_unicode
 from paged_sdk.constraints.grammar import Grammar, Language
+from paged_sdk.errors import InvalidRequestError
 from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
@@ -73,6 +75,8 @@ class GenerationRequests:
 
     def _encode(self, prompt: PromptLike, options: RequestOptions, field: str) -> Callable[[], EncodedPrompt]:
         if isinstance(prompt, str):
+            if not is_unicode(prompt):
+                raise InvalidRequestError.of(field, prompt, "Unicode without lone surrogates")
             return partial(self.preparer.encode_prompt, prompt, options, field)
         ids = list(self.preparer.check_token_ids(field, prompt))  # the caller may change the list meanwhile
         return lambda: EncodedPrompt(ids)

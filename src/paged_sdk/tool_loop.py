@@ -207,8 +207,11 @@ def _plain(value: Any) -> object:
         return value.isoformat()
     if isinstance(value, Set):
         return list(value)
-    if callable(dump := getattr(type(value), "model_dump", None)):  # pydantic's
-        return dump(value, mode="json")
+    if hasattr(type(value), "__pydantic_serializer__") and hasattr(value, "model_dump"):
+        try:
+            return value.model_dump(mode="json")
+        except ValueError:  # there is something in it that pydantic cannot write
+            return dict(value)
     if attrs.has(type(value)):
         return attrs.asdict(value, recurse=False)
     fields = getattr(type(value), "__dataclass_fields__", None)

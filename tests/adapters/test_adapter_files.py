@@ -54,12 +54,11 @@ def make_bank(model: DecoderModel, **options: Any) -> AdapterBank:
     device = torch.device("cpu")
     return AdapterBank(
         model.adaptable,
-        dtype=torch.float32,
         device=device,
         linear_of=model.adaptable_linear,
         head=model.head_name,
         embedding=model.embedding_name,
-        **options,
+        **{"dtype": torch.float32, **options},
     )
 
 
@@ -291,6 +290,28 @@ def test_embeddings(adapter: Path, bank: AdapterBank) -> None:
     save_file(load_file(path) | sides | {f"{name}.lora_magnitude_vector": torch.ones(64)}, path)
     with pytest.raises(AdapterError, match="cannot be decomposed"):
         bank.read(str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "of_layers", "of_ends"),
+    [
+        (torch.bfloat16, torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32, torch.float32),
+        (torch.float64, torch.float64, torch.float64),
+    ],
+)
+def test_updates_are_of_the_models_dtype_and_of_float32_at_least_for_embeddings_and_logits(
+    model: DecoderModel, tmp_path: Path, dtype: torch.dtype, of_layers: torch.dtype, of_ends: torch.dtype
+) -> None:
+    adapter = write_adapter(tmp_path / "ends", build_model("llama"), targets=("q_proj", "lm_head"))
+    path, name = adapter / "adapter_model.safetensors", "base_model.model.model.embed_tokens"
+    sides = {f"{name}.lora_embedding_A": torch.ones(4, 512), f"{name}.lora_embedding_B": torch.ones(64, 4)}
+    save_file(load_file(path) | sides, path)
+    lora = make_bank(model, dtype=dtype).read(str(adapter)).lora
+    assert lora.embedding is not None
+    assert lora.head is not None
+    assert {each.down.dtype for each in lora.of.values()} == {of_layers}
+    assert {each.dtype for end in (lora.embedding, lora.head) for each in (end.down, end.parts[0].up)} == {of_ends}
 
 
 @pytest.mark.parametrize(

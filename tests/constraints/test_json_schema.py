@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
+from collections.abc import Iterator
 from decimal import Decimal
+from itertools import islice, product
 from typing import Any, Final
 
 import pytest
 from test_compiler import BYTES, accepts
 
 from paged_sdk import Constraint, ConstraintError
+from paged_sdk.constraints import json_schema
+from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.compiler import GrammarCompiler
+from paged_sdk.constraints.endless import endless_reference
+from paged_sdk.constraints.json_schema import Problem, _references, read_schema, schemas_in
 from paged_sdk.types.patterns import portable_pattern
 
 
@@ -253,6 +260,16 @@ def test_what_always_holds_another_one_is_refused(compiler: GrammarCompiler, nam
     assert (raised.value.keyword, raised.value.position) == ("$ref", position)
 
 
+def test_the_text_of_an_error_holds_no_long_name(compiler: GrammarCompiler) -> None:
+    name = "a" * 10_000
+    endless = {"properties": {name: {"$ref": f"#/$defs/{name}"}}, "$defs": {name: {"$ref": f"#/$defs/{name}"}}}
+    for schema in (endless, {"properties": {name: {"x-guidance": 1}}}, {"properties": {name: {"$schema": name}}}):
+        with pytest.raises(ConstraintError) as raised:
+            compiler.compile(Constraint.json_schema(schema))
+        assert raised.value.position == f"/properties/{name}"
+        assert len(str(raised.value)) < 500
+
+
 def test_comparing_alternatives_takes_bounded_time(compiler: GrammarCompiler) -> None:
     """Each of 30 definitions leads to all others, in the first ones of which no end would be found."""
     names = [f"#/$defs/{number}" for number in range(30)]
@@ -260,3 +277,78 @@ def test_comparing_alternatives_takes_bounded_time(compiler: GrammarCompiler) ->
     with pytest.raises(ConstraintError) as raised:
         allowed(compiler, {**every, "$defs": {str(number): every for number in range(30)}})
     assert raised.value.keyword == "oneOf"
+
+
+def test_places_below_a_long_name_take_little_memory() -> None:
+    """As texts, those of 5,000 schemas below a name of 20,000 characters would take 100 MB."""
+    schema: dict[str, Any] = {"properties": {"a" * 20_000: {"anyOf": [{}] * 4_999 + [{"$schema": "none"}]}}}
+    tracemalloc.start()
+    try:
+        places = [place for place, _ in schemas_in(schema)]
+        made = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, json_schema.__file__)])
+    finally:
+        tracemalloc.stop()
+    assert len(places) == 5_002
+    assert sum(each.size for each in made.statistics("filename")) < 5_000_000
+    problem = read_schema(json.dumps(schema))
+    assert isinstance(problem, Problem)
+    assert problem.position == "/properties/" + "a" * 20_000 + "/anyOf/4999"
+
+
+def test_schemas_that_many_references_lead_to_are_read_once() -> None:
+    """300 references lead to a definition of 1,000 schemas, each in another spelling, and all are followed."""
+    spellings = ["".join(each) for each in islice(product(["~", "~0"], repeat=9), 300)]
+    many: list[dict[str, Any]] = [{} for _ in range(1_000)]
+    schema = {"anyOf": [{"$ref": f"#/$defs/{each}"} for each in spellings], "$defs": {"~" * 9: {"anyOf": many}}}
+    looked_at = 0
+
+    class Looked(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal looked_at
+            looked_at += key == "$ref"
+            return super().get(key, default)
+
+    many[0] = Looked({"$ref": "#"})
+    found = _references(schema)
+    assert set(found) == {"#", *(f"#/$defs/{each}" for each in spellings)}
+    assert looked_at == 1
+
+
+def test_looking_for_endless_references_counts_the_names_that_it_reads() -> None:
+    """Each of 1,000 objects requires the next one, beside 1,000 names that say nothing."""
+    num_read = 0
+
+    class Names(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal num_read
+            num_read += len(self)
+            return super().__iter__()
+
+    names = Names(["next", *(["other"] * 999)])
+    definitions: dict[str, Any] = {
+        str(number): {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/$defs/{(number + 1) % 1_000}"}},
+            "required": names,
+        }
+        for number in range(1_000)
+    }
+    assert endless_reference({"$defs": definitions}, [f"#/$defs/{number}" for number in range(1_000)]) is None
+    assert num_read < 1_000_000
+
+
+@pytest.mark.parametrize("said", [{"enum": [0]}, {"properties": {"kind": {"enum": [0]}}, "required": ["kind"]}])
+def test_comparing_alternatives_counts_the_values_that_it_compares(said: dict[str, Any]) -> None:
+    """Each of 100 alternatives has values that none of the others has."""
+
+    def alternatives(num_values: int) -> list[object]:
+        parts: list[Any] = json.loads(
+            json.dumps([{"type": "object" if "required" in said else "integer", **said}] * 100)
+        )
+        for number, part in enumerate(parts):
+            values = part["properties"]["kind"] if "required" in said else part
+            values["enum"] = list(range(number * num_values, (number + 1) * num_values))
+        return parts
+
+    assert Alternatives({}).exclude_each_other(alternatives(10))
+    assert not Alternatives({}).exclude_each_other(alternatives(1_000))

@@ -154,6 +154,18 @@ def test_adapters(one: BlockingModel, two: BlockingModel, path: Path, tmp_path: 
         two.load_adapter(dora)
 
 
+def test_an_adapter_is_found_from_where_the_program_is_by_now(
+    two: BlockingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another rank's process is still where the program was when it built the model."""
+    write_adapter(tmp_path / "here", build_model("llama", **SHAPE), strength=0.4)
+    monkeypatch.chdir(tmp_path)
+    two.load_adapter("here")
+    request = RequestBuilder().add_message("user", PROMPTS[0]).with_sampling(GREEDY)
+    assert two.send_chat_request(request.with_adapter("here")).choices[0].message.content
+    two.unload_adapter("here")
+
+
 def test_a_draft_model(one: BlockingModel, path: Path) -> None:
     # The model itself, so that all drafts are right, on the first rank alone.
     target, draft = builder(path).with_tensor_parallel(2), builder(path)

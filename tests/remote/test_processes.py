@@ -420,6 +420,18 @@ def test_replicas_end_with_the_process_that_has_started_them(tmp_path: Path) -> 
         script.stdout.close()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_adapter_is_found_from_where_the_program_is_by_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    builder = TextModelBuilder(make_checkpoint("llama", tmp_path / "text")).with_force_cpu().with_num_threads(1)
+    write_adapter(tmp_path / "here", build_model("llama"))
+    async with ReplicaSet([builder], in_processes=True) as model:
+        monkeypatch.chdir(tmp_path)
+        await model.load_adapter("here")
+        assert model.adapters == ("here",)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_models_with_weights_answer_as_in_this_process(tmp_path: Path) -> None:

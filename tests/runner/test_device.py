@@ -72,6 +72,16 @@ def test_files_that_were_read_leave_memory_free(tmp_path: Path, interface: tuple
     assert process_memory(system(tmp_path, group, files)) == DeviceMemory(total=4_000_000, free=2_910_000)
 
 
+@pytest.mark.parametrize("interface", [SECOND, FIRST])
+def test_a_limit_counts_where_little_is_shown_of_groups(tmp_path: Path, interface: tuple[str, ...]) -> None:
+    group, top, limit, used, _ = interface
+    root = system(tmp_path, group, {f"{top}/memory.{limit}": 4_000_000})
+    assert process_memory(root) == DeviceMemory(total=4_000_000, free=4_000_000)
+    (root / top / f"memory.{used}").write_text("1000000\n")
+    (root / "proc/self/cgroup").unlink()
+    assert process_memory(root) == DeviceMemory(total=4_000_000, free=3_000_000)
+
+
 def test_without_a_limit_memory_is_the_machines(tmp_path: Path) -> None:
     whole = DeviceMemory(total=8000 << 10, free=6000 << 10)
     for number, limit in enumerate(("max", 1 << 62)):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paged_sdk import InvalidRequestError, Model, TextModelBuilder
+from paged_sdk import ContextLengthError, InvalidRequestError, Model, TextModelBuilder
 from paged_sdk.testing import fake_model
 from paged_sdk.wire.completions import read_completion
 from paged_sdk.wire.echo import Echo
@@ -126,11 +126,18 @@ async def test_a_prompt_of_no_tokens_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "field"), [([1 << 30], "prompt"), ([[1], [1 << 30]], "prompt[1]"), (["a", "", "b"], "prompt[1]")]
+    ("prompt", "field"),
+    [
+        ([1 << 30], "prompt"),
+        ([[1], [1 << 30]], "prompt[1]"),
+        (["a", "", "b"], "prompt[1]"),
+        (["a", "\ud800"], "prompt[1]"),
+        (["a", "b" * 20_000], "prompt[1]"),
+    ],
 )
 async def test_the_prompt_that_cannot_be_echoed_is_named(prompt: Any, field: str) -> None:
     async with fake_model("AÉ") as model:
-        with pytest.raises(InvalidRequestError) as caught:
+        with pytest.raises((InvalidRequestError, ContextLengthError)) as caught:
             await asked(model, prompt=prompt)
     problem = problem_of(caught.value)
     assert problem.param == field

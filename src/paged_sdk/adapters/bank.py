@@ -32,7 +32,7 @@ class FittedAdapter:
     """Holds an adapter in the form in which a model computes it.
 
     :ivar digest: of its content
-    :ivar path: where it was read
+    :ivar path: where it was read, from whatever directory a process works in
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
     :ivar rank: the largest rank among its updates
     :ivar num_bytes: what its matrices take
@@ -114,7 +114,7 @@ class AdapterBank:
             return FittedAdapter(
                 self._formed(self.fit(adapter)),
                 adapter.digest,
-                str(found),
+                str(found.absolute()),
                 adapter.invocation,
                 rank=max((update.down.shape[0] for update in adapter.modules.values()), default=0),
                 num_bytes=sum(
@@ -317,11 +317,12 @@ class AdapterBank:
         return LoraWeights(torch.cat(downs), tuple(parts))
 
     def _dtype_of(self, linear: AdaptableShape) -> torch.dtype:
-        """Return the type of a layer's updates. Those of embeddings and logits, which torch multiplies, are float32 on
-        the CPU, as sums of native kernels are: rounded to bfloat16, logits moved by 0.003 with the rows of a step.
+        """Return the type of a layer's updates. Those of embeddings and logits, which torch multiplies, are float32 at
+        least on the CPU, as sums of native kernels are: rounded to bfloat16, logits moved by 0.003 with the rows of a
+        step.
         """
         is_end = linear.name in (self._head, self._embedding) and linear.device.type == "cpu"
-        return torch.float32 if is_end else self._dtype
+        return torch.promote_types(self._dtype, torch.float32) if is_end else self._dtype
 
     def _gains(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> dict[str, Tensor]:
         """Return :attr:`LoraPart.gains` of each update with a magnitude, on the layer's device.

@@ -16,8 +16,8 @@ __all__ = ["encoder_file", "hub_token", "model_path"]
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
-    """Return where a model lies, which may have to be downloaded first. The path has a name, which "." has not, and
-    leads there from other working directories too: weights may be read again.
+    """Return where a model lies, which may have to be downloaded first. The path has a name, which "." and ".." have
+    not, and leads there from other working directories too: weights may be read again.
     """
     path = resolve_model(
         source.location,
@@ -26,7 +26,7 @@ def model_path(source: ModelSource, settings: BuildSettings) -> Path:
         token=hub_token(settings.token_source),
         gguf=source.gguf,
     )
-    return path.absolute()
+    return path.resolve() if path.name == ".." else path.absolute()
 
 
 def encoder_file(source: ModelSource, settings: BuildSettings, model: Path) -> EncoderFile | None:

@@ -17,7 +17,11 @@ Schema: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 16
 _MAX_STEPS: Final = 200_000
-"""Of comparing schemas and looking into them: 0.2 s."""
+"""Of comparing schemas and looking into them, and into what they list: 0.2 s."""
+_VALUES_OF_A_STEP: Final = 32
+"""So many are compared while a step is taken."""
+_READ: Final = frozenset({"properties", "required", "type"})
+"""What is said under these keywords is read as a whole."""
 _TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
@@ -58,8 +62,17 @@ class _Facts:
             return True
         if {"object"} not in (self.types, other.types):
             return False
-        names = (self.required | other.required) & self.members.keys() & other.members.keys()
-        return any(self.members[name].isdisjoint(other.members[name]) for name in names)
+        names = self.members.keys() & other.members.keys()
+        return any(
+            self.members[name].isdisjoint(other.members[name])
+            for name in names
+            if name in self.required or name in other.required
+        )
+
+    @property
+    def size(self) -> int:
+        """Return how much there is to compare."""
+        return len(self.values or ()) + sum(map(len, self.members.values()))
 
 
 class Alternatives:
@@ -81,6 +94,9 @@ class Alternatives:
         if self._num_left < 0:
             return False
         facts = [self._facts(schema) for schema in schemas]
+        self._num_left -= len(schemas) * sum(each.size for each in facts) // _VALUES_OF_A_STEP
+        if self._num_left < 0:
+            return False
         return all(first.excludes(second) for first, second in combinations(facts, 2))
 
     def _facts(self, schema: object, depth: int = 0) -> _Facts:
@@ -89,6 +105,8 @@ class Alternatives:
             return _Facts(types=frozenset())
         if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._num_left < 0:
             return _Facts()
+        lists = (schema[name] for name in _READ & schema.keys())
+        self._num_left -= sum(len(each) for each in lists if isinstance(each, list | dict))
         facts = self._own_facts(schema)
         if "$ref" in schema:
             facts = facts.and_(self._facts(target_of(self._root, schema["$ref"]), depth + 1))
@@ -106,28 +124,30 @@ class Alternatives:
         names = [said] if isinstance(said, str) else _list(said)
         if names:
             types = frozenset("number" if name == "integer" else name for name in names if isinstance(name, str))
-        values = _values(schema)
+        values = self._values(schema)
         properties, members = schema.get("properties"), {}
         for name, each in properties.items() if isinstance(properties, dict) else ():
             for _ in range(_MAX_DEPTH):
                 if not isinstance(each, dict) or "$ref" not in each:
                     break
                 each = target_of(self._root, each["$ref"])
-            allowed = _values(each)
+            allowed = self._values(each)
             if allowed is not None:
                 members[name] = allowed
         required = frozenset(name for name in _list(schema.get("required")) if isinstance(name, str))
         return _Facts(types, values, members, required)
 
-
-def _values(schema: object) -> frozenset[object] | None:
-    """Return what a schema says its values are one of; None if it does not, or if some are lists or objects."""
-    if not isinstance(schema, dict):
-        return None
-    choices = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(choices, list) or any(isinstance(choice, list | dict) for choice in choices):
-        return None
-    return frozenset((isinstance(choice, bool), choice) for choice in choices)
+    def _values(self, schema: object) -> frozenset[object] | None:
+        """Return what a schema says its values are one of; None if it does not, or if some are lists or objects."""
+        if not isinstance(schema, dict):
+            return None
+        choices = [schema["const"]] if "const" in schema else schema.get("enum")
+        if not isinstance(choices, list):
+            return None
+        self._num_left -= len(choices)
+        if self._num_left < 0 or any(isinstance(choice, list | dict) for choice in choices):
+            return None
+        return frozenset((isinstance(choice, bool), choice) for choice in choices)
 
 
 def _list(value: object) -> list[Any]:

@@ -99,7 +99,7 @@ class GrammarCompiler:
         except TimeoutError:
             compiled = Problem(f"compiling it takes longer than {self._max_seconds:g} s")
         if isinstance(compiled, Problem):
-            where = f" at {compiled.position or 'its root'}" if compiled.position is not None else ""
+            where = f" at {shortened(compiled.position) or 'its root'}" if compiled.position is not None else ""
             raise ConstraintError(
                 f"the constraint ({constraint.kind}) cannot be enforced{where}: {compiled.message}",
                 kind=constraint.kind,

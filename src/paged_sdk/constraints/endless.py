@@ -12,8 +12,8 @@ __all__ = ["endless_reference"]
 Schema: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 32
-_MAX_STEPS: Final = 100_000
-"""Of looking into schemas: 0.1 s."""
+_MAX_STEPS: Final = 200_000
+"""Schemas to look into, and parts that these list: 0.1 s."""
 
 
 def endless_reference(root: Schema, references: Iterable[str]) -> str | None:
@@ -42,7 +42,7 @@ class _Endings:
 
     def has_value(self, schema: object, depth: int = 0) -> bool:
         """Tell whether some value that ends is valid, as far as :attr:`finite` is known."""
-        self._num_left -= 1
+        self._num_left -= 1 + _length(schema)
         if (
             not isinstance(schema, dict)
             or depth > _MAX_DEPTH
@@ -61,7 +61,7 @@ class _Endings:
 
 def _parts(schema: Schema) -> list[object]:
     """Return the schemas by which there is something in every value."""
-    parts = _list(schema.get("allOf"))
+    parts = [*_list(schema.get("allOf"))]
     if schema.get("type") == "object" and isinstance(properties := schema.get("properties"), dict):
         names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
         parts += [properties[name] for name in names if name in properties]
@@ -73,5 +73,11 @@ def _parts(schema: Schema) -> list[object]:
     return parts
 
 
+def _length(schema: object) -> int:
+    """Return how many parts a schema lists."""
+    lists = ("allOf", "anyOf", "prefixItems", "required")
+    return sum(len(_list(schema.get(each))) for each in lists) if isinstance(schema, dict) else 0
+
+
 def _list(value: object) -> list[Any]:
-    return list(value) if isinstance(value, list) else []
+    return value if isinstance(value, list) else []

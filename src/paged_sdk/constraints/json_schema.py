@@ -6,17 +6,19 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
+from attrs.converters import optional
 
 from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.endless import endless_reference
 from paged_sdk.constraints.numbers import have_common_multiple, inner_bound, is_exact
 from paged_sdk.constraints.references import target_of
+from paged_sdk.errors import shortened, shown
 from paged_sdk.types.patterns import portable_pattern
 
-__all__ = ["Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
+__all__ = ["Place", "Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -70,7 +72,27 @@ class Problem:
 
     message: str
     keyword: str = ""
-    position: str | None = None
+    position: str | None = field(default=None, converter=optional(str))
+
+
+class Place(NamedTuple):
+    """Says where something stands in a schema. It becomes text, a JSON pointer, only where that is needed: those of all
+    that stands below a name of 500,000 characters would fill the machine's memory.
+
+    :ivar above: what it stands in; None: it is the schema as a whole
+    :ivar name: its keyword there, the name that it has in a map, or its number in a list
+    """
+
+    above: Place | None = None
+    name: str | int = ""
+
+    def __str__(self) -> str:
+        names: list[str] = []
+        place = self
+        while place.above is not None:
+            names.append("/" + _escaped(str(place.name)))
+            place = place.above
+        return "".join(reversed(names))
 
 
 def read_schema(source: str) -> Schema | Problem:
@@ -97,8 +119,8 @@ def read_schema(source: str) -> Schema | Problem:
     references = _references(schema)
     endless = endless_reference(schema, references)
     if endless is not None:
-        message = f"no text satisfies {endless}: each value would hold another one, without end"
-        return Problem(message, "$ref", references[endless])
+        message = f"no text satisfies {shortened(endless)}: each value would hold another one, without end"
+        return Problem(message, "$ref", "{}{}".format(*references[endless]))
     return schema
 
 
@@ -126,14 +148,15 @@ class _Reader:
         self._num_pairs = 0
         self._divisors: list[int | float] = []
 
-    def refuse(self, schema: Schema, position: str) -> Problem | None:
+    def refuse(self, schema: Schema, position: Place) -> Problem | None:
         """Return what the library would not enforce, or would take too long for."""
         for keyword in schema.keys() & {*_IGNORED}:
             return Problem(f"{keyword} is not supported", keyword, position)
         dialect = schema.pop("$schema", None)
         if dialect is not None and _DIALECTS.fullmatch(str(dialect)) is None:
-            return Problem(f"$schema is none of drafts 4, 6, 7, 2019-09 and 2020-12: {dialect!r}", "$schema", position)
-        if position and "$id" in schema and "$ref" in schema:
+            message = f"$schema is none of drafts 4, 6, 7, 2019-09 and 2020-12: {shown(dialect)}"
+            return Problem(message, "$schema", position)
+        if position.above is not None and "$id" in schema and "$ref" in schema:
             return Problem("drafts differ on $id beside $ref", "$id", position)
         required = schema.get("required")
         least, num_required = schema.get("minProperties"), len(required) if isinstance(required, list) else 0
@@ -156,7 +179,7 @@ class _Reader:
                 return Problem(f"{inexact} has more digits than are read exactly", keyword, position)
         return None
 
-    def restate(self, schema: Schema, position: str) -> Problem | None:
+    def restate(self, schema: Schema, position: Place) -> Problem | None:
         """Change a schema to one of the same meaning that the library reads rightly; return why there is none."""
         try:
             if isinstance(schema.get("pattern"), str):
@@ -222,41 +245,48 @@ def _add(schema: Schema, more: Schema) -> None:
         schema["allOf"].append(more)
 
 
-def schemas_in(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Yield a schema and all schemas in it, each with its JSON pointer. What stands under an unknown keyword counts as
-    a schema, since references may lead to it.
+def schemas_in(schema: Schema, seen: set[int] | None = None) -> Iterator[tuple[Place, Schema]]:
+    """Yield a schema and all schemas in it, each with its place. What stands under an unknown keyword counts as a
+    schema, since references may lead to it.
+
+    :param seen: the ``id`` of schemas to leave out with all that is in them; those that are yielded are added
     """
-    pending: list[tuple[str, object]] = [("", schema)]
+    pending: list[tuple[Place, object]] = [(Place(), schema)]
     while pending:
-        position, each = pending.pop()
-        if not isinstance(each, dict):
+        place, each = pending.pop()
+        if not isinstance(each, dict) or (seen is not None and id(each) in seen):
             continue
-        yield position, each
-        below: list[tuple[str, object]] = []
+        if seen is not None:
+            seen.add(id(each))
+        yield place, each
+        below: list[tuple[Place, object]] = []
         for key, value in each.items():
-            at = f"{position}/{_escaped(key)}"
+            at = Place(place, key)
             if key in _VALUES:
                 continue
             if isinstance(value, list):
-                below += [(f"{at}/{place}", part) for place, part in enumerate(value)]
+                below += [(Place(at, number), part) for number, part in enumerate(value)]
             elif key in _MAPS and isinstance(value, dict):
-                below += [(f"{at}/{_escaped(name)}", part) for name, part in value.items()]
+                below += [(Place(at, name), part) for name, part in value.items()]
             else:
                 below.append((at, value))
         pending += reversed(below)
 
 
-def _references(root: Schema) -> dict[str, str]:
-    """Return the references that values may follow, each with the place of a schema that has it."""
-    found: dict[str, str] = {}
+def _references(root: Schema) -> dict[str, tuple[str, Place]]:
+    """Return the references that values may follow, each with the place of a schema that has it: the pointer to
+    another one, and the place in that.
+    """
+    found: dict[str, tuple[str, Place]] = {}
     used = {key: value for key, value in root.items() if key not in {"$defs", "definitions"}}
+    seen: set[int] = set()  # of schemas that many references lead to, or to what they are in
     pending: list[tuple[str, object]] = [("", used)]
     while pending:
         at, target = pending.pop()
-        for position, each in schemas_in(target) if isinstance(target, dict) else ():
+        for place, each in schemas_in(target, seen) if isinstance(target, dict) else ():
             reference = each.get("$ref")
             if isinstance(reference, str) and reference not in found:
-                found[reference] = at + position
+                found[reference] = at, place
                 pending.append((reference.removeprefix("#"), target_of(root, reference)))
     return found
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from os import PathLike
+from pathlib import Path
 
 from attrs import frozen
 
@@ -11,6 +14,7 @@ from paged_sdk.errors import shown
 from paged_sdk.loaded_adapters import found_adapter
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.messages import LoadAdapter, UnloadAdapter
+from paged_sdk.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 
 __all__ = ["RemoteAdapters"]
@@ -20,9 +24,12 @@ __all__ = ["RemoteAdapters"]
 class RemoteAdapters:
     """Knows by name what adapters an engine has (an :class:`~paged_sdk.loaded_adapters.Adapters`). They are loaded
     where it runs, so paths are those of its machine.
+
+    :ivar is_near: whether that is this machine, though perhaps another working directory
     """
 
     engine: RemoteEngine
+    is_near: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -37,7 +44,15 @@ class RemoteAdapters:
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
         source = AdapterSource.of("load_adapter", path, name)
-        await self.engine.ask(LoadAdapter(source.location, source.name), undo=UnloadAdapter(source.name))
+        location = source.location
+        if self.is_near:
+            location = await in_own_thread(partial(_from_anywhere, location), "to find an adapter in")
+        await self.engine.ask(LoadAdapter(location, source.name), undo=UnloadAdapter(source.name))
 
     async def unload(self, name: str) -> None:
         await self.engine.ask(UnloadAdapter(name if isinstance(name, str) else shown(name)))
+
+
+def _from_anywhere(location: str) -> str:
+    """Return a path from whatever directory a process works in; what is none here may be a hub id."""
+    return str(Path(location).absolute()) if os.path.exists(location) else location

@@ -93,10 +93,11 @@ class RemoteModel(Model):
     """Is a model whose engine runs elsewhere: this process has its tokenizer and chat template, and no weights.
 
     :param preparer: of this model, or of another that is the same
+    :param is_near: whether the engine runs on this machine
     :ivar traits: see :func:`traits_of`
     """
 
-    def __init__(self, face: Face, preparer: RequestPreparer, engine: RemoteEngine) -> None:
+    def __init__(self, face: Face, preparer: RequestPreparer, engine: RemoteEngine, *, is_near: bool = False) -> None:
         self.traits: Mapping[str, object] = face.traits
         self._set_up(
             ModelInsides(
@@ -105,7 +106,7 @@ class RemoteModel(Model):
                 architecture=face.architecture,
                 preparer=evolve(preparer, config=face.config, max_prompt_tokens=face.max_prompt_tokens),
                 worker=engine,
-                adapters=RemoteAdapters(engine),
+                adapters=RemoteAdapters(engine, is_near),
                 recipe=face.recipe,
                 hidden_size=face.hidden_size,
                 check_isq=None,  # where the engine runs

@@ -239,7 +239,7 @@ class ProcessModel(RemoteModel):
     """Is a model whose engine runs in a process of its own."""
 
     def __init__(self, process: EngineProcess, replied: Replied, preparer: RequestPreparer) -> None:
-        super().__init__(replied.face, preparer, replied.engine)
+        super().__init__(replied.face, preparer, replied.engine, is_near=True)
         self._process = process
 
     @property

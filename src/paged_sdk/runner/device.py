@@ -133,13 +133,14 @@ def _group_memory(root: Path) -> Iterator[DeviceMemory]:
             else ("memory.max", "memory.current", "")
         )
         limit, used = group.read(limit_file).strip(), group.read(used_file).strip()
-        if limit.isdigit() and used.isdigit():
+        if limit.isdigit():
             # What was read of files counts as used, of a model as much as it has, and gives way to whatever needs the
             # memory: MemAvailable, which is of the machine, counts it as free.
             lines = [line.split() for line in group.read("memory.stat").splitlines()]
             files = (f"{prefix}active_file", f"{prefix}inactive_file")
             cached = sum(int(line[1]) for line in lines if line[0] in files)
-            yield DeviceMemory(total=int(limit), free=min(int(limit), max(0, int(limit) - int(used) + cached)))
+            in_use = max(0, int(used) - cached) if used.isdigit() else 0
+            yield DeviceMemory(total=int(limit), free=max(0, int(limit) - in_use))
 
 
 def address_space(root: Path = Path("/")) -> DeviceMemory | None:

@@ -35,7 +35,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 """As in OpenAI's API: a plain text has no end of its own."""
 
 NAMES: Final[Mapping[str, str]] = {"response_format": "grammar"}
-"""Maps names that errors have to this body's: plain texts have no format."""
+"""Maps the name of a field of chat completions to that of plain texts, which have no format."""
 
 
 class CompletionBody(SamplingFields, total=False):
@@ -99,13 +99,8 @@ class CompletionCall:
         if not self.echoes_logprobs:
             return await self.send(model, adapter=adapter, timeout=timeout).collect()
         prompts = _prompts(self.prompt)
-        echoes = []
-        for place, prompt in enumerate(prompts):
-            try:
-                echoes.append(await Echo.of(model, prompt))
-            except InvalidRequestError as error:
-                name = "prompt" if len(prompts) == 1 else f"prompt[{place}]"
-                raise InvalidRequestError.of(name, error.value, error.allowed) from error
+        names = ["prompt"] if len(prompts) == 1 else [f"prompt[{place}]" for place in range(len(prompts))]
+        echoes = [await Echo.of(model, prompt, name) for prompt, name in zip(prompts, names, strict=True)]
         asked = evolve(self, prompt=[echo.token_ids for echo in echoes])
         answer = await asked.send(model, adapter=adapter, timeout=timeout).collect()
         each = self.sampling.n_choices

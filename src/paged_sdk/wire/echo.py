@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from paged_sdk import CompletionChoice, Logprobs, Model, TokenLogprob
+from paged_sdk import CompletionChoice, InvalidRequestError, Logprobs, Model, TokenLogprob
 
 __all__ = ["Echo"]
 
@@ -23,17 +23,21 @@ class Echo:
     first: TokenLogprob
 
     @classmethod
-    async def of(cls, model: Model, prompt: str | list[int]) -> Echo:
+    async def of(cls, model: Model, prompt: str | list[int], name: str = "prompt") -> Echo:
         """Look up a prompt's tokens, or their text.
 
         A token that a tokenizer puts before every text has no characters in it.
 
-        :raises InvalidRequestError: it has no tokens, or one that is outside the vocabulary
+        :param name: what errors call it
+        :raises InvalidRequestError: it is no Unicode, or has a token that is outside the vocabulary
         """
-        if isinstance(prompt, str):
-            token_ids, text = await model.tokenize(prompt, add_special_tokens=True), prompt
-        else:
-            token_ids, text = prompt, await model.detokenize(prompt, skip_special_tokens=False)
+        try:
+            if isinstance(prompt, str):
+                token_ids, text = await model.tokenize(prompt, add_special_tokens=True), prompt
+            else:
+                token_ids, text = prompt, await model.detokenize(prompt, skip_special_tokens=False)
+        except InvalidRequestError as error:
+            raise InvalidRequestError.of(name, error.value, error.allowed) from None
         token = await model.detokenize(token_ids[:1], skip_special_tokens=False)
         data = token.encode() if text.startswith(token) else b""
         first = TokenLogprob(token=token, token_id=next(iter(token_ids), -1), logprob=0.0, bytes=tuple(data))
