@@ -97,8 +97,9 @@ class RoutedWorker:
         """Return the sum of all snapshots; the speed-up by drafts is the mean. What engines that are gone have counted
         stays in it.
         """
-        every = self.replica_stats
-        stats = _sum([*every, self._gone], speed_ups=every)
+        with self._lock:  # whoever takes an engine away moves what it has counted
+            every, gone = self.replica_stats, self._gone
+        stats = _sum([*every, gone], speed_ups=every)
         return evolve(stats, waiting=stats.waiting + len(self._waiting)) if self._waiting else stats
 
     def check(self) -> None:
