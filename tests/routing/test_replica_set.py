@@ -172,6 +172,21 @@ async def test_the_last_death_is_everybodys() -> None:
             model.check()
 
 
+async def test_of_a_dead_replica_what_it_has_counted_is_left() -> None:
+    dying = fake_model("Half a text.", error=broken())
+    async with ReplicaSet([dying, fake_model("Whole.")]) as model:
+        assert model.stats().blocks_total == 2 * 4096
+        with pytest.raises(EngineDeadError):
+            await said(model, hello())
+        await said(model, hello())
+        stats, counted = model.stats(), dying.stats()
+        assert (stats.blocks_total, stats.blocks_used + stats.blocks_cached + stats.blocks_free) == (4096, 4096)
+        assert stats.completion_tokens == counted.completion_tokens + len("Whole.") + 1
+        assert counted.completion_tokens > 0
+        assert counted.prompt_tok_per_sec > 0
+        assert stats.prompt_tok_per_sec == model.replica_stats()[1].prompt_tok_per_sec
+
+
 async def test_a_replica_that_is_closed_is_left_out() -> None:
     fakes = [fake_model("one"), fake_model("two")]
     async with ReplicaSet(fakes) as model:
