@@ -33,7 +33,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def cancel_a_task(model: Model) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(model.send_chat_request, ENDLESS)
-        await until(lambda: model.stats().blocks_used > 0)
+        await until(lambda: model.stats().completion_tokens > 0)
         show_blocks(model, "while a task waits for its answer")
         tasks.cancel_scope.cancel()
     await until(lambda: model.stats().running == 0)

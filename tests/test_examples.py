@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from paged_sdk.cli import serving
 from paged_sdk.cli.app import app
+from paged_sdk.testing import fake_model
 
 EXAMPLES: Final = Path(__file__).parents[1] / "examples"
 
@@ -101,6 +102,15 @@ def test_example_of_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> No
 def test_example_under_trio(name: str, tiny_checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     anyio.run(load(name).main, str(tiny_checkpoint), backend="trio")
     assert SHOWN[name] in capsys.readouterr().out
+
+
+def test_the_example_of_canceling_ends_where_the_answer_has_ended_before() -> None:
+    async def main() -> None:
+        async with fake_model("Done.", max_model_len=70) as model:
+            with anyio.fail_after(60):
+                await load("cancel").cancel_a_task(model)
+
+    anyio.run(main)
 
 
 def test_the_environment_decides_what_an_example_leaves_open(

@@ -23,6 +23,7 @@ from paged_sdk import (
     Conversation,
     InvalidRequestError,
     Message,
+    ModelClosedError,
     RequestBuilder,
     SamplingParams,
     Tool,
@@ -474,6 +475,32 @@ def test_synchronous_code_runs_tools_too() -> None:
         run = model.send_chat_with_tools(ASK.with_tools([weather, cities]))
         assert run.response.choices[0].message.content == "Warm."
         assert [message.content for message in run.messages[1:3]] == ["1 times 20 degrees in x", '["Łódź", "Paris"]']
+
+
+@pytest.mark.parametrize("through_another", [False, True])
+def test_a_tool_may_close_the_model_that_has_called_it(through_another: bool) -> None:
+    others = set(threading.enumerate())
+    model = BlockingModel(fake_model(call("end"), "Never."))
+    (thread,) = (each for each in threading.enumerate() if each not in others and "portal" in each.name)
+    other = BlockingModel(fake_model(call("close"), "Closed."))
+
+    def close() -> str:
+        """Close the first model."""
+        model.close()
+        with pytest.raises(ModelClosedError):
+            model.check()
+        return "closed"
+
+    def end() -> str:
+        """Close the model, or have another model do so."""
+        if not through_another:
+            return close()
+        return other.send_chat_with_tools(ASK.with_tools([close])).response.choices[0].message.content or ""
+
+    with other, pytest.raises(ModelClosedError):
+        model.send_chat_with_tools(ASK.with_tools([end]), on_error="raise")
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @attrs.frozen

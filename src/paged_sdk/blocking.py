@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from os import PathLike
 from types import TracebackType
@@ -110,8 +111,11 @@ class BlockingModel(OfOneProcess):
         except BaseException:
             _stop_portal(self._portal, thread)
             raise
+        self._calls_this: ContextVar[bool] = ContextVar("calls_this", default=False)
         # Runs at close(), at garbage collection or at interpreter exit, whichever comes first, and once.
-        self._finalizer = weakref.finalize(self, _close, self._owner, self._portal, thread, self._model)
+        self._finalizer = weakref.finalize(
+            self, _close, self._owner, self._portal, thread, self._model, self._calls_this
+        )
 
     @property
     def name(self) -> str:
@@ -284,7 +288,10 @@ class BlockingModel(OfOneProcess):
         return self._model.stats()
 
     def close(self) -> None:
-        """Close the model as :meth:`Model.aclose` does, and end the event loop's thread. Idempotent."""
+        """Close the model as :meth:`Model.aclose` does, and end the event loop's thread. Idempotent.
+
+        A tool that the model has called may do so, too: the thread, which waits for the tool, ends after it.
+        """
         self._finalizer()
 
     def __enter__(self) -> BlockingModel:
@@ -299,7 +306,7 @@ class BlockingModel(OfOneProcess):
         self._owner.check()
         if not self._finalizer.alive:
             raise closed_model()
-        return _run(self._portal, partial(function, *args, **kwargs))
+        return _run(self._portal, partial(_marked, self._calls_this, partial(function, *args, **kwargs)))
 
 
 def _run(portal: BlockingPortal, function: Callable[[], Awaitable[_T]]) -> _T:
@@ -321,6 +328,12 @@ async def _caught(function: Callable[[], Awaitable[_T]]) -> _T | _Ended:
         return await function()
     except (SystemExit, KeyboardInterrupt) as ended:  # which would end this event loop, and is for the other thread
         return ended
+
+
+async def _marked(calls_this: ContextVar[bool], function: Callable[[], Awaitable[_T]]) -> _T:
+    """Run a function, and let what it calls know that a call of the model waits for it, in other threads, too."""
+    calls_this.set(True)
+    return await function()
 
 
 async def _await(building: Awaitable[Model]) -> Model:
@@ -361,13 +374,18 @@ def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
     thread.join()
 
 
-def _close(owner: Owner, portal: BlockingPortal, thread: threading.Thread, model: Model) -> None:
+def _close(
+    owner: Owner, portal: BlockingPortal, thread: threading.Thread, model: Model, calls_this: ContextVar[bool]
+) -> None:
     if not owner.is_here:  # in a forked child, the thread that would do it does not exist
         return
     if threading.current_thread() is thread:  # collected there as garbage: it cannot wait for itself
-        threading.Thread(target=_close, args=(owner, portal, thread, model), daemon=True).start()
+        threading.Thread(target=_close, args=(owner, portal, thread, model, calls_this), daemon=True).start()
         return
     try:
         portal.call(model.aclose)
     finally:
-        _stop_portal(portal, thread)
+        if calls_this.get():  # the thread waits for this one, a tool's
+            portal.call(portal.stop)
+        else:
+            _stop_portal(portal, thread)

@@ -16,7 +16,7 @@ from paged_sdk.cli import serving
 from paged_sdk.cli.app import app
 from paged_sdk.cli.options import EngineOptions, ModelOptions, PagedOptions
 from paged_sdk.cli.server_options import ServerOptions
-from paged_sdk.cli.service_file import RENAMED, ModelFile, Paged, Server, service_file_schema
+from paged_sdk.cli.service_file import RENAMED, ModelFile, Paged, Server, service_file_schema, write_service_file
 
 PUBLISHED: Final = Path(__file__).parents[2] / "docs" / "serve.schema.json"
 WHOLE: Final[dict[str, Any]] = {
@@ -173,11 +173,32 @@ def test_the_command_line_counts_before_what_a_file_says_in_other_words(
         ('{"isq": "Q4K", "isq": "Q8_0"}', "isq is there twice"),
         ('{"paged": {"block_size": 8, "block_size": 16}}', "block_size is there twice"),
         ({"server": {"adapter_folder": ""}}, "--adapter-folder: expected the name of a directory"),
+        ({"isq_cache": ""}, "--isq-cache: '' is not allowed: expected a path"),
+        ({"mmproj": "", "model": "a/b:Q4_K_M"}, "--mmproj: '' is not allowed: expected a path"),
+        ({"imatrix": ""}, "--imatrix: '' is not allowed: expected a path"),
+        ({"calibration_file": ""}, "--calibration-file: '' is not allowed: expected a path"),
+        ({"topology": ""}, "--topology: '' is not allowed: expected a path"),
+        ({"name": ""}, "--served-model-name: expected a name"),
+        ({"models": [{"model": "a"}, {"model": "b", "name": ""}]}, "--served-model-name: expected a name"),
     ],
 )
 def test_what_a_file_cannot_say_is_named(serve: Any, content: object, said: str) -> None:
     shown = serve(content, code=2)
     assert said in shown
+
+
+@pytest.mark.parametrize("option", ["--isq-cache", "--imatrix", "--served-model-name"])
+def test_an_empty_name_is_none(serve: Any, option: str) -> None:
+    assert f"Invalid value for {option}: " in serve(None, option, "", code=2)
+
+
+def test_paths_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"model_id": "org/model", "mmproj": "mmproj.gguf", "isq_cache": "kept", "imatrix": "~/imatrix.gguf"}
+    write_service_file(tmp_path / "tuned.json", options)
+    said = json.loads((tmp_path / "tuned.json").read_text())
+    assert (said["model"], said["mmproj"]) == ("org/model", "mmproj.gguf")  # names within a repository
+    assert (said["isq_cache"], said["imatrix"]) == (str(tmp_path / "kept"), str(Path.home() / "imatrix.gguf"))
 
 
 def test_several_models(serve: Any) -> None:

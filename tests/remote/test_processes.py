@@ -432,6 +432,36 @@ async def test_an_adapter_is_found_from_where_the_program_is_by_now(
         assert model.adapters == ("here",)
 
 
+WITHOUT_STREAMS = """
+import anyio, os, sys
+from paged_sdk import ReplicaSet
+from replica_builders import Fakes
+
+async def main():
+    if sys.argv[1] == "after":
+        os.closerange(0, 3)
+    async with ReplicaSet([Fakes()], in_processes=True) as model:
+        answer = await model.send_chat_request([{"role": "user", "content": "Hi!"}])
+    os.write(said, answer.choices[0].message.content.encode())
+
+said = os.dup(1)
+if sys.argv[1] == "before":  # so that the event loop has their numbers
+    os.closerange(0, 3)
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("closed", ["before", "after"])
+def test_an_application_without_standard_streams_has_replicas_too(closed: str) -> None:
+    script = subprocess.run(
+        [sys.executable, "-c", WITHOUT_STREAMS, closed],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=300,
+    )
+    assert script.stdout == b"Hello!"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_models_with_weights_answer_as_in_this_process(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import httpx2
@@ -21,6 +21,7 @@ from paged_sdk import (
     InvalidRequestError,
     Model,
     ModelClosedError,
+    ModelStats,
     QueueFullError,
     ReplicaSet,
     RequestTimeoutError,
@@ -33,6 +34,7 @@ from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.routing.routed_worker import Replica
 from paged_sdk.server import create_app
 from paged_sdk.testing import FakeModel, FakeRequest, fake_model
+from paged_sdk.worker.engine_access import EngineAccess
 from slow_fakes import SLOW_TEXT, let_end, slow_fake
 from talk import LONG, hello, said, until
 from tiny import build_model, make_checkpoint
@@ -170,6 +172,21 @@ async def test_the_last_death_is_everybodys() -> None:
             model.check()
 
 
+async def test_of_a_dead_replica_what_it_has_counted_is_left() -> None:
+    dying = fake_model("Half a text.", error=broken())
+    async with ReplicaSet([dying, fake_model("Whole.")]) as model:
+        assert model.stats().blocks_total == 2 * 4096
+        with pytest.raises(EngineDeadError):
+            await said(model, hello())
+        await said(model, hello())
+        stats, counted = model.stats(), dying.stats()
+        assert (stats.blocks_total, stats.blocks_used + stats.blocks_cached + stats.blocks_free) == (4096, 4096)
+        assert stats.completion_tokens == counted.completion_tokens + len("Whole.") + 1
+        assert counted.completion_tokens > 0
+        assert counted.prompt_tok_per_sec > 0
+        assert stats.prompt_tok_per_sec == model.replica_stats()[1].prompt_tok_per_sec
+
+
 async def test_a_replica_that_is_closed_is_left_out() -> None:
     fakes = [fake_model("one"), fake_model("two")]
     async with ReplicaSet(fakes) as model:
@@ -200,6 +217,52 @@ async def test_replicas_come_and_go() -> None:
         assert model.stats().completion_tokens == tokens >= 10
         with pytest.raises(EngineDeadError, match="no replica"):
             await said(model, hello())
+
+
+class LookedAt:
+    """Is an engine's worker, whose figures somebody looks at."""
+
+    def __init__(self, worker: Any, look: Callable[[], object]) -> None:
+        self._worker = worker
+        self._look = look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    @property
+    def stats(self) -> ModelStats:
+        self._look()
+        stats: ModelStats = self._worker.stats
+        return stats
+
+
+async def test_what_was_counted_is_there_while_a_replica_goes() -> None:
+    first, second = fake_model("One."), fake_model("Two.")
+    async with second, ReplicaSet([first]) as model:
+        await said(model, hello())
+        seen: list[int] = []
+        have_looked = threading.Event()
+
+        def scrape() -> None:
+            seen.append(model.stats().completion_tokens)
+            have_looked.set()
+
+        threads: list[threading.Thread] = []
+
+        def look() -> None:
+            if not threads:
+                threads.append(threading.Thread(target=scrape))
+                threads[0].start()
+                have_looked.wait(0.2)
+
+        insides = second._insides
+        leaving = cast(EngineAccess, LookedAt(insides.worker, look))
+        await said(second, hello())
+        number = model._routed.add(Replica(leaving, insides.adapters, 4096))
+        model._routed.remove(number)
+        threads[0].join()
+        assert seen == [model.stats().completion_tokens]
+        assert seen[0] > first.stats().completion_tokens
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

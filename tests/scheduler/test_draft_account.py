@@ -143,6 +143,15 @@ def test_steps_whose_time_tells_nothing_are_counted() -> None:
     assert drafts.account.speed_up == 1.0
 
 
+def test_texts_without_drafts_are_as_fast_as_without() -> None:
+    drafts = Drafts()
+    for _ in range(50):
+        drafts.account.note(1, [], 1.0, drafting_seconds=0.01)
+    assert drafts.account.speed_up == 1.0
+    drafts.verified(4, 0, 2.0)
+    assert drafts.account.speed_up < 1.0
+
+
 def test_forced_tokens_are_no_guesses_and_lend_them_nothing() -> None:
     drafts = Drafts()
     for _ in range(REFRESH + 1):

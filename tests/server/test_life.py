@@ -174,6 +174,17 @@ def test_a_server_that_ends_finishes_what_is_under_way() -> None:
     assert answers[0].json()["choices"][0]["message"]["content"] == SLOW_TEXT
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/v1/messages/count_tokens"])
+def test_a_server_that_ends_waits_for_no_body(path: str) -> None:
+    with serving(fake_model("Hello!")) as served, socket.create_connection(("127.0.0.1", served.port), 60) as client:
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        client.sendall(f'{head}{{"model"'.encode())
+        served.wait(lambda model: served.app.drain.in_flight > 0)
+        assert served.http.get("/health").status_code == 200  # by when it is read
+        served.app.drain.begin()
+        assert client.recv(4096).startswith(b"HTTP/1.1 503 ")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "last"),
     [

@@ -28,7 +28,7 @@ def start_program(module: str, *arguments: str, what: str, files: Sequence[int] 
 
     The interpreter gets a program of its own and not the application's script, which so needs no guard against being
     run again. Ctrl-C, SIGTERM and SIGHUP do nothing to it, from its start on: it may have texts to finish, and it is
-    told to end by other means.
+    told to end by other means. Standard streams that this process has not, as some services have none, are empty.
 
     :param arguments: those of ``main``
     :param what: names the process in the error
@@ -44,9 +44,27 @@ def start_program(module: str, *arguments: str, what: str, files: Sequence[int] 
     command = [sys.executable, "-c", program, *arguments, *sys.path]
     try:
         with _signals_held_back():
-            return subprocess.Popen(command, pass_fds=files, **options)
+            return subprocess.Popen(command, pass_fds=files, **_empty_streams() | options)
     except (OSError, MemoryError) as error:
         raise EngineError(f"the process of {what} cannot be started: {error}") from error
+
+
+def _empty_streams() -> dict[str, Any]:
+    """Return ``subprocess.Popen``'s options for the standard streams that a process would not inherit: they are closed,
+    or something else, which Python lets no other process inherit, has their number.
+    """
+    return {
+        name: subprocess.DEVNULL
+        for number, name in enumerate(("stdin", "stdout", "stderr"))
+        if not _is_inheritable(number)
+    }
+
+
+def _is_inheritable(descriptor: int) -> bool:
+    try:
+        return os.get_inheritable(descriptor)
+    except OSError:  # it is closed
+        return False
 
 
 @contextmanager

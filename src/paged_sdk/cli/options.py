@@ -5,7 +5,6 @@ several commands take.
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -109,7 +108,9 @@ class OutputOptions:
 
 @frozen(kw_only=True)
 class ModelOptions:
-    """Says what the model is, from which files, and where it runs."""
+    """Says what the model is, from which files, and where it runs. Paths are as they were typed: builders refuse an
+    empty one, as of a variable of a shell that is not set, which ``Path`` takes for the working directory.
+    """
 
     format: Annotated[
         ModelFormat | None,
@@ -150,7 +151,7 @@ class ModelOptions:
         BuilderSetting("token_source"),
     ] = None
     mmproj: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--mmproj",
             metavar="FILE",
@@ -206,7 +207,7 @@ class ModelOptions:
         ),
     ] = None
     topology: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--topology",
             metavar="FILE",
@@ -215,7 +216,7 @@ class ModelOptions:
         ),
     ] = None
     imatrix: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--imatrix",
             metavar="FILE",
@@ -225,7 +226,7 @@ class ModelOptions:
         BuilderSetting("imatrix"),
     ] = None
     calibration_file: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--calibration-file",
             metavar="TEXT",
@@ -235,7 +236,7 @@ class ModelOptions:
         BuilderSetting("calibration_file"),
     ] = None
     isq_cache: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--isq-cache",
             metavar="DIRECTORY",

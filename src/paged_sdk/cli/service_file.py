@@ -136,16 +136,12 @@ RENAMED: Final[Mapping[str, str]] = {
     "server.image_hosts": "image_host",
     "server.page": "no_page",
 }
-MAY_BE_PATHS: Final = ("model_id", "tok_model_id", "chat_template")
+ARE_PATHS: Final = ("imatrix", "calibration_file", "isq_cache", "topology")
+MAY_BE_PATHS: Final = ("model_id", "mmproj", "tok_model_id", "chat_template")
 OF_ONE: Final = ("model", "name", "quantized_files", "tokenizer", "arch", "draft_model", "adapters", "mmproj")
 """What cannot hold for several models."""
 READ_AS: Final[Mapping[str, Callable[[Any], object]]] = {
     "format": ModelFormat,
-    "mmproj": Path,
-    "imatrix": Path,
-    "calibration_file": Path,
-    "isq_cache": Path,
-    "topology": Path,
     "adapters": lambda value: [f"{name}={path}" for name, path in value.items()],
     "paged.mode": PagedAttnMode,
     "paged.cache_type": PagedCacheType,
@@ -291,7 +287,7 @@ def write_service_file(path: Path, options: Mapping[str, Any]) -> None:
 def _written(option: str, value: object) -> object:
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, Path) or (option in MAY_BE_PATHS and os.path.exists(os.path.expanduser(str(value)))):
+    if option in ARE_PATHS or (option in MAY_BE_PATHS and os.path.exists(os.path.expanduser(str(value)))):
         return os.path.abspath(os.path.expanduser(str(value)))
     return list(value) if isinstance(value, tuple) else value
 

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, closing
 from typing import Any, Self
 
 import typer
-from attrs import frozen
+from attrs import Attribute, field, frozen
 
 from paged_sdk import ConfigError, Model
 from paged_sdk.cli.groups import replaced
@@ -38,11 +38,16 @@ class ServedModel:
     """
 
     builder: AnyBuilder
-    name: str | None = None
+    name: str | None = field(default=None)
     arch: str | None = None
     replicas: int = 1
     ray: bool = False
     max_replicas: int | None = None
+
+    @name.validator
+    def _is_said(self, attribute: Attribute[Any], value: str | None) -> None:
+        if value == "":  # as of a variable of a shell that is not set
+            raise typer.BadParameter("expected a name, not ''", param_hint="--served-model-name")
 
     @classmethod
     def of(

@@ -102,13 +102,7 @@ class EngineProcess:
         try:
             with other:
                 # It builds what the application would: it has the application's environment, too.
-                self._process = start_program(
-                    "paged_sdk.remote.program",
-                    str(other.fileno()),
-                    what="a replica",
-                    files=(other.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                )
+                self._process = start_program("paged_sdk.remote.program", what="a replica", stdin=other)
         except BaseException:
             own.close()
             raise

@@ -30,13 +30,12 @@ _LOST: Final = 3
 """The exit status where the other process has gone."""
 
 
-def main(descriptor: str) -> NoReturn:
-    """Build and serve what is asked for through a socket, until that is closed.
-
-    :param descriptor: the socket's, a number
-    """
+def main() -> NoReturn:
+    """Build and serve what is asked for through a socket, the standard input, until that is closed."""
     os.dup2(2, 1)  # what others print is not the program's output
-    channel = Channel(socket.socket(fileno=int(descriptor)))
+    channel = Channel(socket.socket(fileno=os.dup(0)))
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # what others read is not the application's messages
     end_with_parent(_LOST)  # whose connection a forked child of it may hold open
     first = channel.read()
     if first is None:

@@ -94,11 +94,13 @@ class RoutedWorker:
 
     @property
     def stats(self) -> ModelStats:
-        """Return the sum of all snapshots; the speed-up by drafts is the mean. What engines that are gone have counted
-        stays in it.
+        """Return the sum of all snapshots; the speed-up by drafts is the mean. Of engines that are dead or gone, what
+        they have counted stays in it.
         """
-        every = self.replica_stats
-        stats = _sum([*every, self._gone], speed_ups=every)
+        with self._lock:  # whoever takes an engine away moves what it has counted
+            replicas, gone = self.replicas, self._gone
+            every = [_left(each) for each in replicas]
+        stats = _sum([*every, gone], speed_ups=every)
         return evolve(stats, waiting=stats.waiting + len(self._waiting)) if self._waiting else stats
 
     def check(self) -> None:
@@ -301,6 +303,11 @@ def _sum(every: Sequence[ModelStats], *, speed_ups: Sequence[ModelStats] = ()) -
     sums = {each.name: sum(getattr(stats, each.name) for stats in every) for each in fields(ModelStats)}
     mean = sum(each.draft_speed_up for each in speed_ups) / len(speed_ups) if speed_ups else 1.0
     return ModelStats(**sums | {"draft_speed_up": mean})
+
+
+def _left(replica: Replica) -> ModelStats:
+    """Return what there is of an engine: of one that has died while others go on, its counts."""
+    return _past(replica.worker.stats) if isinstance(replica.why_not, EngineDeadError) else replica.worker.stats
 
 
 def _past(stats: ModelStats) -> ModelStats:

@@ -69,6 +69,7 @@ class DraftAccount:
         self._balances: list[DraftBalance] = []
         self._seconds = 0.0
         self._seconds_without = 0.0
+        self._has_verified = False
         self._num_since_plain = 0
 
     def open_balance(self) -> DraftBalance:
@@ -90,8 +91,10 @@ class DraftAccount:
 
     @property
     def speed_up(self) -> float:
-        """Return how many times as long the generation of all texts so far would have taken without drafts."""
-        return self._seconds_without / self._seconds if self._seconds > 0 else 1.0
+        """Return how many times as long the generation of all texts so far would have taken without drafts; 1 if there
+        were none, however long it took to ask for them.
+        """
+        return self._seconds_without / self._seconds if self._has_verified and self._seconds > 0 else 1.0
 
     def count(self, verified: Iterable[VerifiedDrafts]) -> None:
         """Count drafts of a step whose time says nothing of them."""
@@ -124,6 +127,7 @@ class DraftAccount:
             for balance in self._balances:
                 balance.add(SHARE)
             return
+        self._has_verified = True
         num_drafts = sum(each.num_drafts for each in verified)
         num_forced = sum(each.num_forced for each in verified)
         num_guesses = num_drafts - num_forced

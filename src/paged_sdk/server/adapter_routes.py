@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from paged_sdk import InvalidRequestError
 from paged_sdk.server.answers import read_body
+from paged_sdk.server.drain import Drain
 from paged_sdk.server.served_models import Served, ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
@@ -31,6 +32,7 @@ class AdapterRoutes:
 
     models: ServedModels
     settings: ServerSettings
+    drain: Drain
 
     async def load(self, request: Request) -> Response:
         """Load an adapter.
@@ -38,7 +40,7 @@ class AdapterRoutes:
         :raises ProblemError: no folder is configured
         :raises PagedError: it is not in the folder, its name is taken, or it cannot be read
         """
-        body = await read_body(request, LOAD_ADAPTER.read, MAX_BODY_BYTES)
+        body = await read_body(request, LOAD_ADAPTER.read, MAX_BODY_BYTES, self.drain)
         path = self._path(body["lora_path"])
         served = self._base(body.get("base_model_name"))
         name = body["lora_name"]
@@ -52,7 +54,7 @@ class AdapterRoutes:
 
         :raises ProblemError: no folder is configured, or there is no such adapter
         """
-        body = await read_body(request, UNLOAD_ADAPTER.read, MAX_BODY_BYTES)
+        body = await read_body(request, UNLOAD_ADAPTER.read, MAX_BODY_BYTES, self.drain)
         self._folder()
         served = self.models.find(body["lora_name"], param="lora_name")
         if served.adapter is None:

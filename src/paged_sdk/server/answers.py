@@ -64,7 +64,7 @@ class Answers(Generic[AnswerT, ChunkT]):
 
         :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
         """
-        call = await read_body(request, self.read, self.settings.max_body_bytes, images=self.images)
+        call = await read_body(request, self.read, self.settings.max_body_bytes, self.drain, images=self.images)
         served = self.models.find(call.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter, record.label = served.name, served.adapter, call.label
@@ -102,33 +102,37 @@ class Answers(Generic[AnswerT, ChunkT]):
         return await in_thread(lambda: JSONResponse(call.response(answer)))
 
 
-async def read_body(request: Request, read: Callable[[object], T], limit: int, *, images: ImageUrls | None = None) -> T:
+async def read_body(
+    request: Request, read: Callable[[object], T], limit: int, drain: Drain, *, images: ImageUrls | None = None
+) -> T:
     """Return what the body of a request says.
 
     :param limit: bytes that it may have
     :param images: fetches those that it names
-    :raises ProblemError: it is too long, takes too long to come, or is no JSON by its type
+    :raises ProblemError: it is too long, takes too long to come, or is no JSON by its type; or the server ends before
+        it has come
     :raises PagedError: it says something that cannot be done
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # a browser lets any web page send other types
         message = f"the body's type is {kind[:100] or 'not given'}: expected the header Content-Type: application/json"
         raise ProblemError(Problem(status=415, message=message, code="unsupported_media_type"))
-    data = await _data(request, limit)
+    data = await _data(request, limit, drain)
     if images is not None and images.hosts:
         value = await images.fill(await in_thread(lambda: read_json(data)))
         return await in_thread(lambda: read(value))
     return read(read_json(data)) if len(data) < LARGE_BODY else await in_thread(lambda: read(read_json(data)))
 
 
-async def _data(request: Request, limit: int) -> bytes:
+async def _data(request: Request, limit: int, drain: Drain) -> bytes:
     pieces, length = [], 0
     said = request.headers.get("content-length", "")
     if said.isascii() and said.isdecimal() and int(said) > limit:  # before the client has sent it
         raise _too_long(limit)
     start = anyio.current_time()
     try:
-        with anyio.CancelScope(deadline=start + BODY_SECONDS) as scope:
+        with drain.coming() as scope:
+            scope.deadline = start + BODY_SECONDS
             async for piece in request.stream():
                 length += len(piece)
                 if length > limit:
@@ -137,6 +141,8 @@ async def _data(request: Request, limit: int) -> bytes:
                 scope.deadline = start + BODY_SECONDS + length / SLOWEST_BODY
     except ClientDisconnect:
         raise ProblemError(Problem(status=HUNG_UP, message="the client has hung up")) from None
+    if scope.cancelled_caught and drain.has_begun:
+        raise ProblemError(drain.refusal)
     if scope.cancelled_caught:
         message = f"of the body {length} bytes came in {anyio.current_time() - start:.0f} s, and then no more"
         raise ProblemError(Problem(status=408, message=message, code="timeout", headers={"Connection": "close"}))

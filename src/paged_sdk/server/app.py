@@ -181,9 +181,9 @@ class ModelServer(Starlette):
         front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
         images = ImageUrls(settings.image_hosts, settings.max_body_bytes)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images, drain=self.drain)
-        embeddings = EmbeddingRoute(models=models, settings=settings)
-        counts = CountRoute(models=models, settings=settings, images=images)
-        adapters = AdapterRoutes(models=models, settings=settings)
+        embeddings = EmbeddingRoute(models=models, settings=settings, drain=self.drain)
+        counts = CountRoute(models=models, settings=settings, images=images, drain=self.drain)
+        adapters = AdapterRoutes(models=models, settings=settings, drain=self.drain)
         page = ChatPage()
         super().__init__(
             routes=[

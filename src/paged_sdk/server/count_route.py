@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paged_sdk.server.answers import read_body, unless_client_leaves
+from paged_sdk.server.drain import Drain
 from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.record import RequestRecord
@@ -24,13 +25,14 @@ class CountRoute:
     models: ServedModels
     settings: ServerSettings
     images: ImageUrls
+    drain: Drain
 
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
         :raises PagedError: the conversation cannot be made tokens of; ``ProblemError`` likewise
         """
-        call = await read_body(request, read_count_tokens, self.settings.max_body_bytes, images=self.images)
+        call = await read_body(request, read_count_tokens, self.settings.max_body_bytes, self.drain, images=self.images)
         served = self.models.find(call.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter = served.name, served.adapter

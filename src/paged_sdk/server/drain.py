@@ -13,10 +13,13 @@ __all__ = ["Drain"]
 
 
 class Drain:
-    """Counts requests under way. Once it has begun, new ones are refused; once it is over, those that are left end."""
+    """Counts requests under way. Once it has begun, new ones are refused, and those that are not all there; once it is
+    over, those that are left end.
+    """
 
     def __init__(self) -> None:
         self._under_way: set[anyio.CancelScope] = set()
+        self._coming: set[anyio.CancelScope] = set()
         self._has_begun = False
         self._is_over = False
 
@@ -39,6 +42,13 @@ class Drain:
         """Refuse requests from now on. Idempotent."""
         self._has_begun = True
 
+    def refuse_coming(self) -> None:
+        """Refuse the requests of which not all has come, which may take as long as their clients like. Called in their
+        event loop, from time to time once it has begun.
+        """
+        for scope in self._coming:
+            scope.cancel()
+
     def cut_off(self) -> int:
         """Cancel the requests that are under way, and return how many these are. Called in their event loop."""
         self.begin()
@@ -56,6 +66,19 @@ class Drain:
                 yield
             finally:
                 self._under_way.discard(scope)
+
+    @contextmanager
+    def coming(self) -> Iterator[anyio.CancelScope]:
+        """Wait for a request's body, unless it is refused before that is there.
+
+        :returns: what is canceled then
+        """
+        with anyio.CancelScope() as scope:
+            self._coming.add(scope)
+            try:
+                yield scope
+            finally:
+                self._coming.discard(scope)
 
     @property
     def refusal(self) -> Problem:

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paged_sdk.server.answers import read_body, unless_client_leaves
+from paged_sdk.server.drain import Drain
 from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
@@ -24,13 +25,14 @@ class EmbeddingRoute:
 
     models: ServedModels
     settings: ServerSettings
+    drain: Drain
 
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
         :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
         """
-        call = await read_body(request, read_embedding, self.settings.max_body_bytes)
+        call = await read_body(request, read_embedding, self.settings.max_body_bytes, self.drain)
         served = self.models.find(call.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter, record.label = served.name, served.adapter, call.label

@@ -114,6 +114,7 @@ class _DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         drain = self._app.drain
         if drain.has_begun:
+            drain.refuse_coming()
             self._deadline = self._deadline or time.monotonic() + self._app.settings.drain_timeout
             if self.should_exit or not drain.in_flight or time.monotonic() > self._deadline:
                 self.cut_off = drain.cut_off()

@@ -28,7 +28,7 @@ class ModelStats:
     :ivar accepted_tokens: of those, the ones that were right
     :ivar forced_tokens: generated tokens that a constraint left no choice in; they are not among the drafts
     :ivar draft_speed_up: how many times as long the texts so far would have taken without drafts, going by the steps
-        that had none
+        that had none; 1 if there were no drafts
     :ivar prompt_tok_per_sec: prompt tokens per second over the last ten seconds of work
     :ivar completion_tok_per_sec: generated tokens per second over the last ten seconds of work
     """
