@@ -24,16 +24,21 @@ def message_of(
     :param has_one_call: whether calls of tools but the first are left out
     """
     (choice,) = answer.choices
-    message = choice.message
+    shown = {call.index for call in choice.message.tool_calls[: 1 if has_one_call else None]}
     blocks: list[Block] = []
-    if message.reasoning_content is not None:
-        blocks.append({"type": "thinking", "thinking": message.reasoning_content, "signature": ""})
-    if message.content:
-        blocks.append({"type": "text", "text": message.content, "citations": None})
-    blocks += [
-        _tool_use(call.id, call.function.name, json.loads(call.function.arguments))
-        for call in message.tool_calls[: 1 if has_one_call else None]
-    ]
+    for piece in choice.pieces:
+        delta = piece.delta
+        if delta.reasoning_content:
+            blocks.append({"type": "thinking", "thinking": delta.reasoning_content, "signature": ""})
+        if delta.content and blocks and blocks[-1]["type"] == "text":  # between them was what turned out to be no call
+            blocks[-1]["text"] += delta.content
+        elif delta.content:
+            blocks.append({"type": "text", "text": delta.content, "citations": None})
+        blocks += [
+            _tool_use(call.id, call.function.name, json.loads(call.function.arguments))
+            for call in delta.tool_calls
+            if call.index in shown
+        ]
     return _message(answer, model, blocks, _stop(choice, answer.usage, max_tokens))
 
 
