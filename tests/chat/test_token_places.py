@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Final, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paged_sdk.chat.token_places import TextTokens, TokenPlaces
@@ -48,6 +48,8 @@ def characters_of(data: bytes) -> list[int]:
 
 
 @given(st.lists(st.binary(max_size=4) | st.text("aŁ🦩 ", max_size=3).map(str.encode), max_size=12))
+@example([b"\xed", b"\xa0"])
+@example([b"\xed\xa0", b"\x80", b"a"])
 def test_tokens_have_a_part_in_the_characters_of_their_bytes(pieces: list[bytes]) -> None:
     characters = characters_of(b"".join(pieces))
     at = 0

@@ -167,6 +167,7 @@ def test_a_completion_is_what_openais_client_reads() -> None:
         ((b"a\xe2\x98", b"\xe2", b"\x98\x83b", b"", b"c"), "a\ufffd☃bc", [0, 2, 2, 4, 4]),
         ((b" \xf0\x9f", b"\x98", b"\x80\x80", b"x"), " \U0001f600\ufffdx", [0, 1, 1, 3]),
         ((b" \xff", b"a"), "\ufffda", [0, 1]),
+        ((b"\xed", b"\xa0", b"x"), "\ufffd\ufffdx", [0, 1, 2]),
     ],
 )
 def test_offsets_count_what_stands_for_bytes_that_are_no_character(

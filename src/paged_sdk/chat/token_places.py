@@ -55,7 +55,8 @@ class TokenPlaces:
         if self._strips_space and text:
             self._strips_space = False
             self._num_characters -= text.startswith(" ")
-        return self._num_characters + bool(self._utf8.getstate()[0])  # bytes that wait are the beginning of one more
+        # Bytes that wait are the beginning of one more, or of two: the decoder waits amid surrogates, which it refuses.
+        return self._num_characters + len(self._utf8.getstate()[0].decode("utf-8", "replace"))
 
 
 class TextTokens(Generic[_T]):

@@ -108,7 +108,8 @@ class TextOffsets:
             data = bytes(token.bytes)
             before = self._num_chars + len(self._decoder.decode(data[:1]))
             # The first byte may have shown that the bytes before it were no character, or be in the middle of one.
-            begin = before if not data or self._decoder.getstate()[0] else before - 1
+            waiting = self._decoder.getstate()[0].decode("utf-8", "replace")
+            begin = before + len(waiting) - 1 if data else before
             self._num_chars = before + len(self._decoder.decode(data[1:]))
             offsets.append(max(begin, 0))
         return offsets
