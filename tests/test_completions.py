@@ -21,7 +21,8 @@ from paged_sdk import (
     TextModelBuilder,
 )
 from paged_sdk.testing import fake_model
-from paged_sdk.types.request import CompletionOptions, PromptLike, RequestOptions
+from paged_sdk.types.prompt import PromptLike
+from paged_sdk.types.request import CompletionOptions, RequestOptions
 
 SAMPLING: Final = SamplingParams(temperature=0, max_len=8)
 

@@ -29,7 +29,8 @@ from paged_sdk.threads import thread_must_start
 from paged_sdk.tool_loop import OnToolError, ToolRun
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
-from paged_sdk.types.request import ChatRequestLike, CompletionOptions, PromptLike, PromptsLike, ReadingOptions
+from paged_sdk.types.prompt import PromptLike, PromptsLike
+from paged_sdk.types.request import ChatRequestLike, CompletionOptions, ReadingOptions
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,

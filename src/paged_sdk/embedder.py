@@ -12,8 +12,9 @@ from paged_sdk.logs import get_logger
 from paged_sdk.preparation import in_thread
 from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.types.embedding import EmbeddingResponse
+from paged_sdk.types.prompt import PromptLike, name_of_prompt
 from paged_sdk.types.reading import PooledVector
-from paged_sdk.types.request import PromptLike, RequestOptions, name_of_prompt
+from paged_sdk.types.request import RequestOptions
 
 if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np

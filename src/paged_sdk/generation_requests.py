@@ -22,7 +22,8 @@ from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
-from paged_sdk.types.request import PromptLike, RequestBuilder, RequestOptions, name_of_prompt
+from paged_sdk.types.prompt import PromptLike, name_of_prompt
+from paged_sdk.types.request import RequestBuilder, RequestOptions
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,

@@ -32,14 +32,12 @@ from paged_sdk.threads import in_own_thread
 from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
+from paged_sdk.types.prompt import PromptLike, PromptsLike, as_prompts
 from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
-    PromptLike,
-    PromptsLike,
     ReadingOptions,
     RequestOptions,
-    as_prompts,
     as_request,
     completion_options,
     reading_options,

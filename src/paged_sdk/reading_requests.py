@@ -15,8 +15,9 @@ from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.preparation import RequestPreparer, in_thread
 from paged_sdk.prompt_batch import PromptBatch, ReadPrompt, most_under_way
 from paged_sdk.scheduler.request import Request
+from paged_sdk.types.prompt import PromptLike
 from paged_sdk.types.reading import Reading
-from paged_sdk.types.request import PromptLike, RequestOptions
+from paged_sdk.types.request import RequestOptions
 from paged_sdk.types.response import Usage
 from paged_sdk.worker.engine_access import EngineAccess
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict, TypeVar, cast
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from attrs import Attribute, evolve, field, frozen
 
@@ -38,15 +38,11 @@ from paged_sdk.types.tool import Tool, ToolChoice, ToolLike, as_tool_choice, as_
 __all__ = [
     "ChatRequestLike",
     "CompletionOptions",
-    "PromptLike",
-    "PromptsLike",
     "ReadingOptions",
     "RequestBuilder",
     "RequestOptions",
-    "as_prompts",
     "as_request",
     "completion_options",
-    "name_of_prompt",
     "reading_options",
 ]
 
@@ -366,10 +362,6 @@ def _given(name: str, value: _T) -> _T:
 
 
 ChatRequestLike: TypeAlias = TextMessages | RequestBuilder | Sequence[MessageLike]
-PromptLike: TypeAlias = str | Sequence[int]
-"""A completion's prompt: text, or token ids."""
-PromptsLike: TypeAlias = PromptLike | Sequence[PromptLike]
-"""One prompt, or several: a list of ints is one prompt, a list of texts or of lists is several."""
 
 
 def as_request(request: ChatRequestLike) -> RequestBuilder:
@@ -456,28 +448,3 @@ def reading_options(options: ReadingOptions) -> RequestOptions:
     for name in options.keys() - ReadingOptions.__annotations__.keys():
         raise InvalidRequestError.of("option", name, "one of " + ", ".join(ReadingOptions.__annotations__))
     return RequestOptions(**options)
-
-
-def as_prompts(prompt: PromptsLike, name: str = "prompt") -> list[PromptLike]:
-    """Return the prompts of a completion. Token ids are not checked.
-
-    :param name: what errors call them
-    :raises InvalidRequestError: a list that begins with a text or a list, and holds something else too
-    """
-    if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence) or not prompt:
-        return [cast(PromptLike, prompt)]
-    if not _is_prompt(prompt[0]):
-        return [cast(PromptLike, prompt)]
-    for each in prompt:
-        if not _is_prompt(each):
-            raise InvalidRequestError.of(name, each, "a text or token ids, like the other prompts of the list")
-    return list(cast(Sequence[PromptLike], prompt))
-
-
-def name_of_prompt(name: str, place: int, num_prompts: int) -> str:
-    """Return what errors call one of the prompts: by its place, if there are several."""
-    return name if num_prompts == 1 else f"{name}[{place}]"
-
-
-def _is_prompt(value: object) -> bool:
-    return isinstance(value, str | Sequence) and not isinstance(value, bytes)
