@@ -43,7 +43,7 @@ from paged_sdk import (
 )
 from paged_sdk.kv.manager import KvTable
 from paged_sdk.kv.paged import KvCacheManager
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = [
     "QUICK",

@@ -36,7 +36,7 @@ from benchmarks.process import EngineProcess
 from benchmarks.protocol import EngineSettings, Prompt
 from paged_sdk import Model, SamplingParams, SpeculativeConfig, TextModelBuilder
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 from paged_sdk.types.messages import parse_messages
 from paged_sdk.weights.checkpoint import open_checkpoint
 

@@ -43,7 +43,7 @@ from benchmarks.tasks import (
     warm_up,
 )
 from benchmarks.worker import engine_class
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["Comparison", "confined_to", "names_of", "report"]
 

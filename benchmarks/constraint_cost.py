@@ -28,10 +28,10 @@ from benchmarks.inside import open_engine
 from benchmarks.models import model_path
 from benchmarks.prompts import PromptMaker
 from paged_sdk import Constraint, Model, SamplingParams, TextModelBuilder
-from paged_sdk.processors import usable_processors
 from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.speculative.forced_tokens import ForcedTokens
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["CONSTRAINTS", "Round", "run_round"]
 

@@ -38,7 +38,7 @@ from paged_sdk import (
     TextMessageRole,
     TextSpeculativeBuilder,
 )
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["Report", "measure"]
 

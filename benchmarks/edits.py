@@ -78,7 +78,7 @@ EDITS: Final = (
     _rename("config/checks.py", "NumberBetween", "low_open", "excludes_low"),
     Edit("engine/events.py", "RequestEvent", "Add a field `created_at: float = 0.0` at the end and document it."),
     _rename("engine/events.py", "Outbox", "listeners", "readers"),
-    Edit("files.py", "open_file", "Replace every double-quoted error text by one that ends with a full stop."),
+    Edit("system/files.py", "open_file", "Replace every double-quoted error text by one that ends with a full stop."),
     _rename("kernels/fp8.py", "quantize_f8e4m3", "scale", "factor"),
     Edit("kernels/fused_moe.py", "route", "Add a comment before each statement that says what it does."),
     _rename("kernels/attention.py", "decode_attention", "query", "queries"),

@@ -26,9 +26,9 @@ from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.own_pages import LastingMemory
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.models.any_model import plan_model
-from paged_sdk.processors import usable_processors
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.runner.device import choose_dtype
+from paged_sdk.system.processors import usable_processors
 from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.kept_weights import KeptWeights
 

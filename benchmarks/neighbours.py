@@ -31,7 +31,7 @@ from benchmarks.prompts import PromptMaker, tokenizer_of
 from benchmarks.protocol import EngineSettings, Prompt, RequestTimes
 from benchmarks.tasks import QUICK, Figures, Metric, Sizes, Task, decode_rate, make_tasks
 from benchmarks.versions import VersionError, other_version
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["neighbour_tasks"]
 

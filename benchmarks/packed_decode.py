@@ -23,7 +23,7 @@ from benchmarks.models import benchmark_model
 from benchmarks.paths import cache_directory
 from benchmarks.turns import decode_in_turns
 from paged_sdk import IsqType, TextModelBuilder
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["packed_matrix", "write_packed"]
 

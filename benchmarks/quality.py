@@ -34,7 +34,7 @@ from benchmarks.process import EngineProcess
 from benchmarks.prompts import PromptMaker, prose
 from benchmarks.protocol import EngineSettings, LogitsPath
 from paged_sdk import Model, SamplingParams, TextModelBuilder
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["BatchDependence", "batch_dependence", "own_paths"]
 

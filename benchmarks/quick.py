@@ -40,7 +40,7 @@ from benchmarks.saved import Saved, file_of, last_saved
 from benchmarks.saved import save as keep
 from benchmarks.tasks import LOAD, Metric, Sizes, Task, load_figures, make_tasks, warm_up
 from benchmarks.versions import Version, VersionError, last_tag, other_version, working_tree
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["Comparison", "interval", "main", "verdict"]
 

@@ -21,14 +21,14 @@ import anyio
 
 from paged_sdk import GgufModelBuilder, Model, ReplicaSet, SamplingParams, embedded_model_path
 from paged_sdk.engine.events import Outbox
-from paged_sdk.event_loop import OutputLoop
-from paged_sdk.processors import usable_processors
 from paged_sdk.remote.channel import Channel
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.host import _Frame
 from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.packing import pack
 from paged_sdk.scheduler.request import Request
+from paged_sdk.system.event_loop import OutputLoop
+from paged_sdk.system.processors import usable_processors
 from paged_sdk.testing import fake_model
 from paged_sdk.worker.subscription import Subscriber
 

@@ -27,7 +27,7 @@ from benchmarks.models import model_path
 from benchmarks.paths import cache_directory
 from benchmarks.prompts import prose
 from paged_sdk import Model, SamplingParams, TextModelBuilder
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["Difference", "measure"]
 

@@ -26,7 +26,7 @@ from benchmarks.prompts import PromptMaker, tokenizer_of
 from benchmarks.protocol import EngineSettings
 from benchmarks.tasks import LOAD, Sizes, load_figures
 from benchmarks.versions import Version, VersionError, other_version, working_tree
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["import_seconds", "main"]
 

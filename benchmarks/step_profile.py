@@ -34,7 +34,6 @@ from paged_sdk.kernels.rotary import Rotation
 from paged_sdk.kernels.step import AttentionStep
 from paged_sdk.layers.norm import RMSNorm
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.processors import usable_processors
 from paged_sdk.quant import linear
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
@@ -46,6 +45,7 @@ from paged_sdk.runner.sampled_step import SampledStep
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.scheduler.scheduler import Scheduler
+from paged_sdk.system.processors import usable_processors
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["WAITING", "Stopwatch", "profile_steps"]

@@ -10,12 +10,12 @@ import anyio
 import anyio.lowlevel
 from attrs import field, frozen
 
+from paged_sdk.calls.responses import ChatShape, CompletionShape, ResponseParts
 from paged_sdk.chat.answer import AnswerStyle
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.engine.events import RequestEvent
-from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream

@@ -107,40 +107,18 @@ def _units() -> Mapping[str, Unit]:
         "testing": Unit("testing", 9),
     }
     faces = (
+        "calls",
         "model",
         "model_insides",
         "builders",
         "composed_builders",
         "building",
+        "opening",
         "streaming",
         "blocking",
         "conversation",
-        "embedder",
-        "generation_requests",
-        "loaded_adapters",
-        "opening",
-        "responses",
-        "scorer",
-        "preparation",
-        "prompt_batch",
-        "reading_requests",
-        "pydantic_schema",
-        "structured",
-        "tool_loop",
-        "written_answer",
     )
-    grounds = (
-        "control_groups",
-        "errors",
-        "event_loop",
-        "files",
-        "guard",
-        "helper_threads",
-        "logs",
-        "owner",
-        "processors",
-        "threads",
-    )
+    grounds = ("system", "errors", "guard", "logs")
     return packages | dict.fromkeys(grounds, ground) | dict.fromkeys(faces, face)
 
 

@@ -319,7 +319,7 @@ RESULTS = (
     "paged_sdk.types.score",
     "paged_sdk.types.logprobs",
     "paged_sdk.types.stats",
-    "paged_sdk.tool_loop",
+    "paged_sdk.calls.tool_loop",
 )
 NOT_SETTINGS = (*RESULTS, "paged_sdk.errors")
 INSTANCES: dict[str, Any] = {

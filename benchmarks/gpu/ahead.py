@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["compile_side_by_side"]
 

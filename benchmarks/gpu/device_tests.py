@@ -17,7 +17,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from benchmarks.gpu.timing import Row
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["Session", "chosen_files", "run_sessions", "sessions_of", "what_is_missing"]
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
     from paged_sdk.builders import VisionModelBuilder as VisionModelBuilder
+    from paged_sdk.calls.tool_loop import ToolRun as ToolRun
     from paged_sdk.composed_builders import LoraModelBuilder as LoraModelBuilder
     from paged_sdk.composed_builders import TextSpeculativeBuilder as TextSpeculativeBuilder
     from paged_sdk.config.hang_limits import HangLimits as HangLimits
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
     from paged_sdk.model import CompletionStream as CompletionStream
     from paged_sdk.model import Model as Model
     from paged_sdk.routing.replica_set import ReplicaSet as ReplicaSet
-    from paged_sdk.tool_loop import ToolRun as ToolRun
     from paged_sdk.types.adapter import AdapterInfo as AdapterInfo
     from paged_sdk.types.constraint import Constraint as Constraint
     from paged_sdk.types.embedding import EmbeddingResponse as EmbeddingResponse
@@ -154,7 +154,7 @@ _HOME = {
     ),
     "model": ("ChatStream", "CompletionStream", "Model"),
     "routing.replica_set": ("ReplicaSet",),
-    "tool_loop": ("ToolRun",),
+    "calls.tool_loop": ("ToolRun",),
     "types.adapter": ("AdapterInfo",),
     "types.constraint": ("Constraint",),
     "types.embedding": ("EmbeddingResponse",),

@@ -17,16 +17,16 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from paged_sdk.calls.tool_loop import OnToolError, ToolRun
 from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model
-from paged_sdk.owner import OfOneProcess, Owner, closed_model
 from paged_sdk.streaming import ResponseStream
-from paged_sdk.threads import thread_must_start
-from paged_sdk.tool_loop import OnToolError, ToolRun
+from paged_sdk.system.owner import OfOneProcess, Owner, closed_model
+from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, PromptsLike

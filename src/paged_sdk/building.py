@@ -13,7 +13,7 @@ from paged_sdk.errors import ModelLoadError
 from paged_sdk.logs import show_logs
 from paged_sdk.model import Model
 from paged_sdk.opening import Opening
-from paged_sdk.threads import in_own_thread
+from paged_sdk.system.threads import in_own_thread
 
 __all__ = ["Building"]
 

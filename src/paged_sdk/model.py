@@ -13,23 +13,23 @@ from typing import TypeVar, Unpack
 import anyio
 
 from paged_sdk.build.parts import ModelParts
+from paged_sdk.calls.embedder import Embedder
+from paged_sdk.calls.generation_requests import ChatStream, CompletionStream, GenerationRequests
+from paged_sdk.calls.preparation import in_thread
+from paged_sdk.calls.reading_requests import ReadingRequests
+from paged_sdk.calls.scorer import Scorer
+from paged_sdk.calls.structured import Structure
+from paged_sdk.calls.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
-from paged_sdk.embedder import Embedder
 from paged_sdk.errors import ConfigError, InvalidRequestError
-from paged_sdk.generation_requests import ChatStream, CompletionStream, GenerationRequests
 from paged_sdk.model_insides import ModelInsides
-from paged_sdk.owner import OfOneProcess
-from paged_sdk.preparation import in_thread
-from paged_sdk.reading_requests import ReadingRequests
-from paged_sdk.scorer import Scorer
 from paged_sdk.streaming import collect_all
-from paged_sdk.structured import Structure
-from paged_sdk.threads import in_own_thread
-from paged_sdk.tool_loop import OnToolError, ToolRun, run_tools
+from paged_sdk.system.owner import OfOneProcess
+from paged_sdk.system.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, PromptsLike, as_prompts

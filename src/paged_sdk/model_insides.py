@@ -7,10 +7,10 @@ from collections.abc import Callable
 from attrs import frozen
 
 from paged_sdk.build.parts import ModelParts
+from paged_sdk.calls.loaded_adapters import Adapters, LoadedAdapters
+from paged_sdk.calls.preparation import RequestPreparer
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.isq import IsqType
-from paged_sdk.loaded_adapters import Adapters, LoadedAdapters
-from paged_sdk.preparation import RequestPreparer
 from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.worker import Worker
 

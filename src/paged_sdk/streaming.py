@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
+from paged_sdk.calls.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import EngineDeadError, InvalidRequestError, RequestError
 from paged_sdk.guard import request_failure, request_timeout
-from paged_sdk.owner import OfOneProcess
-from paged_sdk.responses import ChoiceDelta, Header, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
+from paged_sdk.system.owner import OfOneProcess
 from paged_sdk.types.response import ChatCompletionResponse, CompletionResponse
 from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.joined_requests import joined_subscribers

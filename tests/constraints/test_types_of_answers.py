@@ -19,8 +19,8 @@ from schemas import random_text
 from test_compiler import BYTES
 
 from paged_sdk import ConstraintError, InvalidRequestError
+from paged_sdk.calls.structured import Structure
 from paged_sdk.constraints.compiler import GrammarCompiler
-from paged_sdk.structured import Structure
 from paged_sdk.types.function_schema import describe_type
 
 

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from loopback import remotely
 
-from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.calls.loaded_adapters import LoadedAdapters
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.messages import Answer, FromEngine
 from paged_sdk.testing import fake_model

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from paged_sdk import AdapterError, EngineDeadError, RequestBuilder
-from paged_sdk.loaded_adapters import LoadedAdapters
+from paged_sdk.calls.loaded_adapters import LoadedAdapters
 from paged_sdk.routing.adapters import ReplicaAdapters
 from paged_sdk.routing.routed_worker import Replica, RoutedWorker
 from paged_sdk.testing import FakeModel, fake_model

@@ -27,8 +27,8 @@ from paged_sdk import (
     RequestTimeoutError,
     SamplingParams,
     TextModelBuilder,
-    preparation,
 )
+from paged_sdk.calls import preparation
 from paged_sdk.kv import paged
 from paged_sdk.kv.block_hash import block_hashes
 from paged_sdk.routing.routed_worker import Replica

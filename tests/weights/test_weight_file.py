@@ -19,7 +19,7 @@ from gguf_files import LLAMA, llama_tensors, write_gguf
 from safetensors.torch import save_file
 
 from paged_sdk.errors import CheckpointError, ModelLoadError
-from paged_sdk.files import MAX_TEXT_BYTES, read_json, read_json_if_there, read_text
+from paged_sdk.system.files import MAX_TEXT_BYTES, read_json, read_json_if_there, read_text
 from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.gguf_file import GgufFile, open_gguf
 from paged_sdk.weights.gguf_source import GgufSource
@@ -102,7 +102,7 @@ class TestWhatCannotBeRead:
             raise OSError(number, os.strerror(number), path)
 
         path = write_gguf(tmp_path / "m.gguf")
-        monkeypatch.setattr("paged_sdk.files.os.open", refuse)
+        monkeypatch.setattr("paged_sdk.system.files.os.open", refuse)
         with pytest.raises(CheckpointError, match=f"cannot be opened: {os.strerror(number)}$") as caught:
             read(path)
         assert caught.value.path == path

@@ -16,7 +16,7 @@ import anyio
 import pytest
 from attrs import define
 
-from paged_sdk import DryParams, PagedError, SamplingParams, TextModelBuilder, event_loop
+from paged_sdk import DryParams, PagedError, SamplingParams, TextModelBuilder
 from paged_sdk.attention import native_paged
 from paged_sdk.chat import detokenizer, output_text, stop_strings
 from paged_sdk.engine import engine, events, metrics, output, request_start, request_state
@@ -25,6 +25,7 @@ from paged_sdk.runner import model_runner
 from paged_sdk.sampling import bias, candidates, dry, logprobs, min_tokens, penalties, sampler, text_state, truncation
 from paged_sdk.scheduler import output as scheduler_output
 from paged_sdk.scheduler import scheduler, sequence, waiting_queue
+from paged_sdk.system import event_loop
 from paged_sdk.worker import mailbox, subscription, worker
 
 FOR_ONE_REQUEST: Final = (

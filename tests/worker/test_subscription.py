@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from paged_sdk.engine.events import Outbox, RequestEvent
-from paged_sdk.event_loop import EventLoop, Waiter
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.system.event_loop import EventLoop, Waiter
 from paged_sdk.types.response import Usage
 from paged_sdk.worker.subscription import Subscription
 

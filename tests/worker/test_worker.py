@@ -30,11 +30,11 @@ from paged_sdk import (
     SamplingParams,
     TextModelBuilder,
 )
-from paged_sdk.event_loop import EventLoop
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.output import PendingStep
 from paged_sdk.scheduler.output import SchedulerOutput
+from paged_sdk.system.event_loop import EventLoop
 from paged_sdk.testing import fake_model
 from paged_sdk.worker.worker import Worker
 from talk import said, until

@@ -47,7 +47,6 @@ from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.meeting import Meeting
 from paged_sdk.parallel.shard import shape_of_ranks
-from paged_sdk.processors import keep_on, kept_on, usable_processors
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
 from paged_sdk.runner.model_runner import ModelRunner
@@ -60,6 +59,7 @@ from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.host_drafts import HostDrafts
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from paged_sdk.speculative.text_proposer import TextProposer
+from paged_sdk.system.processors import keep_on, kept_on, usable_processors
 from paged_sdk.vision.encoder import EncodedImage
 
 __all__ = ["load_parts"]

@@ -16,7 +16,6 @@ from paged_sdk.attention.contiguous import ContiguousBackend
 from paged_sdk.build.device_setup import memory_must_do, prepare_thread
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
-from paged_sdk.files import read_text
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.decoder import DecoderModel
@@ -29,6 +28,7 @@ from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import WeightPolicy
+from paged_sdk.system.files import read_text
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.gguf_export import gguf_architecture

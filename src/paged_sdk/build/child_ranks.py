@@ -28,9 +28,9 @@ from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
 from paged_sdk.kernels.native.library import load
 from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.logs import get_logger
-from paged_sdk.owner import Owner
 from paged_sdk.parallel.group import Group
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.owner import Owner
+from paged_sdk.system.threads import thread_must_start
 
 __all__ = ["GROUP_LOST", "READY", "Assignment", "ChildRanks"]
 

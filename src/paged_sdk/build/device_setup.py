@@ -13,9 +13,9 @@ from typing import Final
 import torch
 
 from paged_sdk.errors import OutOfMemoryError, PagedError
-from paged_sdk.files import is_file
 from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.runner.device import address_space, device_memory
+from paged_sdk.system.files import is_file
 
 __all__ = ["alone_on", "memory_must_do", "memory_must_do_to", "prepare_thread", "weights_must_fit"]
 

@@ -19,7 +19,6 @@ from paged_sdk.kernels.triton.availability import launch_errors, why_not
 from paged_sdk.logs import get_logger
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.parallel.group import Group
-from paged_sdk.processors import usable_processors
 from paged_sdk.runner.cuda_graph import CudaGraphRecorder
 from paged_sdk.runner.decode_graphs import DecodeGraphs, batch_sizes, context_bounds
 from paged_sdk.runner.device import is_lack_of_memory
@@ -36,6 +35,7 @@ from paged_sdk.runner.warm_up import COMPILING_THREADS, run_for_trial, trial_ste
 from paged_sdk.sampling.candidates import argmax
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.processor import Processor
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["compile_argmax", "compile_steps", "live_compilations", "make_device_decoding", "make_overlap"]
 

@@ -20,7 +20,7 @@ from paged_sdk.build.placement import choose_devices
 from paged_sdk.errors import EngineDeadError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.parallel.group import Group
-from paged_sdk.processors import keep_on
+from paged_sdk.system.processors import keep_on
 
 __all__ = ["main"]
 

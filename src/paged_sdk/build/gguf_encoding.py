@@ -24,7 +24,7 @@ from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.quantize import quantize_blocks_reference
 from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
 from paged_sdk.kernels.torch_threads import use_threads
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 from paged_sdk.weights.gguf_export import GgufMatrix
 from paged_sdk.weights.gguf_mixtures import PLAIN_TYPES
 

@@ -19,7 +19,7 @@ from paged_sdk.kernels.native.library import load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.meeting import Meeting
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.threads import thread_must_start
 from paged_sdk.weights.checkpoint import file_stamps
 
 __all__ = ["LaunchedRanks", "follow_launch"]

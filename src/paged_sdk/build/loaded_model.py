@@ -38,7 +38,7 @@ from paged_sdk.models.family import has_head
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import SETTING, shard_of, token_slices
 from paged_sdk.quant.policy import WeightPolicy
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
 from paged_sdk.weights.embedding_recipe import read_recipe
 from paged_sdk.weights.hub import resolve_tokenizer

@@ -9,7 +9,7 @@ from paged_sdk.build.encoder_file import EncoderFile, find_encoder_file
 from paged_sdk.config.build import BuildSettings, ModelSource
 from paged_sdk.config.env import read_variable
 from paged_sdk.errors import CheckpointError, ConfigError
-from paged_sdk.files import read_text
+from paged_sdk.system.files import read_text
 from paged_sdk.weights.hub import resolve_model
 
 __all__ = ["encoder_file", "hub_token", "model_path"]

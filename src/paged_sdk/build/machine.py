@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import asdict, frozen
 
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["GpuReport", "MachineReport", "describe_machine"]
 

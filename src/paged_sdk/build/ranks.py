@@ -18,8 +18,8 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.shard import SETTING
-from paged_sdk.processors import numa_nodes, usable_processors
 from paged_sdk.runner.device import choose_device
+from paged_sdk.system.processors import numa_nodes, usable_processors
 
 __all__ = ["Seat", "check_parts", "check_ranks", "choose_seats", "launched_seat", "refuse_isq"]
 

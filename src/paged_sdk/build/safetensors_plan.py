@@ -16,8 +16,8 @@ from torch import Tensor
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.chat.text_processor import TextProcessor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
-from paged_sdk.files import is_file
 from paged_sdk.models.family import find_family
+from paged_sdk.system.files import is_file
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.new_target import must_be_new, new_directory

@@ -10,7 +10,7 @@ from typing import Any, Final
 from paged_sdk.config.checks import is_finite
 from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.files import read_json_if_there
+from paged_sdk.system.files import read_json_if_there
 
 __all__ = ["read_generation_defaults"]
 

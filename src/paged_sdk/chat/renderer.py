@@ -23,7 +23,7 @@ import paged_sdk
 from paged_sdk.chat.render_process import FAILED, LENGTH_BYTES, OUT_OF_MEMORY, REFUSED
 from paged_sdk.chat.sandbox import RenderLimits, TemplateRefusalError
 from paged_sdk.config.env import interpreter_variables
-from paged_sdk.owner import Owner
+from paged_sdk.system.owner import Owner
 
 __all__ = ["Interruption", "RenderError", "Renderer"]
 

@@ -17,8 +17,8 @@ from paged_sdk.chat.plain_data import TooLargeError, measure
 from paged_sdk.chat.renderer import Interruption, Renderer, RenderError
 from paged_sdk.chat.sandbox import RenderLimits, TemplateEnvironment, TemplateRefusalError
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shortened, shown
-from paged_sdk.files import read_json, read_text
 from paged_sdk.logs import get_logger
+from paged_sdk.system.files import read_json, read_text
 from paged_sdk.types.messages import Message, TextMessageRole
 from paged_sdk.types.tool import Tool
 

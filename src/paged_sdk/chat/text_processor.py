@@ -22,7 +22,7 @@ from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.config.checks import plain
 from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
-from paged_sdk.files import is_file, read_text
+from paged_sdk.system.files import is_file, read_text
 from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.messages import Message
 from paged_sdk.types.tool import Tool

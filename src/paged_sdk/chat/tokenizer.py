@@ -16,7 +16,7 @@ from paged_sdk.chat.content_guard import ContentGuard
 from paged_sdk.chat.pieces import PieceDecoder
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.errors import CheckpointError, InvalidRequestError
-from paged_sdk.files import read_text
+from paged_sdk.system.files import read_text
 
 __all__ = ["SpecialTokens", "Tokenizer"]
 

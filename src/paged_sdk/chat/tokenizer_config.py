@@ -11,7 +11,7 @@ import tokenizers
 from attrs import field, frozen
 
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.files import read_json_if_there
+from paged_sdk.system.files import read_json_if_there
 
 __all__ = ["TokenizerConfig"]
 

@@ -13,7 +13,7 @@ from attrs import Attribute, evolve, field, frozen
 from paged_sdk.config.checks import IsA, IsText, as_tuple, path_text
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, ConfigError
-from paged_sdk.files import read_text
+from paged_sdk.system.files import read_text
 
 if TYPE_CHECKING:
     from yaml import Node

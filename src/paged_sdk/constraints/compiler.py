@@ -20,7 +20,7 @@ from paged_sdk.constraints.json_schema import Problem, Schema, has_open_names, r
 from paged_sdk.constraints.reasons import problem_of
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, QueueFullError, shortened
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.call_grammar import CallGrammar
 from paged_sdk.types.constraint import Constraint
 

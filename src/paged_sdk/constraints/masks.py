@@ -12,7 +12,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from paged_sdk.constraints.grammar import GrammarText, error_of
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 if TYPE_CHECKING:
     import llguidance

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.threads import thread_must_start
 
 __all__ = ["Lifelines", "attach", "listen", "welcome"]
 

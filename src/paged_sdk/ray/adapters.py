@@ -12,7 +12,7 @@ __all__ = ["FleetAdapters"]
 
 
 class FleetAdapters(ReplicaAdapters):
-    """Remembers what was loaded and unloaded (an :class:`~paged_sdk.loaded_adapters.Adapters`)."""
+    """Remembers what was loaded and unloaded (an :class:`~paged_sdk.calls.loaded_adapters.Adapters`)."""
 
     def __init__(self, worker: RoutedWorker) -> None:
         super().__init__(worker)

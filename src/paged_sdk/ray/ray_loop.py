@@ -11,7 +11,7 @@ from contextvars import Context
 from functools import partial
 from typing import Any, TypeVar
 
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.threads import thread_must_start
 
 __all__ = ["RayLoop"]
 

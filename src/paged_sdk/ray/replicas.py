@@ -16,7 +16,6 @@ from paged_sdk.config.env import read_hang_limits
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelLoadError
-from paged_sdk.event_loop import settled
 from paged_sdk.model import Model
 from paged_sdk.opening import Opening
 from paged_sdk.ray.adapters import FleetAdapters
@@ -34,7 +33,8 @@ from paged_sdk.ray.ray_loop import RayLoop
 from paged_sdk.routing.replica_set import ReplicatedModel
 from paged_sdk.routing.routed_worker import RoutedWorker
 from paged_sdk.routing.waiting_room import WaitingRoom
-from paged_sdk.threads import in_own_thread
+from paged_sdk.system.event_loop import settled
+from paged_sdk.system.threads import in_own_thread
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from attrs import frozen
 
+from paged_sdk.calls.loaded_adapters import found_adapter
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.errors import shown
-from paged_sdk.loaded_adapters import found_adapter
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.messages import LoadAdapter, UnloadAdapter
-from paged_sdk.threads import in_own_thread
+from paged_sdk.system.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 
 __all__ = ["RemoteAdapters"]
@@ -22,8 +22,8 @@ __all__ = ["RemoteAdapters"]
 
 @frozen
 class RemoteAdapters:
-    """Knows by name what adapters an engine has (an :class:`~paged_sdk.loaded_adapters.Adapters`). They are loaded
-    where it runs, so paths are those of its machine.
+    """Knows by name what adapters an engine has, as an :class:`~paged_sdk.calls.loaded_adapters.Adapters` does. They
+    are loaded where it runs, so paths are those of its machine.
 
     :ivar is_near: whether that is this machine, though perhaps another working directory
     """

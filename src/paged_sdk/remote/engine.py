@@ -16,10 +16,8 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import Outbox, RequestEvent
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import EngineDeadError, PagedError
-from paged_sdk.event_loop import OutputLoop, settled
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
-from paged_sdk.owner import Owner, closed_model
 from paged_sdk.remote.link import Link, Parcel
 from paged_sdk.remote.messages import (
     Abort,
@@ -37,6 +35,8 @@ from paged_sdk.remote.messages import (
 )
 from paged_sdk.remote.packing import pack, pack_processors, pack_request, unpack
 from paged_sdk.scheduler.request import Request
+from paged_sdk.system.event_loop import OutputLoop, settled
+from paged_sdk.system.owner import Owner, closed_model
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.subscription import Subscriber

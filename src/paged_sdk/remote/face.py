@@ -7,11 +7,11 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from paged_sdk.calls.preparation import RequestPreparer
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.model import Model
 from paged_sdk.model_insides import ModelInsides
-from paged_sdk.preparation import RequestPreparer
 from paged_sdk.remote.adapters import RemoteAdapters
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.host import adapters_of

@@ -13,15 +13,13 @@ from typing import TypeAlias
 import anyio
 from attrs import evolve
 
+from paged_sdk.calls.preparation import in_thread
 from paged_sdk.constraints.grammar import Language
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.errors import EngineDeadError, EngineError, ModelClosedError
-from paged_sdk.event_loop import EventLoop, OutputLoop
 from paged_sdk.guard import request_failure
 from paged_sdk.logs import get_logger
 from paged_sdk.model_insides import ModelInsides
-from paged_sdk.owner import closed_model
-from paged_sdk.preparation import in_thread
 from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.messages import (
     Abort,
@@ -45,7 +43,9 @@ from paged_sdk.remote.messages import (
 from paged_sdk.remote.packing import ProcessorCache, pack, unpack, unpack_request
 from paged_sdk.remote.sent_error import SentError
 from paged_sdk.scheduler.request import Request
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.event_loop import EventLoop, OutputLoop
+from paged_sdk.system.owner import closed_model
+from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.worker import Worker

@@ -12,13 +12,13 @@ from typing import Any, Final, TypeVar
 
 from attrs import fields
 
+from paged_sdk.calls.preparation import RequestPreparer
 from paged_sdk.chat.template import ChatTemplate
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.token_healing import TokenPrefixes
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.constraints.grammar import Grammar
 from paged_sdk.errors import InvalidRequestError
-from paged_sdk.preparation import RequestPreparer
 from paged_sdk.remote.link import Parcel
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.tool import Tool

@@ -19,12 +19,10 @@ import anyio
 from attrs import frozen
 
 from paged_sdk.build.child_process import Child, how_it_ended, start_program
+from paged_sdk.calls.preparation import RequestPreparer
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError, ModelLoadError
-from paged_sdk.event_loop import settled
 from paged_sdk.logs import get_logger
-from paged_sdk.owner import Owner
-from paged_sdk.preparation import RequestPreparer
 from paged_sdk.remote.channel import Channel
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.face import Face, RemoteModel, unpack_face
@@ -33,7 +31,9 @@ from paged_sdk.remote.messages import FromEngine, Ping, Pong
 from paged_sdk.remote.packing import pack, unpack
 from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
-from paged_sdk.threads import in_own_thread, thread_must_start
+from paged_sdk.system.event_loop import settled
+from paged_sdk.system.owner import Owner
+from paged_sdk.system.threads import in_own_thread, thread_must_start
 
 __all__ = ["EngineProcess", "ProcessModel", "Replied"]
 

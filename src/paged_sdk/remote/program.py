@@ -14,7 +14,6 @@ import anyio
 from paged_sdk.build.child_process import end_with_parent
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
-from paged_sdk.processors import keep_on
 from paged_sdk.remote.channel import Channel
 from paged_sdk.remote.face import pack_face
 from paged_sdk.remote.host import EngineHost
@@ -22,6 +21,7 @@ from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.packing import pack, unpack
 from paged_sdk.remote.sent_error import SentError
 from paged_sdk.remote.starting import Assignment, Built, Failed, LogLine
+from paged_sdk.system.processors import keep_on
 from paged_sdk.worker.worker import Worker
 
 __all__ = ["main"]

@@ -7,9 +7,9 @@ from os import PathLike
 
 import anyio
 
+from paged_sdk.calls.loaded_adapters import Adapters
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.errors import ConfigError, EngineDeadError, ModelClosedError
-from paged_sdk.loaded_adapters import Adapters
 from paged_sdk.routing.routed_worker import Replica, RoutedWorker, none_runs
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 
@@ -17,7 +17,7 @@ __all__ = ["ReplicaAdapters"]
 
 
 class ReplicaAdapters:
-    """Knows the adapters of all replicas, which have the same (an :class:`~paged_sdk.loaded_adapters.Adapters`)."""
+    """Knows the adapters that all replicas have, as an :class:`~paged_sdk.calls.loaded_adapters.Adapters` does."""
 
     def __init__(self, worker: RoutedWorker) -> None:
         self._worker = worker

@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 from attrs import frozen
 
+from paged_sdk.calls.preparation import RequestPreparer
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.logs import show_logs
-from paged_sdk.preparation import RequestPreparer
-from paged_sdk.processors import numa_nodes, usable_processors
 from paged_sdk.remote.process import EngineProcess, ProcessModel, Replied
-from paged_sdk.threads import in_own_thread
+from paged_sdk.system.processors import numa_nodes, usable_processors
+from paged_sdk.system.threads import in_own_thread
 
 __all__ = ["Seat", "build_in_processes", "seats_of"]
 

@@ -9,16 +9,16 @@ from functools import partial
 
 from attrs import evolve, fields, frozen
 
+from paged_sdk.calls.loaded_adapters import Adapters
 from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.errors import EngineDeadError, ModelClosedError, PagedError, QueueFullError
-from paged_sdk.event_loop import OutputLoop
 from paged_sdk.guard import request_failure
-from paged_sdk.loaded_adapters import Adapters
-from paged_sdk.owner import closed_model
 from paged_sdk.routing.router import Route, Router
 from paged_sdk.routing.waiting_room import WaitingRoom
 from paged_sdk.scheduler.request import Request
+from paged_sdk.system.event_loop import OutputLoop
+from paged_sdk.system.owner import closed_model
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.engine_access import EngineAccess
 from paged_sdk.worker.subscription import Subscriber

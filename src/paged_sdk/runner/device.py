@@ -12,10 +12,10 @@ from typing import Final
 
 import torch
 
-from paged_sdk.control_groups import control_groups
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native import library
 from paged_sdk.kv.pool_size import DeviceMemory
+from paged_sdk.system.control_groups import control_groups
 
 __all__ = [
     "address_space",

@@ -15,7 +15,7 @@ from paged_sdk.guard import clear_frames, drop_tracebacks
 from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.image_queue import AbandonedError, ImageQueue
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.media import ImageSpan
 from paged_sdk.types.step import StepRow
 from paged_sdk.vision.encoder import EncodedImage, ImageEncoder

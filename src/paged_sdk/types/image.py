@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from attrs import field, frozen
 
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shortened
-from paged_sdk.files import open_file
+from paged_sdk.system.files import open_file
 
 __all__ = ["Image", "ImageLike", "image_of_part"]
 

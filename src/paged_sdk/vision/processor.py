@@ -15,7 +15,7 @@ from attrs import frozen
 
 from paged_sdk.config.images import ImageLimits
 from paged_sdk.errors import CheckpointError, ConfigError, InvalidRequestError, shown
-from paged_sdk.files import is_file, read_json_if_there
+from paged_sdk.system.files import is_file, read_json_if_there
 from paged_sdk.types.image import Image
 from paged_sdk.types.media import ImageSpan, PromptMedia
 from paged_sdk.vision.family import Inputs, ProcessedImage, VisionFamily

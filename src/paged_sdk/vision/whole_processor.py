@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.files import read_json_if_there
+from paged_sdk.system.files import read_json_if_there
 from paged_sdk.vision.family import ProcessedImage, VisionFamily
 from paged_sdk.vision.processor import load_image_processor
 

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from paged_sdk.errors import CheckpointError
-from paged_sdk.files import open_file, read_json
+from paged_sdk.system.files import open_file, read_json
 from paged_sdk.weights.gguf_source import GgufSource
 from paged_sdk.weights.gguf_split import split_parts
 from paged_sdk.weights.quantized_format import find_format

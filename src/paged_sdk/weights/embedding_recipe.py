@@ -13,7 +13,7 @@ from attrs import evolve
 from paged_sdk.config.checks import plain
 from paged_sdk.config.embedding import DenseLayer, EmbeddingRecipe, Pooling
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.files import is_file, read_json, read_json_if_there, read_text
+from paged_sdk.system.files import is_file, read_json, read_json_if_there, read_text
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 

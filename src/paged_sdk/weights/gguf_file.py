@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
-from paged_sdk.files import is_file
 from paged_sdk.kernels.gguf_blocks import block_format
+from paged_sdk.system.files import is_file
 from paged_sdk.weights.ggml_file import GGJT, read_ggml
 from paged_sdk.weights.gguf_metadata import ARRAY, GgufCursor
 from paged_sdk.weights.gguf_split import split_parts

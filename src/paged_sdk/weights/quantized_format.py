@@ -14,8 +14,8 @@ from attrs import frozen
 
 import paged_sdk.weights.formats
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError, shown
-from paged_sdk.files import read_json_if_there
 from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.system.files import read_json_if_there
 from paged_sdk.weights.format_settings import FormatSettings
 from paged_sdk.weights.packed_tensors import PackedTensors
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, ModelLoadError, UnsupportedQuantizationError, shown
-from paged_sdk.files import is_file, read_json
 from paged_sdk.kernels.stored_matrix import DenseMatrix, UnreadRows
+from paged_sdk.system.files import is_file, read_json
 from paged_sdk.weights.safetensors_file import SafetensorsFile
 
 __all__ = ["SafetensorsSource", "uqff_is_refused"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
-from paged_sdk.files import CheckpointFile, open_file
 from paged_sdk.kernels.own_pages import own_pages
+from paged_sdk.system.files import CheckpointFile, open_file
 
 __all__ = ["WeightFile"]
 

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from paged_sdk.engine.events import Listener, RequestEvent
 from paged_sdk.engine.request_start import RequestStart
-from paged_sdk.event_loop import EventLoop, OutputLoop, Waiter
 from paged_sdk.sampling.raw_logprobs import RawLogprobs
+from paged_sdk.system.event_loop import EventLoop, OutputLoop, Waiter
 from paged_sdk.types.response import FinishReason, Usage
 
 __all__ = ["Subscriber", "Subscription", "UnreadChoice"]

@@ -18,12 +18,12 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.engine.events import Outbox, RequestEvent
 from paged_sdk.errors import EngineDeadError, EngineError, PagedError
-from paged_sdk.event_loop import OutputLoop, settled
 from paged_sdk.guard import RequestGuard, clear_frames, request_failure
 from paged_sdk.logs import get_logger
-from paged_sdk.owner import Owner, closed_model
 from paged_sdk.scheduler.request import Request
-from paged_sdk.threads import thread_must_start
+from paged_sdk.system.event_loop import OutputLoop, settled
+from paged_sdk.system.owner import Owner, closed_model
+from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.stats import ModelStats
 from paged_sdk.worker.mailbox import Abort, Call, CallAlone, Close, Command, Mailbox, Submit, Wake
 from paged_sdk.worker.subscription import Subscriber

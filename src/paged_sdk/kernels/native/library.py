@@ -29,7 +29,7 @@ from paged_sdk.kernels.native.structures import (
     Values,
 )
 from paged_sdk.logs import get_logger
-from paged_sdk.processors import usable_processors
+from paged_sdk.system.processors import usable_processors
 
 __all__ = ["NativeLibrary", "Workspace", "available_levels", "load", "open_library", "why_not"]
 

@@ -17,7 +17,7 @@ import attrs
 from attrs import frozen
 
 from paged_sdk.errors import InvalidRequestError, ToolError, ToolRoundsError, shown
-from paged_sdk.threads import in_anyio_thread
+from paged_sdk.system.threads import in_anyio_thread
 from paged_sdk.types.function_arguments import bind_arguments
 from paged_sdk.types.messages import Message
 from paged_sdk.types.request import RequestBuilder

@@ -43,7 +43,7 @@ class Structure(Generic[InstanceT]):
         describe, validate = getattr(type_, "model_json_schema", None), getattr(type_, "model_validate_json", None)
         try:
             if callable(describe) and callable(validate):  # pydantic's
-                from paged_sdk.pydantic_schema import ModelSchema
+                from paged_sdk.calls.pydantic_schema import ModelSchema
 
                 return cls(name, _closed(describe(schema_generator=ModelSchema)), validate)
             schema = describe_type(type_)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paged_sdk.processors import kept_on, numa_nodes, usable_processors
+from paged_sdk.system.processors import kept_on, numa_nodes, usable_processors
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ from functools import partial
 
 from attrs import frozen
 
+from paged_sdk.calls.loaded_adapters import Adapters
+from paged_sdk.calls.preparation import RequestPreparer, in_thread
+from paged_sdk.calls.prompt_batch import PromptBatch, ReadPrompt, most_under_way
 from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.checks import is_unicode
 from paged_sdk.errors import InvalidRequestError
-from paged_sdk.loaded_adapters import Adapters
-from paged_sdk.preparation import RequestPreparer, in_thread
-from paged_sdk.prompt_batch import PromptBatch, ReadPrompt, most_under_way
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.prompt import PromptLike
 from paged_sdk.types.reading import Reading

@@ -20,9 +20,9 @@ from paged_sdk.constraints.compiler import GrammarCompiler
 from paged_sdk.constraints.grammar import Grammar, Language
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, ContextLengthError, InvalidRequestError
-from paged_sdk.helper_threads import HelperThreads
 from paged_sdk.kv.block_hash import CacheKey, block_hashes
 from paged_sdk.scheduler.request import Request
+from paged_sdk.system.helper_threads import HelperThreads
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.messages import Message
@@ -42,7 +42,7 @@ MOST_BLOCKS: Final = 1024
 MOST_THREADS: Final = 40
 """In one event loop so many threads make tokens at a time, beside as many that anyio gives an application."""
 # They belong to the event loop that a request is made in, as anyio's own do.
-_threads: Final[RunVar[HelperThreads]] = RunVar("paged_sdk.preparation.threads")
+_threads: Final[RunVar[HelperThreads]] = RunVar("paged_sdk.calls.preparation.threads")
 
 OPEN_ANSWER: Final = 4096
 """Of a prompt that is cut, so much is cut more for an answer whose length nobody has bounded, or a quarter of the

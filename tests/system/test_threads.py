@@ -21,8 +21,8 @@ import pytest
 
 from caught_errors import KnownError, goes_when_caught
 from paged_sdk.errors import EngineError
-from paged_sdk.helper_threads import HelperThreads
-from paged_sdk.threads import in_anyio_thread, in_own_thread
+from paged_sdk.system.helper_threads import HelperThreads
+from paged_sdk.system.threads import in_anyio_thread, in_own_thread
 from talk import until
 
 pytestmark = pytest.mark.anyio
@@ -210,8 +210,8 @@ async def test_applications_threads_end_and_leave_nothing() -> None:
 ENDS = """
 import asyncio, os, sys, threading, time
 from functools import partial
-from paged_sdk.helper_threads import HelperThreads
-from paged_sdk.threads import in_own_thread
+from paged_sdk.system.helper_threads import HelperThreads
+from paged_sdk.system.threads import in_own_thread
 
 begun = threading.Event()
 

@@ -16,7 +16,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from paged_sdk.errors import EngineError
-from paged_sdk.event_loop import EventLoop, settled
+from paged_sdk.system.event_loop import EventLoop, settled
 
 __all__ = ["in_anyio_thread", "in_context", "in_own_thread", "thread_must_start"]
 
@@ -42,7 +42,7 @@ async def in_own_thread(
     function: Callable[[], _T], purpose: str, *, abandon_on_cancel: bool = True, daemon: bool | None = None
 ) -> _T:
     """Run a function in a thread that ends with it, and is none of anyio's: see
-    :class:`~paged_sdk.helper_threads.HelperThreads`, which is for what is done often.
+    :class:`~paged_sdk.system.helper_threads.HelperThreads`, which is for what is done often.
 
     :param purpose: what the thread is for
     :param abandon_on_cancel: whoever is cancelled does not wait for its end

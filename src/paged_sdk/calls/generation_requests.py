@@ -11,15 +11,15 @@ from typing import TypeAlias, TypeVar
 
 from attrs import frozen
 
+from paged_sdk.calls.loaded_adapters import Adapters
+from paged_sdk.calls.preparation import RequestPreparer, in_thread
+from paged_sdk.calls.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.chat.output_text import OutputText
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.token_healing import EncodedPrompt
 from paged_sdk.config.checks import is_unicode
 from paged_sdk.constraints.grammar import Grammar, Language
 from paged_sdk.errors import InvalidRequestError
-from paged_sdk.loaded_adapters import Adapters
-from paged_sdk.preparation import RequestPreparer, in_thread
-from paged_sdk.responses import ChatShape, CompletionShape, ResponseParts, ResponseShape
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.types.prompt import PromptLike, name_of_prompt

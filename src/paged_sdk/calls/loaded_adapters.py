@@ -14,8 +14,8 @@ import anyio
 from paged_sdk.config.build import AdapterSource
 from paged_sdk.engine.engine import Engine
 from paged_sdk.errors import ConfigError, InvalidRequestError
-from paged_sdk.event_loop import settled
-from paged_sdk.threads import in_own_thread
+from paged_sdk.system.event_loop import settled
+from paged_sdk.system.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo, AdapterUse
 from paged_sdk.worker.worker import Worker
 

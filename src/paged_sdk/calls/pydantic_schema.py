@@ -1,6 +1,6 @@
 """Describes pydantic models by schemas that can be enforced, where pydantic's own cannot or say too little.
 
-Nothing but :mod:`paged_sdk.structured` imports this, and only for a pydantic model: pydantic is no dependency.
+Nothing but :mod:`paged_sdk.calls.structured` imports this, and only for a pydantic model: pydantic is no dependency.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from functools import partial
 import anyio
 import pytest
 
-from paged_sdk import helper_threads
 from paged_sdk.errors import EngineError
-from paged_sdk.helper_threads import HelperThreads
+from paged_sdk.system import helper_threads
+from paged_sdk.system.helper_threads import HelperThreads
 from talk import until
 
 pytestmark = pytest.mark.anyio

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from paged_sdk.calls.preparation import in_thread
+from paged_sdk.calls.reading_requests import ReadingRequests
 from paged_sdk.config.checks import as_optional_int, is_token_id
 from paged_sdk.config.embedding import POOLINGS, EmbeddingRecipe, Pooling
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
 from paged_sdk.logs import get_logger
-from paged_sdk.preparation import in_thread
-from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, name_of_prompt
 from paged_sdk.types.reading import PooledVector

@@ -14,9 +14,9 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.engine.request_start import RequestStart
 from paged_sdk.errors import ModelClosedError, QueueFullError
-from paged_sdk.event_loop import EventLoop, Waiter
 from paged_sdk.guard import request_failure, request_timeout
 from paged_sdk.scheduler.request import Request
+from paged_sdk.system.event_loop import EventLoop, Waiter
 from paged_sdk.types.reading import ReadResult, TokenScores
 from paged_sdk.types.response import Usage
 from paged_sdk.worker.engine_access import EngineAccess

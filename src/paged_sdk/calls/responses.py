@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from attrs import define, frozen
 
+from paged_sdk.calls.written_answer import WrittenAnswer
 from paged_sdk.chat.answer import AnswerParser
 from paged_sdk.chat.answer_pieces import AnswerPiece
 from paged_sdk.chat.output_text import OutputText
@@ -36,7 +37,6 @@ from paged_sdk.types.response import (
     Usage,
 )
 from paged_sdk.worker.subscription import Subscription, UnreadChoice
-from paged_sdk.written_answer import WrittenAnswer
 
 __all__ = ["ChatShape", "ChoiceDelta", "CompletionShape", "Header", "ResponseParts", "ResponseShape"]
 

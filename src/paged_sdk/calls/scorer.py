@@ -7,10 +7,10 @@ from functools import partial
 
 from attrs import frozen
 
+from paged_sdk.calls.preparation import in_thread
+from paged_sdk.calls.reading_requests import ReadingRequests
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
 from paged_sdk.kv.contiguous import common_prefix_length
-from paged_sdk.preparation import in_thread
-from paged_sdk.reading_requests import ReadingRequests
 from paged_sdk.types.prompt import PromptLike, name_of_prompt
 from paged_sdk.types.reading import PromptScores
 from paged_sdk.types.request import RequestOptions

@@ -11,9 +11,9 @@ from typing import Final, TypeAlias, TypeVar
 
 import anyio
 
-from paged_sdk.event_loop import EventLoop, settled
-from paged_sdk.owner import Owner
-from paged_sdk.threads import in_context, thread_must_start
+from paged_sdk.system.event_loop import EventLoop, settled
+from paged_sdk.system.owner import Owner
+from paged_sdk.system.threads import in_context, thread_must_start
 
 __all__ = ["HelperThreads"]
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paged_sdk.control_groups import control_groups
+from paged_sdk.system.control_groups import control_groups
 
 __all__ = ["keep_on", "kept_on", "numa_nodes", "usable_processors"]
 
