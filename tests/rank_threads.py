@@ -17,8 +17,8 @@ from torch._C._distributed_c10d import HashStore
 from paged_sdk import EngineDeadError
 from paged_sdk.build import assembly
 from paged_sdk.build.loading import Loading
-from paged_sdk.build.part import ModelPart
-from paged_sdk.build.ranks import Seat
+from paged_sdk.build.ranks.part import ModelPart
+from paged_sdk.build.ranks.ranks import Seat
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.kernels.native.ranks import make_shared_memory
 from paged_sdk.parallel.group import Group
@@ -70,8 +70,8 @@ def ranks_as_threads() -> Iterator[None]:
 
 
 class ThreadRanks:
-    """Stands where :class:`~paged_sdk.build.child_ranks.ChildRanks` does: its ranks load and compute the same parts,
-    share memory likewise, and hear through gloo what is to be computed.
+    """Stands where :class:`~paged_sdk.build.ranks.child_ranks.ChildRanks` does: its ranks load and compute the same
+    parts, share memory likewise, and hear through gloo what is to be computed.
 
     :ivar group: all ranks, the first of which is the caller's
     """

@@ -166,7 +166,7 @@ def let_record(patch: pytest.MonkeyPatch, device: torch.device, recorder: Record
 
     patch.setattr("paged_sdk.build.kv_storage.choose_storage", storage)
     patch.setattr("paged_sdk.build.assembly.make_device_decoding", path)
-    patch.setattr("paged_sdk.build.part.make_device_decoding", path)
+    patch.setattr("paged_sdk.build.ranks.part.make_device_decoding", path)
 
 
 def let_torch_attend(patch: pytest.MonkeyPatch) -> None:

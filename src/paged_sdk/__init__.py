@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from paged_sdk.blocking import BlockingChatStream as BlockingChatStream
     from paged_sdk.blocking import BlockingCompletionStream as BlockingCompletionStream
     from paged_sdk.blocking import BlockingModel as BlockingModel
-    from paged_sdk.build.encoder_export import write_mmproj as write_mmproj
-    from paged_sdk.build.gguf_export import write_gguf as write_gguf
+    from paged_sdk.build.export.gguf import write_gguf as write_gguf
+    from paged_sdk.build.export.image_encoder import write_mmproj as write_mmproj
+    from paged_sdk.build.export.safetensors import write_safetensors as write_safetensors
     from paged_sdk.build.machine import GpuReport as GpuReport
     from paged_sdk.build.machine import MachineReport as MachineReport
     from paged_sdk.build.machine import describe_machine as describe_machine
     from paged_sdk.build.memory_plan import plan_memory as plan_memory
-    from paged_sdk.build.safetensors_export import write_safetensors as write_safetensors
     from paged_sdk.builders import GgufModelBuilder as GgufModelBuilder
     from paged_sdk.builders import TextModelBuilder as TextModelBuilder
     from paged_sdk.builders import VisionModelBuilder as VisionModelBuilder
@@ -114,11 +114,11 @@ _HOME = {
     "blocking": ("BlockingChatStream", "BlockingCompletionStream", "BlockingModel"),
     "builders": ("GgufModelBuilder", "TextModelBuilder", "VisionModelBuilder"),
     "composed_builders": ("LoraModelBuilder", "TextSpeculativeBuilder"),
-    "build.encoder_export": ("write_mmproj",),
-    "build.gguf_export": ("write_gguf",),
+    "build.export.image_encoder": ("write_mmproj",),
+    "build.export.gguf": ("write_gguf",),
     "build.machine": ("GpuReport", "MachineReport", "describe_machine"),
     "build.memory_plan": ("plan_memory",),
-    "build.safetensors_export": ("write_safetensors",),
+    "build.export.safetensors": ("write_safetensors",),
     "config.hang_limits": ("HangLimits",),
     "config.images": ("ImageLimits",),
     "config.isq": ("IsqType",),

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from paged_sdk import EngineDeadError, EngineError, ModelLoadError, OutOfMemoryError
-from paged_sdk.build import child_ranks, launched
-from paged_sdk.build.child_ranks import ChildRanks
-from paged_sdk.build.followers import Followers
-from paged_sdk.build.launched import follow_launch
 from paged_sdk.build.loading import Loading
-from paged_sdk.build.ranks import Seat
+from paged_sdk.build.ranks import child_ranks, launched
+from paged_sdk.build.ranks.child_ranks import ChildRanks
+from paged_sdk.build.ranks.followers import Followers
+from paged_sdk.build.ranks.launched import follow_launch
+from paged_sdk.build.ranks.ranks import Seat
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, Launch
 from paged_sdk.parallel.group import Group, Message

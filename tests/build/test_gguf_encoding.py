@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_sdk.build import gguf_encoding
-from paged_sdk.build.gguf_encoding import tensor_encoder
+from paged_sdk.build.export import gguf_encoding
+from paged_sdk.build.export.gguf_encoding import tensor_encoder
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantize import quantize_blocks_reference

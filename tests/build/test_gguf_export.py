@@ -21,7 +21,7 @@ from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 import paged_sdk.weights
 import tiny
 from paged_sdk import write_gguf
-from paged_sdk.build import gguf_encoding, gguf_plan
+from paged_sdk.build.export import gguf_encoding, gguf_plan
 from paged_sdk.chat.gguf_tokenizer_export import _PROBE as PROBE
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.text_processor import load_text_processor, text_processor_from_gguf

@@ -10,8 +10,8 @@ import torch
 from attrs import evolve
 
 from paged_sdk import ConfigError, Topology
-from paged_sdk.build import ranks
-from paged_sdk.build.ranks import Seat, check_ranks, choose_seats, launched_seat
+from paged_sdk.build.ranks import ranks
+from paged_sdk.build.ranks.ranks import Seat, check_ranks, choose_seats, launched_seat
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Launch
 

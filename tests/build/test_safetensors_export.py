@@ -21,7 +21,7 @@ from paged_sdk import (
     write_gguf,
     write_safetensors,
 )
-from paged_sdk.build import safetensors_plan
+from paged_sdk.build.export import safetensors_plan
 from paged_sdk.weights import safetensors_writer
 from paged_sdk.weights.checkpoint import open_checkpoint
 from quantized_writers import mlx, pack_checkpoint

@@ -13,7 +13,8 @@ from typer.testing import CliRunner, Result
 
 import tiny
 from paged_sdk import ConfigError, GgufModelBuilder, TextModelBuilder, TextSpeculativeBuilder, plan_memory
-from paged_sdk.build import kv_memory, machine, planning, ranks, weight_form
+from paged_sdk.build import kv_memory, machine, planning, weight_form
+from paged_sdk.build.ranks import ranks
 from paged_sdk.cli.app import app
 from paged_sdk.cli.diagnosis import machine_lines
 from paged_sdk.kernels.native import library

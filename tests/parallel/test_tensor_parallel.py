@@ -66,7 +66,7 @@ def followers(parent: int | None = None) -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                is_follower = b"paged_sdk.build.follower" in (entry / "cmdline").read_bytes()
+                is_follower = b"paged_sdk.build.ranks.follower" in (entry / "cmdline").read_bytes()
                 ppid = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
@@ -268,7 +268,7 @@ def test_a_program_that_is_killed_leaves_no_process(path: Path) -> None:
 _LOADING = """
 import asyncio, os, sys
 from paged_sdk import TextModelBuilder
-from paged_sdk.build.child_ranks import ChildRanks
+from paged_sdk.build.ranks.child_ranks import ChildRanks
 
 ChildRanks.join = lambda *_: os._exit(130)
 

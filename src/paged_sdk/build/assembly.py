@@ -13,24 +13,24 @@ from attrs import evolve
 from paged_sdk.attention.backend import KvStorage
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.adapters import load_adapters, make_bank
-from paged_sdk.build.child_ranks import ChildRanks
 from paged_sdk.build.device_setup import alone_on, memory_must_do, prepare_thread
 from paged_sdk.build.device_steps import make_device_decoding
 from paged_sdk.build.draft import load_draft, make_draft_model
 from paged_sdk.build.encoder_memory import encoder_bytes
 from paged_sdk.build.encoder_trial import encode_for_trial
-from paged_sdk.build.followers import Followers
 from paged_sdk.build.free_memory import return_free_memory
 from paged_sdk.build.fusing import fuse, unfused
 from paged_sdk.build.kv_memory import make_kv_manager, size_pools
 from paged_sdk.build.kv_storage import make_storage
-from paged_sdk.build.launched import LaunchedRanks, follow_launch
 from paged_sdk.build.loaded_model import LoadedModel, check_division, load_weights
 from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.parts import ModelParts
 from paged_sdk.build.placement import choose_devices
-from paged_sdk.build.ranks import Seat, check_parts, check_ranks, choose_seats, launched_seat, refuse_isq
+from paged_sdk.build.ranks.child_ranks import ChildRanks
+from paged_sdk.build.ranks.followers import Followers
+from paged_sdk.build.ranks.launched import LaunchedRanks, follow_launch
+from paged_sdk.build.ranks.ranks import Seat, check_parts, check_ranks, choose_seats, launched_seat, refuse_isq
 from paged_sdk.build.requantization import WeightRequantizer
 from paged_sdk.build.sizing import resolve_engine_config
 from paged_sdk.build.step_memory import activations_of

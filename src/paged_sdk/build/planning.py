@@ -13,7 +13,7 @@ from paged_sdk.build.kv_memory import block_layout, size_pool, size_pools
 from paged_sdk.build.loaded_model import place
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
-from paged_sdk.build.ranks import choose_seats
+from paged_sdk.build.ranks.ranks import choose_seats
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource

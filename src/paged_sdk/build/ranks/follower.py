@@ -13,10 +13,10 @@ import torch
 from torch._C._distributed_c10d import FileStore
 
 from paged_sdk.build.child_process import end_with_parent
-from paged_sdk.build.child_ranks import GROUP_LOST, READY, Assignment
 from paged_sdk.build.loading import Loading
-from paged_sdk.build.part import ModelPart
 from paged_sdk.build.placement import choose_devices
+from paged_sdk.build.ranks.child_ranks import GROUP_LOST, READY, Assignment
+from paged_sdk.build.ranks.part import ModelPart
 from paged_sdk.errors import EngineDeadError
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.parallel.group import Group

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paged_sdk.build.calibration import CHUNK_TOKENS, calibrate
 from paged_sdk.build.collector import collector_paused
-from paged_sdk.build.gguf_encoding import TensorEncoder, tensor_encoder
+from paged_sdk.build.export.gguf_encoding import TensorEncoder, tensor_encoder
 from paged_sdk.build.importance import checkpoint_names
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.build.topology import gguf_overrides
@@ -68,7 +68,7 @@ def write(
     *,
     show_progress: bool,
 ) -> Path:
-    """Do what :func:`paged_sdk.build.gguf_export.write_gguf` says."""
+    """Do what :func:`paged_sdk.build.export.gguf.write_gguf` says."""
     target = Path(os.path.expanduser(target))
     must_be_new(target)
     path = resolve_model(source)
@@ -125,7 +125,7 @@ def _importance(
 
 @frozen
 class _Wanted:
-    """Says in which types tensors are to be written: see :func:`paged_sdk.build.gguf_export.write_gguf`."""
+    """Says in which types tensors are to be written: see :func:`paged_sdk.build.export.gguf.write_gguf`."""
 
     type: str
     overrides: Sequence[tuple[str, str]]

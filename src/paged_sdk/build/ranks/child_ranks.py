@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import FileStore
 
 from paged_sdk.build.child_process import how_it_ended, start_program
 from paged_sdk.build.loading import Loading
-from paged_sdk.build.ranks import Seat
+from paged_sdk.build.ranks.ranks import Seat
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, device_variables, interpreter_variables
 from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
@@ -219,7 +219,7 @@ def _meeting() -> TemporaryDirectory[str]:
 
 def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> subprocess.Popen[bytes]:
     process = start_program(
-        "paged_sdk.build.follower",
+        "paged_sdk.build.ranks.follower",
         what="another rank",
         files=files,
         stdin=subprocess.PIPE,

@@ -25,6 +25,6 @@ def write_safetensors(
         written
     """
     # Imported here, so that naming the function loads no torch.
-    from paged_sdk.build.safetensors_plan import write
+    from paged_sdk.build.export.safetensors_plan import write
 
     return write(source, target, type, show_progress=show_progress)

@@ -22,6 +22,6 @@ def write_mmproj(source: str | Path, target: str | Path, *, type: str = "F16", s
         something that it says, or the file cannot be written
     """
     # Imported here, so that naming the function loads no torch.
-    from paged_sdk.build.encoder_plan import write
+    from paged_sdk.build.export.image_encoder_plan import write
 
     return write(source, target, type, show_progress=show_progress)

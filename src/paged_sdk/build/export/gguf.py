@@ -50,7 +50,7 @@ def write_gguf(
     :raises ModelLoadError: the checkpoint cannot be read, GGUF cannot hold it, or the file cannot be written
     """
     # Imported here, so that naming the function loads no torch.
-    from paged_sdk.build.gguf_plan import write
+    from paged_sdk.build.export.gguf_plan import write
 
     return write(
         source, target, type, overrides, imatrix, calibrate, imatrix_out, topology, show_progress=show_progress

@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import PrefixStore
 
 from paged_sdk.build.device_setup import memory_must_do_to
 from paged_sdk.build.loading import Loading
-from paged_sdk.build.part import ModelPart
 from paged_sdk.build.placement import common_dtype
+from paged_sdk.build.ranks.part import ModelPart
 from paged_sdk.kernels.native.library import load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from paged_sdk.build.gguf_encoding import TensorEncoder, tensor_encoder
+from paged_sdk.build.export.gguf_encoding import TensorEncoder, tensor_encoder
 from paged_sdk.build.progress import LoadingBar
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.decoder import DecoderConfig
@@ -60,7 +60,7 @@ _READ_OF_IMAGES: Final = (
 
 
 def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
-    """Do what :func:`paged_sdk.build.encoder_export.write_mmproj` says."""
+    """Do what :func:`paged_sdk.build.export.image_encoder.write_mmproj` says."""
     target = Path(os.path.expanduser(target))
     must_be_new(target)
     if type not in _TYPES:

@@ -47,7 +47,7 @@ _COPIED: Final = (
 
 
 def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
-    """Do what :func:`paged_sdk.build.safetensors_export.write_safetensors` says."""
+    """Do what :func:`paged_sdk.build.export.safetensors.write_safetensors` says."""
     target = Path(os.path.expanduser(target))
     must_be_new(target)
     if not isinstance(type, str) or type not in _DTYPES:

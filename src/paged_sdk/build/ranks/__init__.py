@@ -1,0 +1,1 @@
+"""Start, join and watch the processes that hold a model together."""
