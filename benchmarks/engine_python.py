@@ -197,7 +197,7 @@ def _parts(
         config=config,
         vocab_size=text.tokenizer.vocab_size,
         hidden_size=1,
-        max_prompt_tokens=_PROMPT_TOKENS,
+        max_sequence_tokens=_PROMPT_TOKENS,
         on_worker_start=on_worker_start,
     )
 

@@ -20,6 +20,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
+from benchmarks.encoder_table import ENCODER_MODEL_TYPES, encoder_class_of, judge_encoder
 from benchmarks.image_table import judge_images
 from benchmarks.tiny_classes import MODEL_TYPES, VOCAB_SIZE, tiny_config, tiny_model
 from benchmarks.tiny_image_classes import IMAGE_MODEL_TYPES, image_class_of
@@ -36,11 +37,12 @@ from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.types.step import StepRow
 from paged_sdk.weights.safetensors_source import SafetensorsSource
 
-__all__ = ["PROMPTS", "greedy", "greedy_of_transformers", "image_table", "judge", "share", "table"]
+__all__ = ["PROMPTS", "encoder_table", "greedy", "greedy_of_transformers", "image_table", "judge", "share", "table"]
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "architectures.md"
 BEGIN: Final = "<!-- table of classes: make support-table -->"
 IMAGES: Final = "<!-- table of classes that take images: make support-table -->"
+ENCODERS: Final = "<!-- table of encoders: make support-table -->"
 END: Final = "<!-- end of the table -->"
 
 _CPU: Final = torch.device("cpu")
@@ -177,6 +179,18 @@ def image_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def encoder_table(outcomes: Sequence[Outcome]) -> str:
+    """Return what docs/architectures.md holds of the outcomes of encoders."""
+    count = Counter(outcome.verdict for outcome in outcomes)
+    lines = [
+        f"With transformers {transformers.__version__}: {len(outcomes)} classes predict masked words.",
+        f"{count[Verdict.RUNS]} of their encoders run, and {count[Verdict.REFUSED]} are refused.",
+        "",
+        *_rows(outcomes, encoder_class_of),
+    ]
+    return "\n".join(lines)
+
+
 def _rows(outcomes: Sequence[Outcome], class_of: Callable[[str], Any]) -> list[str]:
     """Return the table of outcomes, one class in a row."""
     native = supported_families()
@@ -202,6 +216,7 @@ def main(kinds: Sequence[str]) -> None:
     tables: dict[str, tuple[Sequence[str], Any, str, Any]] = {
         "text": (MODEL_TYPES, judge, BEGIN, table),
         "images": (IMAGE_MODEL_TYPES, judge_images, IMAGES, image_table),
+        "encoders": (ENCODER_MODEL_TYPES, judge_encoder, ENCODERS, encoder_table),
     }
     for kind in kinds:
         model_types, judge_one, begin, write = tables[kind]
@@ -213,4 +228,4 @@ def main(kinds: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ("text", "images"))
+    main(sys.argv[1:] or ("text", "images", "encoders"))

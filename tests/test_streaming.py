@@ -70,7 +70,7 @@ def saying(smollm2_text: TextProcessor) -> Saying:
             config=config,
             vocab_size=vocab_size,
             hidden_size=1,
-            max_prompt_tokens=255,
+            max_sequence_tokens=255,
         )
         async with Model(parts) as model:
             yield model

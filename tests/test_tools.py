@@ -220,7 +220,7 @@ def saying(said: str, template: str, marks: tuple[str, ...]) -> Model:
             config=config,
             vocab_size=tokenizer.vocab_size,
             hidden_size=1,
-            max_prompt_tokens=1000,
+            max_sequence_tokens=1000,
         )
     )
 

@@ -43,7 +43,7 @@ class ModelInsides:
             text=parts.text,
             config=parts.config,
             vocab_size=parts.vocab_size,
-            max_prompt_tokens=parts.max_prompt_tokens,
+            max_sequence_tokens=parts.max_sequence_tokens,
             why_no_text=parts.why_no_text,
             reads_whole_texts=parts.reads_whole_texts,
             heals_tokens=parts.heals_tokens,

@@ -406,7 +406,7 @@ async def test_a_fake_model_counts_bytes() -> None:
         salted = (await model.embed(["x" * 100] * 2, pooling="last", cache_salt="a")).usage.prompt_tokens_details
         assert salted.cached_tokens == 96
         long = await model.embed("ab" * 10**4, truncation=True)
-        assert long.usage.prompt_tokens == model.max_sequence_length - 1
+        assert long.usage.prompt_tokens == model.max_sequence_length
 
 
 def test_blocking_models_make_them_too() -> None:

@@ -240,5 +240,5 @@ async def test_what_cannot_be_used_is_named(values: dict[str, Any], message: str
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_text_that_is_too_long_is_named(builder: TextModelBuilder) -> None:
     async with builder.with_max_model_len(64).build() as model:
-        with pytest.raises(ContextLengthError, match=r"texts\[1\] has 70 tokens with the prefix before it, 63 fit"):
+        with pytest.raises(ContextLengthError, match=r"texts\[1\] has 70 tokens with the prefix before it, 64 fit"):
             await model.score([[1] * 3, [1] * 20], prefix=[2] * 50)

@@ -163,7 +163,7 @@ def test_lone_surrogates_are_refused() -> None:
     "decoder",
     [
         None,
-        decoders.WordPiece(),
+        decoders.BPEDecoder(),
         decoders.Sequence([decoders.Replace("a", "b")]),
         decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", left=2)]),
     ],
@@ -173,6 +173,17 @@ def test_decoders_of_other_kinds_are_refused(decoder: decoders.Decoder | None) -
     backend.decoder = decoder
     with pytest.raises(CheckpointError, match="decoder"):
         Tokenizer(backend, SpecialTokens())
+
+
+def test_word_pieces_are_joined_by_spaces() -> None:
+    """As WordPiece's decoder joins them, but for the spaces around punctuation, which it takes away."""
+    pieces = ["[UNK]", "[CLS]", "[SEP]", "un", "##believ", "##able", "tea", ".", "é"]
+    backend = tokenizers.Tokenizer(models.WordPiece({piece: id for id, piece in enumerate(pieces)}))
+    backend.add_special_tokens(["[CLS]", "[SEP]"])
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer = Tokenizer(backend, SpecialTokens())
+    for ids in ([3, 4, 5, 6, 7], [6, 8], [5, 6], [1, 3, 4, 2], []):
+        assert tokenizer.decode(ids) == backend.decode(ids).removeprefix("##")
 
 
 def test_a_decoder_that_strips_nothing() -> None:

@@ -11,13 +11,16 @@ import anyio
 import pytest
 import torch
 from benchmarks import support_table
+from benchmarks.encoder_table import ENCODER_MODEL_TYPES, judge_encoder
 from benchmarks.image_table import judge_images
 from benchmarks.support_table import (
     BEGIN,
+    ENCODERS,
     END,
     IMAGES,
     PAGE,
     PROMPTS,
+    encoder_table,
     greedy_of_transformers,
     image_table,
     judge,
@@ -75,6 +78,28 @@ def test_an_output_projection_of_its_own_that_the_config_ties() -> None:
     assert support_table.greedy(model, PROMPTS) == [greedy_of_transformers(reference, prompt) for prompt in PROMPTS]
 
 
+# Learned positions, some of which begin after the padding token's; layers that share their weights; windows in some
+# layers, and rotations.
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "distilbert", "albert", "modernbert", "nomic_bert"])
+def test_encoder_computes_what_transformers_computes(model_type: str) -> None:
+    outcome = judge_encoder(model_type)
+    assert outcome.verdict is Verdict.RUNS, outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("mpnet", "does not use transformers' attention interface"),
+        ("esm", "counts the positions of a text in a way of its own"),
+        ("bart", "different numbers of heads"),
+    ],
+)
+def test_encoder_that_cannot_run_is_refused(model_type: str, reason: str) -> None:
+    outcome = judge_encoder(model_type)
+    assert outcome.verdict is Verdict.REFUSED
+    assert reason in outcome.reason
+
+
 @pytest.mark.parametrize(
     ("model_type", "reason"),
     [
@@ -84,7 +109,7 @@ def test_an_output_projection_of_its_own_that_the_config_ties() -> None:
         ("lfm2", "keeps other states .* conv"),
         ("bart", "positions are not those"),
         ("doge", "computes its masks itself"),
-        ("bert", "neither causal nor of a sliding window"),
+        ("bert", "is to generate text, and its tokens attend to later ones"),
         ("fuyu", "more than text"),
         ("t5", "no class of this name"),
     ],
@@ -92,7 +117,7 @@ def test_an_output_projection_of_its_own_that_the_config_ties() -> None:
 def test_what_cannot_run_is_refused(model_type: str, reason: str) -> None:
     content: dict[str, Any] = {"model_type": "t5"} if model_type == "t5" else tiny_config(model_type).to_dict()
     if model_type == "bert":
-        content["is_decoder"] = False
+        content |= {"is_decoder": False, "architectures": ["BertLMHeadModel"]}
 
     def run() -> None:
         door = open_door(content, torch.float32)
@@ -268,3 +293,13 @@ def test_table_of_all_classes_that_take_images() -> None:
     assert [outcome for outcome in outcomes if outcome.verdict is Verdict.WRONG] == []
     page = PAGE.read_text().partition(IMAGES)[2].partition(END)[0]
     assert page.strip() == image_table(outcomes)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_table_of_all_encoders() -> None:
+    """The page says of every class what is so, and none is wrong."""
+    outcomes = [judge_encoder(model_type) for model_type in ENCODER_MODEL_TYPES]
+    assert [outcome for outcome in outcomes if outcome.verdict is Verdict.WRONG] == []
+    page = PAGE.read_text().partition(ENCODERS)[2].partition(END)[0]
+    assert page.strip() == encoder_table(outcomes)

@@ -225,8 +225,7 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
         text=loaded.text,
         config=config,
         vocab_size=model.config.vocab_size,
-        # The last token of a sequence takes a position of the context, but needs no KV.
-        max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
+        max_sequence_tokens=kv.max_sequence_tokens,
         hidden_size=model.config.hidden_size,
         recipe=loaded.recipe,
         why_no_text=loaded.why_no_text,

@@ -32,6 +32,7 @@ from paged_sdk.config.images import ImageLimits
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.kernels.placement import Placement
+from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
@@ -45,6 +46,8 @@ from paged_sdk.weights.hub import resolve_tokenizer
 from paged_sdk.weights.mmproj import Mmproj
 
 __all__ = ["LoadedModel", "check_division", "load_weights", "place"]
+
+_log = get_logger(__name__)
 
 
 @frozen(kw_only=True)
@@ -151,6 +154,10 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                 text = None if text_beside is None else text_beside.result()
         recipe = read_recipe(checkpoint)
         why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
+        if shape.bidirectional and recipe == EmbeddingRecipe():
+            # As sentence-transformers has it: all tokens of an encoder have seen all of a text.
+            recipe = EmbeddingRecipe(pooling="mean")
+            _log.info("%s does not say how texts become vectors: the mean of their hidden states is.", path.name)
         if text is None:
             vision = None
         elif file is not None and encoder is not None:

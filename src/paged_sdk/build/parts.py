@@ -32,7 +32,7 @@ class ModelParts:
     :ivar text: the model's tokenizer, chat template and defaults
     :ivar config: the engine's settings, all filled in
     :ivar vocab_size: how many logits a token has
-    :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
+    :ivar max_sequence_tokens: of how many tokens the KV pool holds keys and values for one sequence
     :ivar hidden_size: how many numbers a hidden state has
     :ivar recipe: how its texts become vectors
     :ivar why_no_text: why it cannot generate text; None: it can
@@ -53,7 +53,7 @@ class ModelParts:
     text: TextProcessor
     config: EngineConfig
     vocab_size: int
-    max_prompt_tokens: int
+    max_sequence_tokens: int
     hidden_size: int
     recipe: EmbeddingRecipe = field(factory=EmbeddingRecipe)
     why_no_text: str | None = None

@@ -135,7 +135,7 @@ class Embedder:
         :raises ContextLengthError: there are too many
         """
         preparer = self._reader.preparer
-        tokenizer, limit = preparer.text.tokenizer, preparer.max_prompt_tokens
+        tokenizer, limit = preparer.text.tokenizer, preparer.max_read_tokens
         if self._recipe.pooling is not None:  # else what the tokenizer's files say of a length is of chats
             most = self._recipe.max_tokens or preparer.text.model_max_length
             limit = limit if most is None else min(limit, most)

@@ -54,7 +54,7 @@ class RequestPreparer:
     """Checks requests against one model and fills in what they leave open.
 
     :ivar vocab_size: how many logits a token has
-    :ivar max_prompt_tokens: the longest prompt that fits context and KV pool
+    :ivar max_sequence_tokens: of how many tokens the KV pool holds keys and values for one sequence
     :ivar why_no_text: why the model cannot generate text; None: it can
     :ivar reads_whole_texts: whether its tokens attend to later ones, too
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
@@ -65,7 +65,7 @@ class RequestPreparer:
     text: TextProcessor
     config: EngineConfig
     vocab_size: int
-    max_prompt_tokens: int
+    max_sequence_tokens: int
     why_no_text: str | None = None
     reads_whole_texts: bool = False
     heals_tokens: bool = False
@@ -77,6 +77,17 @@ class RequestPreparer:
     def _make_compiler(self) -> GrammarCompiler:
         text, vocab_size = self.text, self.vocab_size
         return GrammarCompiler(lambda: _vocabulary(text, vocab_size))
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """Return how long a prompt may be after which text is generated."""
+        # A text's last token takes a position of the context, but needs no KV.
+        return min(self.config.max_model_len - 1, self.max_sequence_tokens)
+
+    @property
+    def max_read_tokens(self) -> int:
+        """Return how long a prompt may be that something is read off."""
+        return min(self.config.max_model_len, self.max_sequence_tokens)
 
     def check_generates(self, field: str) -> None:
         """Check that the model can generate text.
@@ -262,7 +273,7 @@ class RequestPreparer:
             raise InvalidRequestError.of(field, [], "at least one token")
         if max(prompt_token_ids) >= self.vocab_size:
             raise self._unknown_token(max(prompt_token_ids), field)
-        if len(prompt_token_ids) > self.max_prompt_tokens:
+        if len(prompt_token_ids) > (self.max_prompt_tokens if reading is None else self.max_read_tokens):
             if options.truncation and prompt.media is not None:
                 raise InvalidRequestError.of("truncation", True, "no images: a prompt with images is not cut")
             prompt_token_ids = self._truncate(prompt_token_ids, options, sampling, field)

@@ -85,7 +85,7 @@ class Scorer:
             token_ids, first_token = base + text, len(base)
         if first_token >= len(token_ids):
             raise InvalidRequestError.of(f"texts[{place}]", text, "a text of at least one token")
-        limit = self.reader.preparer.max_prompt_tokens
+        limit = self.reader.preparer.max_read_tokens
         if len(token_ids) > limit:
             raise ContextLengthError(
                 f"texts[{place}] has {len(token_ids)} tokens with the prefix before it, {limit} fit",

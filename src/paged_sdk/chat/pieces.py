@@ -40,18 +40,21 @@ class PieceDecoder:
     :ivar space: the character that stands for a space (SentencePiece's U+2581), or None
     :ivar byte_fallback: pieces like ``<0x0A>`` are single bytes
     :ivar strips_leading_space: encoding puts a space before the text, so decoding takes one away
+    :ivar continuation: what pieces begin with that go on with a word; before all others there is a space (WordPiece).
+        Which spaces the text had around punctuation, such pieces do not say.
     """
 
     byte_level: bool = False
     space: str | None = None
     byte_fallback: bool = False
     strips_leading_space: bool = False
+    continuation: str | None = None
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> PieceDecoder:
         """Find out how bytes are spelled, from the decoder of a tokenizer.
 
-        :raises CheckpointError: for one that is neither byte-level nor SentencePiece's
+        :raises CheckpointError: for one that is neither byte-level nor SentencePiece's nor WordPiece's
         """
         found: dict[str, Any] = {}
         for step in _steps(backend):
@@ -67,12 +70,14 @@ class PieceDecoder:
                     found["byte_fallback"] = True
                 case {"type": "Strip", "content": " ", "start": int(start), "stop": 0} if start <= 1:
                     found["strips_leading_space"] = start == 1
+                case {"type": "WordPiece", "prefix": str(prefix)} if prefix:
+                    found["continuation"], found["strips_leading_space"] = prefix, True
                 case {"type": "Fuse"}:
                     pass
                 case _:
                     raise CheckpointError(
                         f"the tokenizer's decoder step {json.dumps(step)} is not supported: "
-                        "byte-level and SentencePiece decoders are"
+                        "byte-level, SentencePiece and WordPiece decoders are"
                     )
         return cls(**found)
 
@@ -87,12 +92,16 @@ class PieceDecoder:
             return bytes(map(BYTE_LEVEL_ALPHABET.__getitem__, piece))
         if self.byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
             return bytes.fromhex(match[1])
+        if self.continuation is not None:
+            goes_on = piece.startswith(self.continuation)
+            return (piece.removeprefix(self.continuation) if goes_on else f" {piece}").encode()
         return (piece if self.space is None else piece.replace(self.space, " ")).encode()
 
 
 def _steps(backend: tokenizers.Tokenizer) -> Iterator[object]:
     if backend.decoder is None:
-        raise CheckpointError("the tokenizer has no decoder: byte-level and SentencePiece decoders are supported")
+        supported = "byte-level, SentencePiece and WordPiece decoders are supported"
+        raise CheckpointError(f"the tokenizer has no decoder: {supported}")
     pending = [json.loads(backend.decoder.__getstate__())]
     while pending:
         step = pending.pop(0)

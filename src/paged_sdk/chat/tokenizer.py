@@ -59,7 +59,7 @@ class Tokenizer:
 
     :param backend: the tokenizers package's object, without truncation and padding
     :param special: which special tokens are put around a text, and what templates call them
-    :raises CheckpointError: if the backend's decoder is neither byte-level nor SentencePiece's
+    :raises CheckpointError: if the backend's decoder is neither byte-level nor SentencePiece's nor WordPiece's
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:

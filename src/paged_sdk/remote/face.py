@@ -29,7 +29,7 @@ PROBE: Final = "The 3 quick brown foxes, naïve as ever:\n\tdef jump(over=['lazy
 class Face:
     """Holds what of a model is needed where requests are made: everything but its engine.
 
-    :ivar config: the engine's settings, and ``max_prompt_tokens`` what follows from them
+    :ivar config: the engine's settings, and ``max_sequence_tokens`` what follows from them
     :ivar adapters: those that it has by now
     :ivar stats: the engine's figures by now
     :ivar traits: what models that are the same have in common, see :func:`traits_of`
@@ -41,7 +41,7 @@ class Face:
     recipe: EmbeddingRecipe
     hidden_size: int
     config: EngineConfig
-    max_prompt_tokens: int
+    max_sequence_tokens: int
     adapters: Mapping[str, AdapterUse]
     stats: ModelStats
     traits: Mapping[str, object]
@@ -74,7 +74,7 @@ def pack_face(insides: ModelInsides, *, with_preparer: bool = True) -> Parcel:
         recipe=insides.recipe,
         hidden_size=insides.hidden_size,
         config=insides.preparer.config,
-        max_prompt_tokens=insides.preparer.max_prompt_tokens,
+        max_sequence_tokens=insides.preparer.max_sequence_tokens,
         adapters=adapters_of(insides),
         stats=insides.worker.stats,
         traits=traits_of(insides),
@@ -104,7 +104,7 @@ class RemoteModel(Model):
                 name=face.name,
                 model_type=face.model_type,
                 architecture=face.architecture,
-                preparer=evolve(preparer, config=face.config, max_prompt_tokens=face.max_prompt_tokens),
+                preparer=evolve(preparer, config=face.config, max_sequence_tokens=face.max_sequence_tokens),
                 worker=engine,
                 adapters=RemoteAdapters(engine, is_near),
                 recipe=face.recipe,

@@ -59,7 +59,7 @@ class ReplicatedModel(Model):
                 max_num_seqs=min(config.max_num_seqs for config in configs),
                 max_queue=sum(config.max_queue for config in configs),
             ),
-            max_prompt_tokens=min(each.preparer.max_prompt_tokens for each in own),
+            max_sequence_tokens=min(each.preparer.max_sequence_tokens for each in own),
             compiles=any(each.preparer.compiles for each in own),
         )
         self._set_up(evolve(own[0], preparer=preparer, worker=self._routed, adapters=adapters(self._routed)))

@@ -98,11 +98,13 @@ class Scheduler:
         """Put a new sequence into the queue.
 
         :raises QueueFullError: if ``max_queue`` sequences wait
-        :raises ContextLengthError: if the prompt, and one token after it, can never fit
+        :raises ContextLengthError: if the prompt, and a token after it where one is generated, can never fit
         :raises InvalidRequestError: for an empty prompt, or more choices than sequences can run
         """
         request_id, num_tokens = sequence.request.request_id, len(sequence.token_ids)
-        limit = min(self._config.max_model_len - 1, self._kv.max_sequence_tokens)
+        # A text's last token takes a position of the context, but needs no KV.
+        positions = self._config.max_model_len - (sequence.request.reading is None)
+        limit = min(positions, self._kv.max_sequence_tokens)
         if num_tokens > limit:
             raise ContextLengthError(
                 f"the prompt has {num_tokens} tokens, at most {limit} fit",

@@ -143,7 +143,7 @@ class FakeModel(Model):
                 vocab_size=VOCAB_SIZE,
                 hidden_size=VOCAB_SIZE,
                 recipe=EmbeddingRecipe(pooling="mean"),
-                max_prompt_tokens=min(config.max_model_len - 1, kv.max_sequence_tokens),
+                max_sequence_tokens=kv.max_sequence_tokens,
             )
         )
         # Registered after the model's own finalizer, so it runs before that one waits for the thread.

@@ -77,9 +77,11 @@ class TransformersDoor:
         loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
         _Loading(model, loader, renamed, step, self._findings, dtype=dtype, device=device).run(num_threads)
         body = Body(model.get_submodule(self._findings.body))
-        model.set_submodule(self._findings.body, body)
+        is_encoder = not self._findings.body
+        if not is_encoder:
+            model.set_submodule(self._findings.body, body)
         made = TransformersModel(
-            model,
+            body if is_encoder else model,
             body,
             attach(model),
             step,
@@ -89,6 +91,7 @@ class TransformersDoor:
             device=device,
             adaptable=[shape for shape in loader.adaptable if self._is_adaptable(shape.name)],
             blocks=self._blocks(),
+            first_position=self._findings.first_position,
         )
         check_rows(made)
         return made
@@ -102,7 +105,7 @@ class TransformersDoor:
 
     def _is_adaptable(self, name: str) -> bool:
         # What comes after the body sees the few tokens whose logits are read.
-        return _sees_tokens(name) and name.startswith(f"{self._findings.body}.")
+        return _sees_tokens(name) and name.startswith(f"{self._findings.body}." if self._findings.body else "")
 
 
 def open_door(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> TransformersDoor:

@@ -27,9 +27,11 @@ __all__ = ["TransformersModel"]
 class TransformersModel:
     """Computes logits from token ids: all rows of a step are one sequence to the class; attention alone knows better.
 
-    :param model: the class with its weights; its body is a :class:`Body`
+    :param model: the class with its weights; its body is a :class:`Body`, and so is an encoder, which has no more
     :param layers: what attention computes, in the order of its calls
     :param blocks: the names of the modules that are the layers, to whose results vectors of images may be added
+    :param first_position: what the class calls the position of a text's first token
+    :ivar is_encoder: whether the class has no output projection
     :ivar blocks: the modules that are the layers, where they are to be had
     :ivar adaptable: the linear layers that adapters may change
     :ivar dtype: of activations, keys and values
@@ -37,7 +39,7 @@ class TransformersModel:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | Body,
         body: Body,
         seam: Seam,
         step: CurrentStep,
@@ -48,14 +50,17 @@ class TransformersModel:
         device: torch.device,
         adaptable: Sequence[AdaptableShape] = (),
         blocks: Sequence[str] = (),
+        first_position: int = 0,
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.device = device
         self.placement: Placement = Placement.on(device, config.num_layers)
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
-        self.transformers_model = model
+        self.transformers_model: Any = model
         self.seam = seam
+        self.is_encoder = model is body
+        self._first_position = first_position
         self._body = body
         self._step = step
         self._layers = tuple(layers)
@@ -80,7 +85,14 @@ class TransformersModel:
             its rotary positions in time, height and width
         :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
         """
-        return self.run(inputs(token_ids, positions), len(token_ids), ctx)
+        return self.run(self.inputs(token_ids, positions), len(token_ids), ctx)
+
+    def inputs(self, token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        """Return what the class is called with.
+
+        :param positions: counted from 0
+        """
+        return inputs(token_ids, positions + self._first_position if self._first_position else positions)
 
     def run(self, given: Mapping[str, Any], num_tokens: int, ctx: StepContext) -> Tensor:
         """Run all layers over the tokens of a step.
@@ -110,8 +122,10 @@ class TransformersModel:
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
         :param adapted: None: no adapter changes the class's output projection
-        :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
+        :returns: ``[num_rows, vocab_size]`` float32, which the caller may change; of an encoder, ``[num_rows, 0]``
         """
+        if self.is_encoder:
+            return hidden.new_empty(len(hidden), 0, dtype=torch.float32)
         assert adapted is None, "an adapter of the output projection was let in"
         nothing = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         self._body.give(hidden)

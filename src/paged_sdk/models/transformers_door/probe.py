@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ _WITHOUT_MEANING: Final = frozenset(
     {
         *("dropout", "sliding_window", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"),
         *("output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep", "num_items_in_batch"),
+        "deterministic",
         SINKS,
     }
 )
@@ -41,6 +42,7 @@ class AttentionLayer:
     :ivar head_dim: elements per head of queries and keys
     :ivar value_dim: elements per head of values
     :ivar scale: multiplies q.k
+    :ivar both_ways: whether tokens attend to later ones, too
     :ivar limit: the length of texts up to which its masks are these; None: any
     """
 
@@ -50,6 +52,7 @@ class AttentionLayer:
     value_dim: int
     scale: float
     window: int | None
+    both_ways: bool
     softcap: float | None
     limit: int | None
 
@@ -74,10 +77,11 @@ class Findings:
     """Holds what a run without numbers has shown.
 
     :ivar layers: what attention computes, in the order of its calls
-    :ivar body: the name of the part of the model that computes hidden states
+    :ivar body: the name of the part of the model that computes hidden states; empty: all of it does, an encoder
     :ivar read: the names of linear layers and embeddings whose weight the class reads itself
     :ivar blocks: the names of the modules that are the layers, of which attention is a part
     :ivar unused: the names of linear layers that texts do not go through, such as those of an image encoder
+    :ivar first_position: what the class calls the position of a text's first token
     :ivar config: the model's shape, as the engine sees it
     """
 
@@ -86,6 +90,7 @@ class Findings:
     blocks: tuple[str, ...]
     read: frozenset[str]
     unused: frozenset[str]
+    first_position: int
     config: DecoderConfig
 
 
@@ -136,14 +141,37 @@ def _run(model: PreTrainedModel) -> Findings:
     found, (read, unused) = _watch_bodies(model), _watch_weights(model)
     ids = torch.zeros(_NUM_TOKENS, dtype=torch.int64, device=model.device)
     with torch.inference_mode():
-        logits: Tensor = model(**inputs(ids, torch.zeros_like(ids))).logits
+        output: Any = model(**inputs(ids, torch.zeros_like(ids)))
     if not calls:
         raise refusal(model_type, f"{class_name} does not use transformers' attention interface")
-    bodies = [name for depth, name in found if depth == min(each for each, _ in found)]
+    logits: Tensor | None = getattr(output, "logits", None)
+    if logits is not None and any(call.both_ways for call in calls):
+        raise refusal(model_type, f"{class_name} is to generate text, and its tokens attend to later ones")
+    bodies = [name for depth, name in found if depth == min(each for each, _ in found)] if logits is not None else [""]
     if len(bodies) != 1:
         raise refusal(model_type, f"{class_name} has {len(bodies)} parts that compute hidden states, not one")
-    shape = _shape(model, calls, vocab_size=logits.shape[-1])
-    return Findings(tuple(calls), bodies[0], tuple(blocks), frozenset(read), frozenset(unused), shape)
+    vocab_size = _table_of(model).num_embeddings if logits is None else logits.shape[-1]
+    first = _first_position(model) if logits is None else 0
+    shape = _shape(model, calls, vocab_size=vocab_size, first_position=first)
+    return Findings(tuple(calls), bodies[0], tuple(blocks), frozenset(read), frozenset(unused), first, shape)
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """Return what an encoder calls the first position: RoBERTa and its like count from after their padding token's
+    number. That it is so is tried once there are weights.
+    """
+    modules: Iterable[Any] = model.modules()
+    return max(
+        (each.padding_idx + 1 for each in modules if hasattr(each, "create_position_ids_from_input_ids")), default=0
+    )
+
+
+def _table_of(model: PreTrainedModel) -> nn.Embedding:
+    """Return the token embeddings of an encoder."""
+    table: object = model.get_input_embeddings()
+    if not isinstance(table, nn.Embedding):
+        raise refusal(str(model.config.model_type), "it has embeddings of its own kind")
+    return table
 
 
 def _numbered(name: str) -> str:
@@ -238,12 +266,15 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
         value_dim=call.value.shape[-1],
         scale=float(scale),
         window=mask.window,
+        both_ways=mask.both_ways,
         softcap=None if softcap is None else float(softcap),
         limit=mask.limit,
     )
 
 
-def _shape(model: PreTrainedModel, layers: Sequence[AttentionLayer], *, vocab_size: int) -> DecoderConfig:
+def _shape(
+    model: PreTrainedModel, layers: Sequence[AttentionLayer], *, vocab_size: int, first_position: int
+) -> DecoderConfig:
     """Describe the model as the engine sees it: what its cache holds and how far its texts go.
 
     Heads of several sizes lie in a cache of the largest.
@@ -254,11 +285,14 @@ def _shape(model: PreTrainedModel, layers: Sequence[AttentionLayer], *, vocab_si
     softcaps = {layer.softcap for layer in layers}
     if len(heads) > 1 or len(softcaps) > 1:
         raise refusal(model_type, "its layers have different numbers of heads, or caps of scores")
+    if len({layer.both_ways for layer in layers}) > 1:
+        raise refusal(model_type, "tokens attend to later ones in some of its layers and not in others")
     ((num_heads, num_kv_heads),), (softcap,) = heads, softcaps
     if num_heads % num_kv_heads:
         raise refusal(model_type, f"{num_heads} heads cannot share {num_kv_heads} keys evenly")
     largest = max(max(layer.head_dim, layer.value_dim) for layer in layers)
-    max_position = min([_max_position(config), *(layer.limit for layer in layers if layer.limit is not None)])
+    limits = [layer.limit for layer in layers if layer.limit is not None]
+    max_position = min([_max_position(config) - first_position, *limits])
     window = getattr(config, "sliding_window", None)
     if isinstance(window, int) and not getattr(config, "layer_types", None) and all(not each.window for each in layers):
         # transformers' own cache forgets what is beyond the window, though the masks say nothing of it.
@@ -281,6 +315,7 @@ def _shape(model: PreTrainedModel, layers: Sequence[AttentionLayer], *, vocab_si
         ),
         attention_scale=layers[0].scale,
         attention_softcap=softcap,
+        bidirectional=layers[0].both_ways,
     )
 
 

@@ -9,7 +9,6 @@ from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.models.transformers_door.model import TransformersModel
-from paged_sdk.models.transformers_door.probe import inputs
 from paged_sdk.models.transformers_door.seam import AttentionCall
 from paged_sdk.models.transformers_door.skeleton import refusal
 
@@ -43,6 +42,8 @@ def check_rows(model: TransformersModel) -> None:
     model_type = model.config.model_type
     numbered, mixed = torch.arange(_NUM_ROWS, device=model.device), torch.tensor(_MIXED, device=model.device)
     plain = _run(model, numbered)
+    if model.is_encoder and not all(map(_alike, _run(model, None), plain)):
+        raise refusal(model_type, "it counts the positions of a text in a way of its own")
     if not all(_alike(each, of_plain[mixed]) for each, of_plain in zip(_run(model, mixed), plain, strict=True)):
         raise refusal(model_type, "its positions are not those that it is given")
     rows = torch.tensor(_POISONED, device=model.device)
@@ -60,17 +61,23 @@ def check_rows(model: TransformersModel) -> None:
         raise refusal(model_type, "its tokens see each other elsewhere than in attention")
 
 
-def _run(model: TransformersModel, positions: Tensor) -> list[Tensor]:
-    """Run as many equal tokens as there are rows."""
+def _run(model: TransformersModel, positions: Tensor | None) -> list[Tensor]:
+    """Run as many equal tokens as there are rows.
+
+    :param positions: None: those that the class gives to tokens which have none
+    """
     seen = _Seen()
     model.seam.attend = seen.attend
     padding = getattr(model.transformers_model.config.get_text_config(), "pad_token_id", None)
     tokens = torch.full((_NUM_ROWS,), 2 if padding == 1 else 1, device=model.device)
+    given = model.inputs(tokens, torch.arange(_NUM_ROWS, device=model.device) if positions is None else positions)
+    if positions is None:
+        del given["position_ids"]
     try:
-        hidden = model.hidden(inputs(tokens, positions))
+        hidden = model.hidden(given)
     finally:
         model.seam.attend = model.attend
-    return [*seen.parts, model.logits(hidden)]
+    return [*seen.parts, hidden if model.is_encoder else model.logits(hidden)]
 
 
 def _alike(some: Tensor, others: Tensor) -> bool:

@@ -67,12 +67,14 @@ class Seam:
 class Mask:
     """Describes the keys that a query sees.
 
-    :ivar window: how many, its own included; None: all up to its own
+    :ivar window: how many up to its own, which is included; None: all of them
+    :ivar both_ways: whether it sees as many keys after its own
     :ivar limit: the length of texts up to which this holds; None: any
     :ivar why_not: why this is neither, in words
     """
 
     window: int | None = None
+    both_ways: bool = False
     limit: int | None = None
     why_not: str | None = None
 
@@ -164,6 +166,8 @@ def _describe(mask_function: _MaskFunction, config: Any) -> Mask:
     count = int(seen[-1].sum())
     if torch.equal(seen, (keys <= queries) & (keys > queries - count)):
         return Mask(window=None if count == length else count)
+    if torch.equal(seen, (keys - queries).abs() < count):
+        return Mask(window=None if count == length else count, both_ways=True)
     others = (seen != (keys <= queries)).any(1).nonzero().flatten()
     # Masks that cut texts into chunks are causal up to the first cut.
     limit = chunk if isinstance(chunk, int) and rows[int(others[0])] >= chunk else None

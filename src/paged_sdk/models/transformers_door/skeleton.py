@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 import transformers
 from torch.overrides import TorchFunctionMode
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
 )
 
 from paged_sdk.errors import UnsupportedArchitectureError, shown
@@ -46,13 +55,28 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool
 
     :param config: config.json's content
     :param images: whether the class is to take images
-    :raises UnsupportedArchitectureError: transformers has no such class that generates text, or it cannot be made
+    :raises UnsupportedArchitectureError: transformers has no such class that generates text or is an encoder of texts,
+        or it cannot be made
     """
     model_type = str(config.get("model_type", ""))
+    if not images and (encoder := _encoder_class(model_type, config)) is not None:
+        return _made(model_type, config, dtype, encoder, AutoModel, **_without_pooler(encoder))
     class_name = _image_class(model_type) if images else _text_class(model_type, config)
     names = config.get("architectures") or [class_name]
     if not any(str(name) == class_name or str(name).endswith("ForCausalLM") for name in names):
         raise refusal(model_type, f"its architectures are {shown(names)}, not {class_name}")
+    return _made(model_type, config, dtype, class_name, AutoModelForImageTextToText if images else AutoModelForCausalLM)
+
+
+def _made(
+    model_type: str, config: Mapping[str, Any], dtype: torch.dtype, class_name: str, auto: Any, **options: Any
+) -> PreTrainedModel:
+    """Make a model of a class that transformers finds.
+
+    :param class_name: the class
+    :param auto: what finds it
+    """
+    images = auto is AutoModelForImageTextToText
     register()
     try:
         made = _config(model_type, config)
@@ -60,11 +84,14 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool
         if kinds:
             raise _stateful(model_type, class_name, f" (in layers of {', '.join(sorted(kinds))})")
         with _WithoutWeights(dtype):
-            make: Any = (AutoModelForImageTextToText if images else AutoModelForCausalLM).from_config
             # Encoders of images keep the attention that transformers gives them.
             attention: Any = {"": IMPLEMENTATION, "text_config": IMPLEMENTATION} if images else IMPLEMENTATION
-            model: Any = make(
-                made, attn_implementation=attention, experts_implementation=IMPLEMENTATION, dtype=torch.float32
+            model: Any = auto.from_config(
+                made,
+                attn_implementation=attention,
+                experts_implementation=IMPLEMENTATION,
+                dtype=torch.float32,
+                **options,
             )
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):  # it looks its attention up in a table of its own
@@ -84,6 +111,27 @@ def _stateful(model_type: str, class_name: str, where: str = "") -> UnsupportedA
     return refusal(model_type, f"{class_name} keeps other states of a text than keys and values{where}")
 
 
+def _encoder_class(model_type: str, config: Mapping[str, Any]) -> str | None:
+    """Return the name of the class that computes hidden states, of an encoder of texts; None: the checkpoint is none.
+
+    What transformers trains by masking words is an encoder, unless the config says that it generates text.
+    """
+    if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.get("is_decoder") or config.get("vision_config"):
+        return None
+    class_name = MODEL_MAPPING_NAMES.get(model_type)
+    if not isinstance(class_name, str):  # one class with a decoder of its own, and one without
+        return None
+    own = {class_name, MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]}
+    unsaid = [] if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else [class_name]
+    return class_name if own.intersection(map(str, config.get("architectures") or unsaid)) else None
+
+
+def _without_pooler(class_name: str) -> dict[str, bool]:
+    """Return what leaves out the layer that some encoders have for whole texts, which not all checkpoints hold."""
+    accepted = inspect.signature(getattr(transformers, class_name).__init__).parameters
+    return {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
+
+
 def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
     """Return the name of the class that is for text alone.
 
@@ -93,7 +141,9 @@ def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
     if name is None and model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
         raise refusal(model_type, "it is for more than text; VisionModelBuilder may load it")
     if name is None:
-        raise refusal(model_type, "transformers has no class of this name that generates text")
+        raise refusal(
+            model_type, "transformers has no class of this name that generates text, or that is an encoder of texts"
+        )
     parts = [part for part in _OTHER_MODALITIES if config.get(part) is not None]
     parts += [part for part in CONFIG_MAPPING[model_type].sub_configs if part == "text_config"]
     if parts or name.endswith("ForConditionalGeneration"):
