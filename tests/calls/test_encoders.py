@@ -90,11 +90,14 @@ async def test_quantized_and_rounded_weights_stay_near(tmp_path: Path) -> None:
 
 async def test_texts_keep_the_tokens_around_them_when_they_are_cut(tmp_path: Path) -> None:
     make_encoder("bert", tmp_path, max_position_embeddings=32)
-    long, ids = "tea " * 40, [CLS, *word_pieces().encode("tea " * 30, add_special_tokens=False).ids, SEP]
+    texts: list[str | list[int]] = [
+        "tea " * 40,
+        [CLS, *word_pieces().encode("tea " * 30, add_special_tokens=False).ids, SEP],
+    ]
     async with builder_of(tmp_path).build() as model:
         with pytest.raises(ContextLengthError, match="has 42 tokens, 32 fit"):
-            await model.embed(long)
-        cut = await model.embed([long, ids], truncation=True)
+            await model.embed(texts)
+        cut = await model.embed(texts, truncation=True)
     np.testing.assert_array_equal(cut.embeddings[0], cut.embeddings[1])
 
 

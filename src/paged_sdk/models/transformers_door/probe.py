@@ -161,9 +161,8 @@ def _first_position(model: PreTrainedModel) -> int:
     number. That it is so is tried once there are weights.
     """
     modules: Iterable[Any] = model.modules()
-    return max(
-        (each.padding_idx + 1 for each in modules if hasattr(each, "create_position_ids_from_input_ids")), default=0
-    )
+    counting = (module for module in modules if hasattr(module, "create_position_ids_from_input_ids"))
+    return max((module.padding_idx + 1 for module in counting), default=0)
 
 
 def _table_of(model: PreTrainedModel) -> nn.Embedding:
