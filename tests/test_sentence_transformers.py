@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.encoder_table import ENCODER_MODEL_TYPES
 
 import tiny
 from paged_sdk import InvalidRequestError, TextModelBuilder
+from tiny_encoder import make_encoder
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -38,11 +40,14 @@ def write(
     own: dict[str, Any] = (
         {"use_bidirectional_attention": True, "sliding_window": 512} if families == "gemma3_text" else {}
     )
-    tiny.make_checkpoint(families, directory / "decoder", **own)
+    if families in ENCODER_MODEL_TYPES:
+        make_encoder(families, directory / "decoder")
+    else:
+        tiny.make_checkpoint(families, directory / "decoder", **own)
     settings = directory / "decoder" / "tokenizer_config.json"
     content = json.loads(settings.read_text())
     if not has_template:  # where there is one, new versions have texts go through it
-        del content["chat_template"]
+        content.pop("chat_template", None)
     settings.write_text(json.dumps(content))
     transformer = layers.Transformer(str(directory / "decoder"), max_seq_length=100)
     size = transformer.get_embedding_dimension()
@@ -71,6 +76,9 @@ def write(
         ("cls", False, True, True, "gemma2"),
         ("weightedmean", False, False, True, "llama"),
         ("mean", True, True, True, "gemma3_text"),
+        ("cls", False, True, True, "bert"),
+        ("mean", True, False, False, "roberta"),
+        ("mean", False, True, True, "modernbert"),
     ],
 )
 async def test_checkpoints_give_the_same_vectors(
