@@ -63,13 +63,14 @@ def encoder_class_of(model_type: str) -> Any:
     return getattr(transformers, MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type])
 
 
-def tiny_encoder(model_type: str, **changes: Any) -> PreTrainedModel:
+def tiny_encoder(model_type: str, auto: Any = AutoModelForMaskedLM, **changes: Any) -> PreTrainedModel:
     """Make a tiny model that predicts masked words.
 
+    :param auto: finds another class that has the encoder
     :param changes: fields of its config
     """
     torch.manual_seed(0)
-    make: Any = AutoModelForMaskedLM.from_config
+    make: Any = auto.from_config
     model: PreTrainedModel = make(
         _config(model_type, **changes), attn_implementation="eager", dtype=torch.float32
     ).eval()

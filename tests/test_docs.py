@@ -20,7 +20,7 @@ import tiny
 from adapter_files import write_adapter
 from doc_blocks import ROOT, code_blocks, read, run_blocks
 from paged_sdk.config import env
-from tiny_encoder import make_encoder
+from tiny_encoder import make_encoder, make_ranker
 
 PAGES: Final = (
     "README.md",
@@ -32,7 +32,12 @@ RUNNABLE: Final = ("README.md", "docs/quickstart.md")
 RUN_ELSEWHERE: Final = ("docs/extending.md",)  # tests/test_extending.py
 MODELS: Final = {
     "docs/adapters.md": ("Qwen/Qwen2.5-1.5B-Instruct",),
-    "docs/embeddings.md": ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-Embedding-0.6B", "BAAI/bge-small-en-v1.5"),
+    "docs/embeddings.md": (
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        "Qwen/Qwen3-Embedding-0.6B",
+        "BAAI/bge-small-en-v1.5",
+        "BAAI/bge-reranker-base",
+    ),
     "docs/gguf.md": ("path/to/model",),
     "docs/mistralrs.md": ("mistralai/Mistral-7B-Instruct-v0.1",),
     "docs/quantization.md": ("path/or/hub-id",),
@@ -49,7 +54,7 @@ def make_files_of(page: str) -> None:
     """Write tiny models and adapters under the names that a page has for them, below the current directory."""
     for name in MODELS.get(page, ()):
         if "bge" in name:
-            make_encoder("bert", Path(name))
+            (make_ranker if "reranker" in name else make_encoder)("bert", Path(name))
             continue
         # Wide enough for blocks of 256 weights.
         wide: dict[str, Any] = {"intermediate_size": 256, "hidden_size": 256} if page == "docs/gguf.md" else {}

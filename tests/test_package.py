@@ -75,6 +75,8 @@ EXPORTS: Final[tuple[str, ...]] = (
     "PagedError",
     "PromptTokensDetails",
     "QueueFullError",
+    "RankResponse",
+    "RankedDocument",
     "ReadingOptions",
     "ReplicaSet",
     "RequestBuilder",

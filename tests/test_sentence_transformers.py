@@ -14,7 +14,7 @@ from benchmarks.encoder_table import ENCODER_MODEL_TYPES
 
 import tiny
 from paged_sdk import InvalidRequestError, TextModelBuilder
-from tiny_encoder import make_encoder
+from tiny_encoder import make_encoder, make_ranker
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -106,3 +106,20 @@ async def test_a_chat_template_around_texts_is_refused(tmp_path: Path) -> None:
     async with TextModelBuilder(tmp_path / "written").with_force_cpu().build() as model:
         with pytest.raises(InvalidRequestError, match="chat template"):
             await model.embed(TEXTS[0])
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert"])
+async def test_rankers_say_what_cross_encoders_say(model_type: str, tmp_path: Path) -> None:
+    library: Any = pytest.importorskip("sentence_transformers")
+    make_ranker(model_type, tmp_path)
+    encoder = library.CrossEncoder(str(tmp_path), device="cpu", max_length=64)
+    query, documents = "boiling tea", ["tea", "the kettle, and more, is boiling", "tea " * 90]
+    expected = encoder.predict([(query, each) for each in documents])
+    builder = TextModelBuilder(tmp_path).with_dtype("float32").with_force_cpu().with_max_model_len(64)
+    async with builder.build() as model:
+        response = await model.rank(query, documents, truncation=True)
+    found = [each.score for each in sorted(response.results, key=lambda each: each.index)]
+    assert found == pytest.approx(expected.tolist(), abs=1e-5)

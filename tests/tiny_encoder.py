@@ -10,9 +10,9 @@ from typing import Any
 import tokenizers
 from benchmarks.encoder_table import tiny_encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-__all__ = ["CLS", "SEP", "make_encoder", "word_pieces"]
+__all__ = ["CLS", "SEP", "make_encoder", "make_ranker", "word_pieces"]
 
 CLS, SEP = 2, 3
 
@@ -48,8 +48,17 @@ def make_encoder(model_type: str, directory: Path, **changes: Any) -> PreTrained
 
     :param changes: fields of its config
     """
+    return _write(tiny_encoder(model_type, **changes), directory)
+
+
+def make_ranker(model_type: str, directory: Path, **changes: Any) -> PreTrainedModel:
+    """Write a checkpoint with random weights of the class that makes a number of a text, and return the model."""
+    changes = {"num_labels": 1, **changes}
+    return _write(tiny_encoder(model_type, AutoModelForSequenceClassification, **changes), directory)
+
+
+def _write(model: PreTrainedModel, directory: Path) -> PreTrainedModel:
     directory.mkdir(parents=True, exist_ok=True)
-    model = tiny_encoder(model_type, **changes)
     model.save_pretrained(directory)
     word_pieces().save(str(directory / "tokenizer.json"))
     names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}

@@ -84,6 +84,8 @@ if TYPE_CHECKING:
     from paged_sdk.types.messages import TextMessageRole as TextMessageRole
     from paged_sdk.types.messages import TextMessages as TextMessages
     from paged_sdk.types.messages import VisionMessages as VisionMessages
+    from paged_sdk.types.rank import RankedDocument as RankedDocument
+    from paged_sdk.types.rank import RankResponse as RankResponse
     from paged_sdk.types.request import CompletionOptions as CompletionOptions
     from paged_sdk.types.request import ReadingOptions as ReadingOptions
     from paged_sdk.types.request import RequestBuilder as RequestBuilder
@@ -182,6 +184,7 @@ _HOME = {
         "ToolCallResponse",
         "Usage",
     ),
+    "types.rank": ("RankResponse", "RankedDocument"),
     "types.score": ("ScoreResponse", "TextScore"),
     "types.stats": ("ModelStats",),
     "types.tool": ("Tool",),

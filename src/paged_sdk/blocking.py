@@ -30,6 +30,7 @@ from paged_sdk.system.threads import thread_must_start
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, PromptsLike
+from paged_sdk.types.rank import RankResponse
 from paged_sdk.types.request import ChatRequestLike, CompletionOptions, ReadingOptions
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
@@ -234,6 +235,12 @@ class BlockingModel(OfOneProcess):
     ) -> ScoreResponse:
         """Say how likely texts are; see :meth:`Model.score`."""
         return self._call(self._model.score, texts, prefix=prefix, **options)
+
+    def rank(
+        self, query: str, documents: Sequence[str], *, truncation: bool = False, **options: Unpack[ReadingOptions]
+    ) -> RankResponse:
+        """Say how well documents go with a query; see :meth:`Model.rank`."""
+        return self._call(self._model.rank, query, documents, truncation=truncation, **options)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""

@@ -16,6 +16,7 @@ from paged_sdk.build.parts import ModelParts
 from paged_sdk.calls.embedder import Embedder
 from paged_sdk.calls.generation_requests import ChatStream, CompletionStream, GenerationRequests
 from paged_sdk.calls.preparation import in_thread
+from paged_sdk.calls.ranker import Ranker
 from paged_sdk.calls.reading_requests import ReadingRequests
 from paged_sdk.calls.scorer import Scorer
 from paged_sdk.calls.structured import Structure
@@ -33,6 +34,7 @@ from paged_sdk.system.threads import in_own_thread
 from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, PromptsLike, as_prompts
+from paged_sdk.types.rank import RankResponse
 from paged_sdk.types.request import (
     ChatRequestLike,
     CompletionOptions,
@@ -77,6 +79,7 @@ class Model(OfOneProcess):
         reader = ReadingRequests(worker, insides.preparer, insides.adapters)
         self._embedder = Embedder(reader, recipe=insides.recipe, hidden_size=insides.hidden_size, model=insides.name)
         self._scorer = Scorer(reader, insides.name)
+        self._ranker = Ranker(reader, insides.recipe, insides.name)
         # Garbage collection and interpreter exit end the thread too; the worker holds no reference to the model.
         self._finalizer = weakref.finalize(self, _end, worker)
 
@@ -120,8 +123,13 @@ class Model(OfOneProcess):
 
     @property
     def generates_text(self) -> bool:
-        """Tell whether it writes text; a model that does not makes vectors alone."""
+        """Tell whether it writes text; a model that does not makes vectors, or ranks texts."""
         return self._preparer.why_no_text is None
+
+    @property
+    def ranks_texts(self) -> bool:
+        """Tell whether it says how well documents go with a query: see :meth:`rank`."""
+        return self._insides.recipe.ranks is not None
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.
@@ -285,6 +293,26 @@ class Model(OfOneProcess):
         request_id = f"score-{uuid.uuid4().hex}"
         self._note_scoring(request_id, len(prompts), prefix, checked)
         return await self._scorer.score(prompts, prefix, checked, request_id)
+
+    async def rank(
+        self, query: str, documents: Sequence[str], *, truncation: bool = False, **options: Unpack[ReadingOptions]
+    ) -> RankResponse:
+        """Say how well documents go with a query, the best first, by a model that was trained to rank (a
+        cross-encoder): it reads each document together with the query.
+
+        :param documents: at least one text
+        :param truncation: cut a document that is too long at its end instead of refusing it
+        :param options: ``priority``, ``timeout``, ``cache_salt`` and ``adapter``: see :class:`ReadingOptions`
+        :raises InvalidRequestError: the model ranks no texts, a text is empty, or a value cannot be used
+        :raises ContextLengthError: a document is too long, with the query
+        :raises RequestError: as :meth:`embed`
+        """
+        if isinstance(documents, str) or not isinstance(documents, Sequence):
+            raise InvalidRequestError.of("documents", documents, "a list of texts")
+        checked = reading_options(options)
+        return await self._ranker.rank(
+            query, list(documents), checked, f"rank-{uuid.uuid4().hex}", truncation=truncation
+        )
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text.

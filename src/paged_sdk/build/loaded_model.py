@@ -34,6 +34,7 @@ from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
+from paged_sdk.models.causal_model import RankingModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
 from paged_sdk.parallel.group import Group
@@ -155,9 +156,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         recipe = read_recipe(checkpoint)
         why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
         if shape.bidirectional and recipe == EmbeddingRecipe():
-            # As sentence-transformers has it: all tokens of an encoder have seen all of a text.
-            recipe = EmbeddingRecipe(pooling="mean")
-            _log.info("%s does not say how texts become vectors: the mean of their hidden states is.", path.name)
+            recipe = _recipe_of_encoder(path.name, model)
         if text is None:
             vision = None
         elif file is not None and encoder is not None:
@@ -213,6 +212,15 @@ def _check_division(plan: ModelPlan, checkpoint: Checkpoint, size: int) -> None:
         raise ConfigError.of(SETTING, size, allowed)
     shard_of(plan.config, 0, size).local(plan.config)
     token_slices(plan.config.vocab_size, size)
+
+
+def _recipe_of_encoder(name: str, model: AnyModel) -> EmbeddingRecipe:
+    """Return how an encoder's texts become vectors, or numbers, where its checkpoint says nothing."""
+    if isinstance(model, RankingModel) and model.ranker_pooling is not None:
+        why_not = f"{name} ranks texts, and makes no vectors of them"
+        return EmbeddingRecipe(why_not=why_not, ranks=model.ranker_pooling)
+    _log.info("%s does not say how texts become vectors: the mean of their hidden states is.", name)
+    return EmbeddingRecipe(pooling="mean")
 
 
 def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe, *, is_bidirectional: bool) -> str | None:

@@ -15,10 +15,11 @@ from paged_sdk.chat.backend import MAX_GROWTH, failing_as, growth_of
 from paged_sdk.chat.content_guard import ContentGuard
 from paged_sdk.chat.pieces import PieceDecoder
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
+from paged_sdk.config.checks import is_unicode
 from paged_sdk.errors import CheckpointError, InvalidRequestError
 from paged_sdk.system.files import read_text
 
-__all__ = ["SpecialTokens", "Tokenizer"]
+__all__ = ["SpecialTokens", "TextPair", "Tokenizer"]
 
 _MAX_WITH_LOCK: Final = 10_000
 """A longer text is encoded as a batch of one, which lets go of Python's lock: 1.8 million characters took 1.8 seconds,
@@ -49,6 +50,33 @@ class SpecialTokens:
     eos: int | None = None
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+
+
+@frozen
+class TextPair:
+    """Holds the tokens of two texts that go together.
+
+    :ivar token_ids: both, with the model's own tokens around them
+    :ivar second: the places of the second text's tokens
+    :ivar second_part: the first token of those that are the second's by their kind (BERT's token types); None: all are
+        of one kind
+    """
+
+    token_ids: list[int]
+    second: range
+    second_part: int | None
+
+    def cut(self, most: int) -> TextPair | None:
+        """Leave so many tokens off the second text's end that at most ``most`` are left; None: it has too few."""
+        excess = max(len(self.token_ids) - most, 0)
+        if excess and excess >= len(self.second):
+            return None
+        end = self.second.stop - excess
+        return TextPair(
+            [*self.token_ids[:end], *self.token_ids[self.second.stop :]],
+            range(self.second.start, end),
+            self.second_part,
+        )
 
 
 class Tokenizer:
@@ -122,6 +150,24 @@ class Tokenizer:
         prefix = list(self.special.prefix)
         return [*([] if ids[: len(prefix)] == prefix else prefix), *ids, *self.special.suffix]
 
+    def encode_pair(self, first: str, second: str) -> TextPair:
+        """Return the token ids of two texts that go together, with the model's own tokens around them.
+
+        :raises InvalidRequestError: for a text that is not Unicode (lone surrogates)
+        """
+        if not (is_unicode(first) and is_unicode(second)):
+            raise InvalidRequestError.of("text", first + second, "Unicode without lone surrogates")
+        for text in (first, second):
+            self._check_growth(text)
+        with failing_as(_failed):
+            encoding = self._backend.encode(first, second, add_special_tokens=True)
+        own = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
+        return TextPair(
+            token_ids=encoding.ids,
+            second=range(own[0], own[-1] + 1) if own else range(0),
+            second_part=next((place for place, kind in enumerate(encoding.type_ids) if kind), None),
+        )
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary have no text."""
         text = self.decode_bytes(ids, skip_special_tokens=skip_special_tokens).decode("utf-8", "replace")
@@ -185,12 +231,7 @@ class Tokenizer:
 
     def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
         """Return the token ids of a text by a backend whose normalizer is this one's."""
-        if self._growth > _USUAL_GROWTH and len(text) * self._growth > _MAX_NORMALIZED:
-            raise InvalidRequestError(
-                f"the text has {len(text)} characters, which the model's tokenizer may make {self._growth:.3g} times "
-                f"longer: at most {int(_MAX_NORMALIZED / self._growth)} are allowed",
-                field="text",
-            )
+        self._check_growth(text)
         try:
             with failing_as(_failed):
                 if len(text) > _MAX_WITH_LOCK:
@@ -200,6 +241,15 @@ class Tokenizer:
             if isinstance(exc.__cause__, TypeError):  # the package's error for a str that cannot be encoded in UTF-8
                 raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc.__cause__
             raise
+
+    def _check_growth(self, text: str) -> None:
+        """Refuse a text that the normalizer may make too long."""
+        if self._growth > _USUAL_GROWTH and len(text) * self._growth > _MAX_NORMALIZED:
+            raise InvalidRequestError(
+                f"the text has {len(text)} characters, which the model's tokenizer may make {self._growth:.3g} times "
+                f"longer: at most {int(_MAX_NORMALIZED / self._growth)} are allowed",
+                field="text",
+            )
 
 
 class _TokenBytes(dict[int, bytes]):

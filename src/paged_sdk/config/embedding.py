@@ -60,6 +60,7 @@ class EmbeddingRecipe:
     :ivar max_tokens: the longest text that the model is made for; None: it says nothing
     :ivar lower_case: whether texts are turned to lower case first
     :ivar why_not: what it asks for that is not computed here; None: nothing
+    :ivar ranks: which vector of a text the checkpoint makes a number of, to rank texts by; None: it ranks none
     """
 
     pooling: Pooling | None = None
@@ -71,3 +72,4 @@ class EmbeddingRecipe:
     max_tokens: int | None = None
     lower_case: bool = False
     why_not: str | None = None
+    ranks: Pooling | None = None

@@ -99,6 +99,7 @@ class StepContext:
     :ivar adapted: which adapter each token goes through; None: none has one
     :ivar slots: the same in a recorded step, whose adapters are not known when it is recorded
     :ivar inserted: what takes the place of tokens' embeddings; None: nothing does
+    :ivar parts: ``[num_tokens]`` int64: 1 for tokens of the second of two texts, 0 for others; None: there are none
     """
 
     attention: AttentionStep
@@ -106,6 +107,7 @@ class StepContext:
     adapted: AdaptedRows | None = None
     slots: SlotRows | None = None
     inserted: InsertedRows | None = None
+    parts: Tensor | None = None
 
     def on(self, device: torch.device) -> StepContext:
         """Return the same for layers on a device; attention finds each layer's device by itself."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from paged_sdk.config.embedding import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 
-__all__ = ["CausalModel"]
+__all__ = ["CausalModel", "RankingModel"]
 
 
 class CausalModel(Protocol):
@@ -46,5 +47,23 @@ class CausalModel(Protocol):
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
         :param adapted: which adapter each of them goes through, where one has an update of the output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
+        """
+        ...
+
+
+@runtime_checkable
+class RankingModel(Protocol):
+    """Says how well texts go together, by the layers that a class has for it."""
+
+    @property
+    def ranker_pooling(self) -> Pooling | None:
+        """Return which vector of a text it makes a number of; None: it makes none."""
+        ...
+
+    def ranks(self, vectors: Tensor) -> Tensor:
+        """Make one number of each vector: the larger, the better.
+
+        :param vectors: pooled hidden states, float32 ``[num_texts, hidden_size]``
+        :returns: ``[num_texts, 1]`` float32
         """
         ...

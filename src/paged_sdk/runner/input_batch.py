@@ -27,13 +27,14 @@ class InputBatch:
     :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence; ``[3, num_tokens]`` where one
         of the sequences has images whose tokens have three
     :ivar first_tokens: the index of each row's first token
-    :ivar is_long: ``[num_tokens]`` bool, as :class:`~paged_sdk.kernels.step.StepContext` has it
+    :ivar is_long: ``[num_tokens]`` bool, as :class:`~paged_sdk.kernels.step.StepContext` has it; ``parts`` likewise
     """
 
     token_ids: Tensor
     positions: Tensor
     first_tokens: list[int]
     is_long: Tensor | None = None
+    parts: Tensor | None = None
 
 
 def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: OverlapTokens | None = None) -> InputBatch:
@@ -45,9 +46,10 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
     first_tokens: list[int] = []
     awaited: list[int] = []
     awaited_of: list[int] = []
-    any_long = False
+    any_long = any_second = False
     for row in rows:
         any_long = any_long or row.is_long
+        any_second = any_second or row.second_part is not None
         first_tokens.append(len(token_ids))
         token_ids += row.token_ids
         # Steps that overlap have no drafts, so only the row's last token may be unknown to the host.
@@ -65,7 +67,10 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         # They were sampled with the logits, which may be on another device than the embeddings.
         on_device.index_copy_(0, targets, carried(overlap.tokens, device).index_select(0, sources))
     is_long = _is_long(rows, device) if any_long else None
-    return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long)
+    parts = _parts(rows, device) if any_second else None
+    return InputBatch(
+        token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long, parts=parts
+    )
 
 
 def _positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
@@ -86,3 +91,11 @@ def _is_long(rows: Sequence[StepRow], device: torch.device) -> Tensor:
     values = np.repeat([row.is_long for row in rows], [row.num_new_tokens for row in rows])
     (on_device,) = to_device(device, values.astype(np.int64))
     return on_device.bool()
+
+
+def _parts(rows: Sequence[StepRow], device: torch.device) -> Tensor:
+    values = [
+        np.arange(row.start, row.end) >= (row.end if row.second_part is None else row.second_part) for row in rows
+    ]
+    (on_device,) = to_device(device, np.concatenate(values).astype(np.int64))
+    return on_device

@@ -331,7 +331,11 @@ class _Parts:
         if self.others is None:
             inserted = self._inserted(rows, scheduled, result)
         context = StepContext(
-            attention=self.backend.prepare(rows), is_long=batch.is_long, adapted=adapted, inserted=inserted
+            attention=self.backend.prepare(rows),
+            is_long=batch.is_long,
+            adapted=adapted,
+            inserted=inserted,
+            parts=batch.parts,
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, context)
         return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None

@@ -15,6 +15,7 @@ from torch import Tensor
 from paged_sdk.errors import NumericalError
 from paged_sdk.kernels.sampling import argmax
 from paged_sdk.kernels.transfer import HostCopies, to_device
+from paged_sdk.models.causal_model import CausalModel, RankingModel
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
@@ -53,7 +54,9 @@ class PromptReader:
             places = reading.states(sequence.num_prompt_tokens)
             start, end = max(row.start, places.start), min(row.end, places.stop)
             if row.start <= places.start:  # after a preemption it is read anew: older steps add to what was read then
-                self._gathered[sequence.seq_id] = _Pool(reading) if isinstance(reading, PooledVector) else _Scores()
+                self._gathered[sequence.seq_id] = (
+                    _Pool(reading, states.model) if isinstance(reading, PooledVector) else _Scores()
+                )
             if start >= end:
                 continue
             offset = states.first_tokens[index] - row.start
@@ -171,7 +174,8 @@ class _Scores:
 class _Pool:
     """Makes one vector of hidden states that come in chunks."""
 
-    def __init__(self, reading: PooledVector) -> None:
+    def __init__(self, reading: PooledVector, model: CausalModel) -> None:
+        self._ranking = model if reading.is_ranked else None
         self._pooling = reading.pooling
         self._pooled: Tensor | None = None
         self._weight = 0.0
@@ -204,7 +208,11 @@ class _Pool:
         :returns: what waits for it, and raises NumericalError if it is not finite
         """
         assert self._pooled is not None, "a prompt has a token"
-        copies = HostCopies(self._pooled / self._weight if self._weight else self._pooled)
+        pooled = self._pooled / self._weight if self._weight else self._pooled
+        if self._ranking is not None:
+            assert isinstance(self._ranking, RankingModel), "only what ranks texts is asked to"
+            pooled = self._ranking.ranks(pooled[None])[0]
+        copies = HostCopies(pooled)
 
         def result() -> ReadResult:
             (copy,) = copies.wait()

@@ -8,6 +8,7 @@ from attrs import define, field, frozen
 
 from paged_sdk.kv.manager import KvCopy
 from paged_sdk.scheduler.sequence import Sequence
+from paged_sdk.types.reading import PooledVector
 from paged_sdk.types.step import AWAITED, Step, StepRow
 
 __all__ = ["NewTokens", "ScheduledSequence", "SchedulerOutput"]
@@ -101,7 +102,8 @@ class SchedulerOutput:
                 token_ids.append(AWAITED)
             token_ids += drafts
             num_logits = 1 + len(drafts) if row.num_samples else 0
-            if sequence.request.reading is not None:
+            reading = sequence.request.reading
+            if reading is not None:
                 num_logits = _num_read(sequence, row)
             elif sequence.request.sampling.prompt_logprobs is not None:
                 num_logits = len(token_ids)
@@ -118,6 +120,7 @@ class SchedulerOutput:
                     None if sequence.request.adapter is None else sequence.request.adapter.number,
                     sequence.request.adapter_start,
                     sequence.request.media,
+                    reading.second_part if isinstance(reading, PooledVector) else None,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]

@@ -23,12 +23,12 @@ from paged_sdk.server.answers import Answers
 from paged_sdk.server.chat_page import PAGE_ROUTES, ChatPage
 from paged_sdk.server.count_route import CountRoute
 from paged_sdk.server.drain import Drain
-from paged_sdk.server.embedding_route import EmbeddingRoute
 from paged_sdk.server.errors import problem_response
 from paged_sdk.server.front import Front
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.openapi import Operation, openapi_document
+from paged_sdk.server.reading_route import ReadingRoute
 from paged_sdk.server.served_models import ModelSource, ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
@@ -36,7 +36,7 @@ from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import Call
 from paged_sdk.wire.chat_completions import CHAT_COMPLETION, read_chat_completion
 from paged_sdk.wire.completions import COMPLETION, read_completion
-from paged_sdk.wire.embeddings import EMBEDDING
+from paged_sdk.wire.embeddings import EMBEDDING, read_embedding
 from paged_sdk.wire.forms import (
     AdapterUnloaded,
     ChatCompletion,
@@ -46,6 +46,7 @@ from paged_sdk.wire.forms import (
     Health,
     ModelForm,
     ModelList,
+    RankedDocuments,
     TextCompletion,
     TokenCount,
 )
@@ -53,6 +54,7 @@ from paged_sdk.wire.messages import COUNT_TOKENS, MESSAGES, read_messages
 from paged_sdk.wire.messages_forms import AnthropicError, MessageEvent, WholeMessage
 from paged_sdk.wire.models import model_card, model_list
 from paged_sdk.wire.problem import Problem
+from paged_sdk.wire.rerank import RERANK, read_rerank
 from paged_sdk.wire.responses import RESPONSES, read_responses
 from paged_sdk.wire.responses_forms import ResponseEvent, WholeResponse
 
@@ -130,6 +132,9 @@ APIS: Final = (
 OTHERS: Final = (
     Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING, answer=Embeddings),
     Operation(
+        path="/v1/rerank", summary="Say how well documents go with a query.", body=RERANK, answer=RankedDocuments
+    ),
+    Operation(
         path="/v1/messages/count_tokens",
         summary="Count the tokens of a conversation.",
         body=COUNT_TOKENS,
@@ -181,7 +186,7 @@ class ModelServer(Starlette):
         front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
         images = ImageUrls(settings.image_hosts, settings.max_body_bytes)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images, drain=self.drain)
-        embeddings = EmbeddingRoute(models=models, settings=settings, drain=self.drain)
+        reading = partial(ReadingRoute, models=models, settings=settings, drain=self.drain)
         counts = CountRoute(models=models, settings=settings, images=images, drain=self.drain)
         adapters = AdapterRoutes(models=models, settings=settings, drain=self.drain)
         page = ChatPage()
@@ -195,7 +200,8 @@ class ModelServer(Starlette):
                     )
                     for api in APIS
                 ),
-                _Route("/v1/embeddings", embeddings.answer, methods=["POST"]),
+                _Route("/v1/embeddings", reading(operation="embeddings", read=read_embedding).answer, methods=["POST"]),
+                _Route("/v1/rerank", reading(operation="rerank", read=read_rerank).answer, methods=["POST"]),
                 _Route("/v1/messages/count_tokens", counts.answer, methods=["POST"]),
                 _Route("/v1/models", self._list_models),
                 _Route("/v1/models/{model:path}", self._show_model),

@@ -103,6 +103,7 @@ class ServedModels:
                 max_model_len=model.max_sequence_length,
                 takes_images=model.takes_images,
                 generates_text=model.generates_text,
+                ranks_texts=model.ranks_texts,
             )
             cards.append(card)
             cards += [evolve(card, id=adapter, parent=name) for adapter in model.adapters]

@@ -18,7 +18,7 @@ INSTRUMENT: Final = "paged_sdk.server"
 class RequestSpan:
     """Follows one request from its body to the end of its answer. Without OpenTelemetry it does nothing.
 
-    :param operation: "chat", "text_completion" or "embeddings"
+    :param operation: "chat", "text_completion", "embeddings" or "rerank"
     :param model: the name that the client asks
     :param headers: of the request, which may say what it is a part of
     """

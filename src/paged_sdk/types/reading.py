@@ -20,10 +20,15 @@ class PooledVector:
     """Asks for the hidden states of a prompt, after the last norm, made one vector.
 
     :ivar first_token: tokens before it are not pooled
+    :ivar is_ranked: whether the vector goes through the layers of a class that ranks texts, which make one number of it
+    :ivar second_part: where the second text of a pair begins, for classes that tell the two apart; None: they do not,
+        or there is one text
     """
 
     pooling: Pooling
     first_token: int = 0
+    is_ranked: bool = False
+    second_part: int | None = None
 
     def states(self, num_tokens: int) -> range:
         """Return the tokens of a prompt whose hidden states are read."""

@@ -37,6 +37,7 @@ class StepRow:
     :ivar adapter: the number of the adapter that the tokens go through; None: none
     :ivar adapter_start: the first token of the sequence that goes through it; those before it go through none
     :ivar media: the images of the sequence's prompt; None: it has none
+    :ivar second_part: where the second of two texts begins, for a model that tells them apart; None: there is one
     """
 
     seq_id: int
@@ -50,6 +51,7 @@ class StepRow:
     adapter: int | None = None
     adapter_start: int = 0
     media: PromptMedia | None = None
+    second_part: int | None = None
 
     @property
     def num_new_tokens(self) -> int:

@@ -205,7 +205,7 @@ class EmbeddingForm(TypedDict):
 
 
 class EmbeddingsUsage(TypedDict):
-    """Says what vectors have cost."""
+    """Says what vectors, or ranks, have cost."""
 
     prompt_tokens: int
     total_tokens: int
@@ -220,6 +220,28 @@ class Embeddings(TypedDict):
     usage: EmbeddingsUsage
 
 
+class DocumentText(TypedDict):
+    """Holds a document that was ranked."""
+
+    text: str
+
+
+class RankedDocumentForm(TypedDict):
+    """Says how well a document goes with the query."""
+
+    index: Annotated[int, "Its place among the documents of the request."]
+    relevance_score: Annotated[float, "From 0 to 1: the logistic function of what the model says."]
+    document: NotRequired[DocumentText]
+
+
+class RankedDocuments(TypedDict):
+    """Holds the documents that go best with a query, the best first."""
+
+    model: str
+    results: list[RankedDocumentForm]
+    usage: EmbeddingsUsage
+
+
 class ModelForm(TypedDict):
     """Describes a model, or an adapter."""
 
@@ -230,7 +252,9 @@ class ModelForm(TypedDict):
     parent: Annotated[str | None, "Extension: the model that an adapter belongs to."]
     max_model_len: Annotated[int, "Extension: tokens of prompt and answer together."]
     input_modalities: Annotated[list[Literal["text", "image"]], "Extension: what requests may hold."]
-    output_modalities: Annotated[list[Literal["text", "embedding"]], "Extension: text, or vectors alone."]
+    output_modalities: Annotated[
+        list[Literal["text", "embedding", "rank"]], "Extension: text, or vectors or ranks alone."
+    ]
 
 
 class ModelList(TypedDict):

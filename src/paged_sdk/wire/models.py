@@ -19,7 +19,8 @@ class ModelCard:
     :ivar parent: the model that an adapter belongs to
     :ivar max_model_len: tokens of prompt and answer together
     :ivar takes_images: whether messages may have images
-    :ivar generates_text: whether it writes text; a model that does not makes vectors alone
+    :ivar generates_text: whether it writes text; a model that does not makes vectors, or ranks texts
+    :ivar ranks_texts: whether it says how well documents go with a query
     """
 
     id: str
@@ -28,6 +29,7 @@ class ModelCard:
     parent: str | None = None
     takes_images: bool = False
     generates_text: bool = True
+    ranks_texts: bool = False
 
 
 def model_card(card: ModelCard) -> ModelForm:
@@ -40,7 +42,7 @@ def model_card(card: ModelCard) -> ModelForm:
         "parent": card.parent,
         "max_model_len": card.max_model_len,
         "input_modalities": ["text", "image"] if card.takes_images else ["text"],
-        "output_modalities": ["text"] if card.generates_text else ["embedding"],
+        "output_modalities": ["rank"] if card.ranks_texts else ["text"] if card.generates_text else ["embedding"],
     }
 
 

@@ -77,9 +77,9 @@ class TransformersDoor:
         loader = WeightLoader(renamed, policy, dtype=dtype, device=device, prefixes=("",), on_progress=on_progress)
         _Loading(model, loader, renamed, step, self._findings, dtype=dtype, device=device).run(num_threads)
         body = Body(model.get_submodule(self._findings.body))
-        is_encoder = not self._findings.body
-        if not is_encoder:
+        if self._findings.body:
             model.set_submodule(self._findings.body, body)
+        is_encoder = not self._findings.body or self._findings.is_ranker
         made = TransformersModel(
             body if is_encoder else model,
             body,
@@ -92,6 +92,7 @@ class TransformersDoor:
             adaptable=[shape for shape in loader.adaptable if self._is_adaptable(shape.name)],
             blocks=self._blocks(),
             first_position=self._findings.first_position,
+            ranker=model if self._findings.is_ranker else None,
         )
         check_rows(made)
         return made
@@ -151,6 +152,7 @@ class _Loading:
         self._loader = loader
         self._source = source
         self._step = step
+        self._findings = findings
         self._read = findings.read
         # Vectors of images are as good as the checkpoint has them: their encoder is not quantized.
         self._unused = {name for name in findings.unused if _sees_tokens(name)}
@@ -190,9 +192,14 @@ class _Loading:
         return (
             name in self._read
             or name in self._unused
+            or self._is_of_ranker(name)
             or module.weight.dtype != self._dtype
             or self._stays_float32(name)
         )
+
+    def _is_of_ranker(self, name: str) -> bool:
+        """Say whether a layer is one of those that see one vector of a text, where it is to be ranked."""
+        return self._findings.is_ranker and (not name.startswith(f"{self._findings.body}.") or ".pooler." in name)
 
     def _embedding(self, modules: Mapping[str, nn.Module]) -> tuple[str, Embedding] | None:
         """Load the token embeddings; return their name and form, or None where the class has its own kind of them."""

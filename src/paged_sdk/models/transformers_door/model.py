@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.embedding import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.step import StepContext
@@ -31,7 +33,9 @@ class TransformersModel:
     :param layers: what attention computes, in the order of its calls
     :param blocks: the names of the modules that are the layers, to whose results vectors of images may be added
     :param first_position: what the class calls the position of a text's first token
+    :param ranker: the class of which the body is a part, if it makes one number of a text
     :ivar is_encoder: whether the class has no output projection
+    :ivar ranker_pooling: which vector of a text it makes its number of; None: it makes none
     :ivar blocks: the modules that are the layers, where they are to be had
     :ivar adaptable: the linear layers that adapters may change
     :ivar dtype: of activations, keys and values
@@ -51,6 +55,7 @@ class TransformersModel:
         adaptable: Sequence[AdaptableShape] = (),
         blocks: Sequence[str] = (),
         first_position: int = 0,
+        ranker: PreTrainedModel | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -59,7 +64,15 @@ class TransformersModel:
         self.adaptable: tuple[AdaptableShape, ...] = tuple(adaptable)
         self.transformers_model: Any = model
         self.seam = seam
-        self.is_encoder = model is body
+        self.is_encoder: bool = model is body
+        self._ranker = ranker
+        self.ranker_pooling: Pooling | None = None
+        if ranker is not None:
+            self.ranker_pooling = "mean" if getattr(model.config, "classifier_pooling", None) == "mean" else "cls"
+        self._tells_parts = (
+            "token_type_ids" in inspect.signature(body.layers.forward).parameters
+            and getattr(model.config, "type_vocab_size", 0) > 1
+        )
         self._first_position = first_position
         self._body = body
         self._step = step
@@ -85,7 +98,10 @@ class TransformersModel:
             its rotary positions in time, height and width
         :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
         """
-        return self.run(self.inputs(token_ids, positions), len(token_ids), ctx)
+        given = self.inputs(token_ids, positions)
+        if ctx.parts is not None and self._tells_parts:
+            given["token_type_ids"] = ctx.parts[None]
+        return self.run(given, len(token_ids), ctx)
 
     def inputs(self, token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
         """Return what the class is called with.
@@ -128,12 +144,30 @@ class TransformersModel:
             return hidden.new_empty(len(hidden), 0, dtype=torch.float32)
         assert adapted is None, "an adapter of the output projection was let in"
         nothing = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
-        self._body.give(hidden)
+        self._body.give(hidden[None])
         try:
             scores = self.transformers_model(**inputs(nothing, nothing)).logits
         finally:
             self._body.give(None)
         return cast(Tensor, scores[0].float())
+
+    def ranks(self, vectors: Tensor) -> Tensor:
+        """Make one number of each text; see :meth:`~paged_sdk.models.causal_model.RankingModel.ranks`."""
+        return self.rank_states(vectors[:, None])
+
+    def rank_states(self, hidden: Tensor) -> Tensor:
+        """Make one number of each text, of its tokens' hidden states, ``[num_texts, num_tokens, hidden_size]``.
+
+        :returns: ``[num_texts, 1]`` float32
+        """
+        assert self._ranker is not None, "only what ranks texts is asked to"
+        nothing = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+        self._body.give(hidden.to(self.dtype))
+        try:
+            ranks: Tensor = self._ranker(input_ids=nothing, attention_mask=torch.ones_like(nothing)).logits
+        finally:
+            self._body.give(None)
+        return ranks.float()
 
     def _insert(self, table: nn.Module, args: object, embedded: Tensor) -> None:
         """Put the vectors of images in place of the embeddings of their tokens."""

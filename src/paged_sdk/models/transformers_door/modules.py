@@ -90,13 +90,17 @@ class Body(nn.Module):
         return hidden[0]
 
     def give(self, hidden: Tensor | None) -> None:
-        """Let the next runs compute nothing and return these rows; None: they compute again."""
-        self._given = None if hidden is None else hidden[None]
+        """Let the next runs compute nothing and return these hidden states, ``[num_texts, num_tokens, hidden_size]``;
+        None: they compute again.
+        """
+        self._given = hidden
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute hidden states and keep them: who called gets none, or those that were given."""
         if self._given is not None and self._output is not None:
-            return self._output(last_hidden_state=self._given)
+            pooler: Any = getattr(self.layers, "pooler", None)
+            pooled = {} if pooler is None else {"pooler_output": pooler(self._given)}
+            return self._output(last_hidden_state=self._given, **pooled)
         output = self.layers(*args, **kwargs)
         self._output = type(output)
         self._hidden = output.last_hidden_state

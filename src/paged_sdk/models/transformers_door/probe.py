@@ -81,6 +81,7 @@ class Findings:
     :ivar read: the names of linear layers and embeddings whose weight the class reads itself
     :ivar blocks: the names of the modules that are the layers, of which attention is a part
     :ivar unused: the names of linear layers that texts do not go through, such as those of an image encoder
+    :ivar is_ranker: whether the class makes one number of a text
     :ivar first_position: what the class calls the position of a text's first token
     :ivar config: the model's shape, as the engine sees it
     """
@@ -90,6 +91,7 @@ class Findings:
     blocks: tuple[str, ...]
     read: frozenset[str]
     unused: frozenset[str]
+    is_ranker: bool
     first_position: int
     config: DecoderConfig
 
@@ -145,15 +147,17 @@ def _run(model: PreTrainedModel) -> Findings:
     if not calls:
         raise refusal(model_type, f"{class_name} does not use transformers' attention interface")
     logits: Tensor | None = getattr(output, "logits", None)
-    if logits is not None and any(call.both_ways for call in calls):
+    is_ranker = class_name.endswith("ForSequenceClassification")
+    if logits is not None and not is_ranker and any(call.both_ways for call in calls):
         raise refusal(model_type, f"{class_name} is to generate text, and its tokens attend to later ones")
     bodies = [name for depth, name in found if depth == min(each for each, _ in found)] if logits is not None else [""]
     if len(bodies) != 1:
         raise refusal(model_type, f"{class_name} has {len(bodies)} parts that compute hidden states, not one")
-    vocab_size = _table_of(model).num_embeddings if logits is None else logits.shape[-1]
-    first = _first_position(model) if logits is None else 0
+    generates = logits is not None and not is_ranker
+    vocab_size = logits.shape[-1] if logits is not None and generates else _table_of(model).num_embeddings
+    first = 0 if generates else _first_position(model)
     shape = _shape(model, calls, vocab_size=vocab_size, first_position=first)
-    return Findings(tuple(calls), bodies[0], tuple(blocks), frozenset(read), frozenset(unused), first, shape)
+    return Findings(tuple(calls), bodies[0], tuple(blocks), frozenset(read), frozenset(unused), is_ranker, first, shape)
 
 
 def _first_position(model: PreTrainedModel) -> int:

@@ -46,6 +46,11 @@ def check_rows(model: TransformersModel) -> None:
         raise refusal(model_type, "it counts the positions of a text in a way of its own")
     if not all(_alike(each, of_plain[mixed]) for each, of_plain in zip(_run(model, mixed), plain, strict=True)):
         raise refusal(model_type, "its positions are not those that it is given")
+    if model.ranker_pooling is not None:
+        states = plain[-1][None]
+        pooled = states[:, 0] if model.ranker_pooling == "cls" else states.mean(1)
+        if not _alike(model.ranks(pooled), model.rank_states(states)):
+            raise refusal(model_type, "it ranks texts by more than one vector of each")
     rows = torch.tensor(_POISONED, device=model.device)
 
     def poison(module: object, args: object, output: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -21,6 +22,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
 
@@ -61,6 +63,8 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool
     model_type = str(config.get("model_type", ""))
     if not images and (encoder := _encoder_class(model_type, config)) is not None:
         return _made(model_type, config, dtype, encoder, AutoModel, **_without_pooler(encoder))
+    if not images and (ranker := _ranker_class(model_type, config)) is not None:
+        return _made(model_type, config, dtype, ranker, AutoModelForSequenceClassification)
     class_name = _image_class(model_type) if images else _text_class(model_type, config)
     names = config.get("architectures") or [class_name]
     if not any(str(name) == class_name or str(name).endswith("ForCausalLM") for name in names):
@@ -124,6 +128,20 @@ def _encoder_class(model_type: str, config: Mapping[str, Any]) -> str | None:
     own = {class_name, MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]}
     unsaid = [] if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else [class_name]
     return class_name if own.intersection(map(str, config.get("architectures") or unsaid)) else None
+
+
+def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
+    """Return the name of the class that makes one number of a text, by an encoder; None: the checkpoint is no such one.
+
+    :raises UnsupportedArchitectureError: it makes several, one for each kind of texts
+    """
+    class_name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
+    if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or class_name not in (config.get("architectures") or ()):
+        return None
+    num_labels = _config(model_type, config).num_labels
+    if num_labels != 1:
+        raise refusal(model_type, f"{class_name} tells {num_labels} kinds of texts apart; with one, it would rank them")
+    return str(class_name)
 
 
 def _without_pooler(class_name: str) -> dict[str, bool]:

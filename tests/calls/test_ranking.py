@@ -1,0 +1,182 @@
+"""How well documents go with a query, judged by transformers in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+
+from paged_sdk import (
+    BlockingModel,
+    ContextLengthError,
+    InvalidRequestError,
+    IsqType,
+    RankedDocument,
+    RankResponse,
+    ReplicaSet,
+    SamplingParams,
+    TextModelBuilder,
+    UnsupportedArchitectureError,
+)
+from paged_sdk.testing import fake_model
+from serving import serving
+from tiny_encoder import make_ranker, word_pieces
+
+pytestmark = pytest.mark.anyio
+
+QUERY: Final = "boiling tea"
+DOCUMENTS: Final = ("the kettle boils", "tea", "a pot of tea, and one more, and one more", "x y z")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def builder_of(directory: Path) -> TextModelBuilder:
+    return TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+
+
+def logit(reference: Any, query: str, document: str, most: int | None = None) -> float:
+    """Return what transformers says of a pair, whose document is cut where it is too long."""
+    tokenizer = word_pieces()
+    if most is not None:
+        tokenizer.enable_truncation(most, strategy="only_second")
+    pair = tokenizer.encode(query, document)
+    given = {"input_ids": torch.tensor([pair.ids]), "attention_mask": torch.ones(1, len(pair.ids), dtype=torch.int64)}
+    if getattr(reference.config, "type_vocab_size", 1) > 1:
+        given["token_type_ids"] = torch.tensor([pair.type_ids])
+    with torch.inference_mode():
+        return float(reference(**given).logits)
+
+
+def logits(response: RankResponse) -> list[float]:
+    """Return the numbers in the documents' order."""
+    return [each.logit for each in sorted(response.results, key=lambda each: each.index)]
+
+
+# Token types and a pooler; layers of its own for a text, and positions from 2 on; none of both; means and windows.
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("bert", {}),
+        ("xlm-roberta", {"pad_token_id": 1}),
+        ("distilbert", {}),
+        ("modernbert", {"classifier_pooling": "cls"}),
+        ("modernbert", {"classifier_pooling": "mean"}),
+    ],
+)
+@pytest.mark.parametrize("way", ["paged", "contiguous", "small steps"])
+async def test_ranks_are_those_of_transformers(
+    model_type: str, changes: dict[str, Any], way: str, tmp_path: Path
+) -> None:
+    reference = make_ranker(model_type, tmp_path, **changes)
+    builder = builder_of(tmp_path)
+    if way != "paged":
+        builder = builder.without_paged_attn() if way == "contiguous" else builder.with_max_num_batched_tokens(40)
+    async with builder.build() as model:
+        assert model.ranks_texts
+        response = await model.rank(QUERY, DOCUMENTS)
+        (alone,) = (await model.rank(QUERY, DOCUMENTS[2:3])).results
+    expected = [logit(reference, QUERY, document) for document in DOCUMENTS]
+    assert logits(response) == pytest.approx(expected, abs=2e-5)
+    assert [each.logit for each in response.results] == sorted(logits(response), reverse=True)
+    assert alone.logit == pytest.approx(expected[2], abs=2e-5)
+    assert response.usage.prompt_tokens == sum(len(word_pieces().encode(QUERY, each).ids) for each in DOCUMENTS)
+
+
+async def test_quantized_and_rounded_weights_stay_near(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path)
+    expected = [logit(reference, QUERY, document) for document in DOCUMENTS]
+    for builder in (builder_of(tmp_path).with_isq(IsqType.Q8_0), builder_of(tmp_path).with_dtype("bfloat16")):
+        async with builder.build() as model:
+            assert logits(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(expected, abs=0.15)
+
+
+async def test_documents_are_cut_where_that_is_wanted(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path, max_position_embeddings=24)
+    long = "tea " * 30
+    async with builder_of(tmp_path).build() as model:
+        with pytest.raises(ContextLengthError, match=r"documents\[1\] has \d+ tokens with the query, 24 fit"):
+            await model.rank(QUERY, ["tea", long])
+        response = await model.rank(QUERY, ["tea", long], truncation=True)
+        with pytest.raises(ContextLengthError, match=r"or the query$"):
+            await model.rank(long, ["tea"], truncation=True)
+    assert logits(response) == pytest.approx([logit(reference, QUERY, each, 24) for each in ("tea", long)], abs=2e-5)
+
+
+async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
+    make_ranker("bert", tmp_path)
+    async with builder_of(tmp_path).build() as model:
+        documents: Any
+        for documents, why in (([], "at least one text"), ("tea", "a list of texts"), (["tea", ""], r"documents\[1\]")):
+            with pytest.raises(InvalidRequestError, match=why):
+                await model.rank(QUERY, documents)
+        with pytest.raises(InvalidRequestError, match="query"):
+            await model.rank("", ["tea"])
+        with pytest.raises(InvalidRequestError, match="Unicode"):
+            await model.rank("\ud800", ["tea"])
+        with pytest.raises(InvalidRequestError, match="ranks texts, and makes no vectors"):
+            await model.embed("tea")
+        assert (await model.embed("tea", pooling="mean")).embeddings.shape == (1, 64)
+        with pytest.raises(InvalidRequestError, match="is an encoder"):
+            await model.send_completion_request("tea", SamplingParams(max_len=2))
+    async with fake_model("yes") as fake:
+        assert not fake.ranks_texts
+        with pytest.raises(InvalidRequestError, match="has no layers that rank texts"):
+            await fake.rank(QUERY, DOCUMENTS)
+
+
+async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
+    make_ranker("bert", tmp_path / "kinds", num_labels=3)
+    with pytest.raises(UnsupportedArchitectureError, match="tells 3 kinds of texts apart"):
+        await builder_of(tmp_path / "kinds").build()
+    make_ranker("albert", tmp_path / "albert")
+    with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):
+        await builder_of(tmp_path / "albert").build()
+
+
+def test_scores_are_the_logistic_function() -> None:
+    for number, score in ((0.0, 0.5), (2.0, 0.8807970779778823), (-800.0, 0.0), (800.0, 1.0)):
+        assert RankedDocument(index=0, logit=number).score == pytest.approx(score)
+
+
+def test_blocking_models_and_replicas_rank(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path)
+    expected = [logit(reference, QUERY, document) for document in DOCUMENTS]
+    with BlockingModel(builder_of(tmp_path).build()) as model:
+        assert logits(model.rank(QUERY, DOCUMENTS)) == pytest.approx(expected, abs=2e-5)
+
+
+async def test_replicas_rank(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path)
+    expected = [logit(reference, QUERY, document) for document in DOCUMENTS]
+    replicas = [await builder_of(tmp_path).build() for _ in range(2)]
+    async with ReplicaSet(replicas) as model:
+        assert logits(await model.rank(QUERY, DOCUMENTS * 3)) == pytest.approx(expected * 3, abs=2e-5)
+
+
+def test_a_server_ranks(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path)
+    expected = sorted((-logit(reference, QUERY, document), place) for place, document in enumerate(DOCUMENTS))
+    with serving({"ranker": builder_of(tmp_path).build}) as served:
+        body = {"model": "ranker", "query": QUERY, "documents": DOCUMENTS}
+        answer = served.http.post("/v1/rerank", json={**body, "top_n": 2, "return_documents": True}).json()
+        assert [each["index"] for each in answer["results"]] == [place for _, place in expected[:2]]
+        best = answer["results"][0]
+        assert best["document"] == {"text": DOCUMENTS[best["index"]]}
+        assert 1 > best["relevance_score"] > answer["results"][1]["relevance_score"] > 0
+        plain = served.http.post("/v1/rerank", json=body).json()
+        assert [set(each) for each in plain["results"]] == [{"index", "relevance_score"}] * len(DOCUMENTS)
+        assert plain["usage"]["total_tokens"] > 0
+        assert served.http.get("/v1/models").json()["data"][0]["output_modalities"] == ["rank"]
+        for wrong, field in (({"documents": []}, "documents"), ({"top_n": 0}, "top_n"), ({"query": ""}, "query")):
+            refused = served.http.post("/v1/rerank", content=json.dumps({**body, **wrong}), headers=JSON)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == field
+
+
+JSON: Final = {"Content-Type": "application/json"}
