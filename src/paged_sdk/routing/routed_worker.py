@@ -118,6 +118,11 @@ class RoutedWorker:
         for each in (*self.replicas, self._last):
             each.worker.check_process()
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Tell whether the calling thread steps one of the engines."""
+        return any(each.worker.is_this_thread for each in self.replicas)
+
     def add(self, replica: Replica) -> int:
         """Send requests to one more engine from now on, and return its number."""
         with self._lock:
