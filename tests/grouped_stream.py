@@ -131,6 +131,8 @@ class Engine:
 
     def check_process(self) -> None: ...
 
+    is_this_thread = False
+
     def abort(self, request_id: str) -> None: ...
 
     def submit(self, request: Request, subscription: Subscriber) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from paged_sdk import Conversation, NumericalError, SamplingParams
+from paged_sdk import Conversation, InvalidRequestError, NumericalError, SamplingParams
 from paged_sdk.testing import fake_model
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +38,58 @@ async def test_an_answer_that_was_cut_by_its_length_is_kept() -> None:
         chat = Conversation(model, sampling=SamplingParams(max_len=3))
         await chat.send("Hi!")
         assert said(chat) == [("user", "Hi!"), ("assistant", "Hel")]
+
+
+async def test_an_answer_that_was_cut_can_be_continued_and_stays_one_turn() -> None:
+    async with fake_model("The Rhine", ", the", " Danube") as model:
+        chat = Conversation(model, system="Be brief.", sampling=SamplingParams(max_len=9))
+        assert (await chat.send("Name rivers.")).choices[0].finish_reason == "length"
+        rest = await chat.continue_answer()
+        assert rest.choices[0].message.content == ", the"
+        assert said(chat)[1:] == [("user", "Name rivers."), ("assistant", "The Rhine, the")]
+        async with chat.stream_continued_answer() as stream:
+            deltas = [chunk.choices[0].delta.content async for chunk in stream if chunk.choices]
+        assert "".join(deltas) == " Danube"
+        assert said(chat)[1:] == [("user", "Name rivers."), ("assistant", "The Rhine, the Danube")]
+        assert model.requests[2].messages[-1].content == "The Rhine, the"
+        assert model.requests[2].options.continue_final_message
+        assert model.requests[2].options.sampling == SamplingParams(max_len=9)
+
+
+async def test_a_continued_answer_changes_nothing_unless_it_is_whole() -> None:
+    async with fake_model("Hello!" * 1500, delay=0.001) as model:
+        chat = Conversation(model)
+        chat.add_turn("Hi!", "Well")
+        before = said(chat)
+        with anyio.move_on_after(0.02):
+            await chat.continue_answer()
+        async with chat.stream_continued_answer() as stream:
+            await anext(stream)
+        assert said(chat) == before
+    async with fake_model("Hello!", error=NumericalError("NaN")) as model:
+        chat = Conversation(model)
+        chat.add_turn("Hi!", "Well")
+        with pytest.raises(NumericalError):
+            await chat.continue_answer()
+        assert said(chat) == before
+
+
+async def test_only_a_text_of_the_assistant_can_be_continued() -> None:
+    def now() -> str:
+        return "noon"
+
+    async with fake_model("Hello!") as model:
+        for chat in (Conversation(model), Conversation(model, system="Be brief.")):
+            with pytest.raises(InvalidRequestError) as caught:
+                chat.stream_continued_answer()
+            assert caught.value.field == "messages"
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    async with fake_model(call, "It is", " noon.") as model:
+        chat = Conversation(model, tools=[now])
+        await chat.send("What time is it?")
+        await chat.continue_answer()
+        assert said(chat)[-1] == ("assistant", "It is noon.")
+        assert not model.requests[-1].options.tools
 
 
 async def test_a_stream_that_is_left_changes_nothing_until_it_is_told() -> None:

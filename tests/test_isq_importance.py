@@ -157,10 +157,13 @@ async def test_a_collection_ends_when_nobody_waits_for_it(checkpoint: Path, text
     assert calls == 3  # while the model was loaded
 
 
-async def test_a_live_model_keeps_it(checkpoint: Path, imatrix: Path) -> None:
+async def test_a_live_model_keeps_it(checkpoint: Path, imatrix: Path, caplog: pytest.LogCaptureFixture) -> None:
     builder = builder_of(checkpoint).with_imatrix(imatrix)
     expected = await logprobs_of(builder.with_isq(IsqType.Q4K))
+    unused = f"{imatrix.name} has no effect before re_isq_model is called"
+    assert unused not in caplog.text
     async with builder.build() as model:
+        assert unused in caplog.text
         as_it_is = await prompt_logprobs(model)
         assert as_it_is == await logprobs_of(builder_of(checkpoint))
         await model.re_isq_model(IsqType.Q4K)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from functools import partial
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, Unpack
+from typing import Generic, ParamSpec, TypeAlias, TypeVar, Unpack
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -54,8 +54,8 @@ _Ended: TypeAlias = SystemExit | KeyboardInterrupt
 class BlockingStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     """Iterates over the chunks of one response; as a context manager it ends the request on exit."""
 
-    def __init__(self, call: Callable[..., Any], stream: ResponseStream[ResponseT, ChunkT]) -> None:
-        self._call = call
+    def __init__(self, model: BlockingModel, stream: ResponseStream[ResponseT, ChunkT]) -> None:
+        self._model = model
         self._stream = stream
 
     def __iter__(self) -> Iterator[ChunkT]:
@@ -63,10 +63,9 @@ class BlockingStream(OfOneProcess, Generic[ResponseT, ChunkT]):
 
     def __next__(self) -> ChunkT:
         try:
-            chunk: ChunkT = self._call(self._stream.__anext__)
+            return self._model._call(self._stream.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
-        return chunk
 
     def __enter__(self) -> BlockingStream[ResponseT, ChunkT]:
         return self
@@ -79,12 +78,11 @@ class BlockingStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     def close(self) -> None:
         """End the request if it has not ended."""
         with suppress(ModelClosedError):  # closing the model has ended the request
-            self._call(self._stream.aclose)
+            self._model._run(self._stream.aclose)
 
     def collect(self) -> ResponseT:
         """Read what is left and return the whole response."""
-        response: ResponseT = self._call(self._stream.collect)
-        return response
+        return self._model._call(self._stream.collect)
 
     def response_so_far(self) -> ResponseT:
         """Return a response of what has been read."""
@@ -98,7 +96,9 @@ BlockingCompletionStream: TypeAlias = BlockingStream[CompletionResponse, Complet
 class BlockingModel(OfOneProcess):
     """Wraps a :class:`Model` in methods that wait. May be used from many threads at once: their requests are batched.
 
-    It runs an event loop in a thread of its own; every method means what the model's method of that name does.
+    It runs an event loop in a thread of its own; every method means what the model's method of that name does. A logits
+    processor of the model's runs on the engine's thread, for which the methods would wait: there, those that ask
+    something of the engine raise :class:`EngineError`, and so does :meth:`close`.
 
     :param building: ``TextModelBuilder(...).build()``, or whatever else gives a model when it is awaited
     :raises ConfigError: it cannot be awaited
@@ -165,7 +165,7 @@ class BlockingModel(OfOneProcess):
 
     def stream_chat_request(self, request: ChatRequestLike) -> BlockingChatStream:
         """Answer a conversation chunk by chunk; see :meth:`Model.stream_chat_request`."""
-        return BlockingStream(self._call, self._model.stream_chat_request(request))
+        return BlockingStream(self, self._model.stream_chat_request(request))
 
     def generate_structured(self, messages: ChatRequestLike, type_: type[InstanceT]) -> InstanceT:
         """Answer a conversation with an instance of a type. Parameters and errors are those of
@@ -205,7 +205,7 @@ class BlockingModel(OfOneProcess):
         self, prompt: PromptsLike, sampling: SamplingParams | None = None, **options: Unpack[CompletionOptions]
     ) -> BlockingCompletionStream:
         """Continue a text chunk by chunk; see :meth:`Model.stream_completion_request`."""
-        return BlockingStream(self._call, self._model.stream_completion_request(prompt, sampling, **options))
+        return BlockingStream(self, self._model.stream_completion_request(prompt, sampling, **options))
 
     def embed(
         self,
@@ -244,18 +244,18 @@ class BlockingModel(OfOneProcess):
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text."""
-        return self._call(self._model.tokenize, text, add_special_tokens=add_special_tokens)
+        return self._run(self._model.tokenize, text, add_special_tokens=add_special_tokens)
 
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids.
 
         :raises InvalidRequestError: an id outside the vocabulary
         """
-        return self._call(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
+        return self._run(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
 
     def count_tokens(self, request: ChatRequestLike) -> int:
         """Return how many tokens the prompt of a chat request has: see :meth:`Model.count_tokens`."""
-        return self._call(self._model.count_tokens, request)
+        return self._run(self._model.count_tokens, request)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests under way keep their KV."""
@@ -300,6 +300,8 @@ class BlockingModel(OfOneProcess):
 
         A tool that the model has called may do so, too: the thread, which waits for the tool, ends after it.
         """
+        if self._finalizer.alive:
+            self._check_thread()
         self._finalizer()
 
     def __enter__(self) -> BlockingModel:
@@ -311,6 +313,15 @@ class BlockingModel(OfOneProcess):
         self.close()
 
     def _call(self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run a function that waits for the engine."""
+        self._check_thread()
+        return self._run(function, *args, **kwargs)
+
+    def _check_thread(self) -> None:
+        if _is_engine_thread(self._model):
+            raise EngineError("the engine's own thread, on which logits processors run, cannot wait for the engine")
+
+    def _run(self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         self._owner.check()
         if not self._finalizer.alive:
             raise closed_model()
@@ -387,7 +398,8 @@ def _close(
 ) -> None:
     if not owner.is_here:  # in a forked child, the thread that would do it does not exist
         return
-    if threading.current_thread() is thread:  # collected there as garbage: it cannot wait for itself
+    # Collected as garbage on one of the threads that are to end: it cannot wait for itself.
+    if threading.current_thread() is thread or _is_engine_thread(model):
         threading.Thread(target=_close, args=(owner, portal, thread, model, calls_this), daemon=True).start()
         return
     try:
@@ -397,3 +409,7 @@ def _close(
             portal.call(portal.stop)
         else:
             _stop_portal(portal, thread)
+
+
+def _is_engine_thread(model: Model) -> bool:
+    return model._insides.worker.is_this_thread

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from attrs import evolve
+
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.model import ChatStream, Model
@@ -83,11 +85,30 @@ class Conversation:
         stream.when_whole(lambda response: self._keep(text, Message.parse(response.choices[0].message)))
         return stream
 
+    async def continue_answer(self) -> ChatCompletionResponse:
+        """Have the model go on with the last answer, as where it ended with "length", and return what follows; the
+        conversation then holds both as one turn. Tools are not called there.
+
+        :raises InvalidRequestError: the last turn is not the assistant's, or has no text that can go on
+        :raises RequestError: the request failed; the conversation does not change
+        """
+        return await self.stream_continued_answer().collect()
+
+    def stream_continued_answer(self) -> ChatStream:
+        """Stream what :meth:`continue_answer` returns. A stream that fails, or that is left before its end, does not
+        change the conversation.
+
+        :raises InvalidRequestError: as :meth:`continue_answer`
+        """
+        place = len(self.messages) - 1
+        builder = self._sampled(RequestBuilder.from_messages(self._messages))
+        stream = self._model.stream_chat_request(builder.with_continue_final_message())
+        stream.when_whole(lambda response: self._extend(place, response.choices[0].message.content))
+        return stream
+
     def request(self, text: str) -> RequestBuilder:
         """Return the request that :meth:`send` would make."""
-        builder = RequestBuilder.from_messages(self._messages).add_message(TextMessageRole.USER, text)
-        if self._sampling is not None:
-            builder = builder.with_sampling(self._sampling)
+        builder = self._sampled(RequestBuilder.from_messages(self._messages).add_message(TextMessageRole.USER, text))
         return builder.with_tools(self._tools) if self._tools else builder
 
     def add_turn(self, text: str, answer: str) -> None:
@@ -96,3 +117,11 @@ class Conversation:
 
     def _keep(self, text: str, *answers: Message) -> None:
         self._messages = self._messages.add_message(TextMessageRole.USER, text).add_messages(*answers)
+
+    def _extend(self, place: int, text: str) -> None:
+        turns = list(self.messages)
+        turns[place] = evolve(turns[place], content=turns[place].content + text)
+        self._messages = TextMessages(turns)
+
+    def _sampled(self, request: RequestBuilder) -> RequestBuilder:
+        return request if self._sampling is None else request.with_sampling(self._sampling)

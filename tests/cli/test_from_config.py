@@ -71,6 +71,7 @@ def test_the_exit_code_is_the_command_s(tmp_path: Path) -> None:
         ("command: run\nimage: [a, b]", ["run", "--image=a", "--image=b"]),
         ("command: run\nimage: a", ["run", "--image=a"]),
         ("command: quantize\ntarget: t\nsource: s", ["quantize", "--", "s", "t"]),
+        ("command: run\nmax-tokens: 4.0\ntemperature: 1.0", ["run", "--max-tokens=4", "--temperature=1.0"]),
         ("command: serve\nport: 0\napi-key: [k]", ["serve", "--port=0", "--api-key=k"]),
     ],
 )
@@ -98,6 +99,7 @@ def test_a_file_of_serve_s_own_is_one_of_these_too(tmp_path: Path) -> None:
         ("command: run\nmax-tokens: [1]", "c.yaml", "expected one value"),
         ("command: run\nmax-tokens: {a: 1}", "c.yaml", "expected integer"),
         ("command: run\nmax-tokens: true", "c.yaml", "expected integer"),
+        ("command: run\nmax-tokens: 4.5", "c.yaml", "--max-tokens"),
         ("command: run\nmax-tokens: x", "c.yaml", "--max-tokens"),
         ("command: run\nmodel: a\nmodel-id: a", "c.yaml", "means the same as model"),
         ("command: run\nraw: true\nraw: true", "c.yaml", "twice"),

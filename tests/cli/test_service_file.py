@@ -125,6 +125,13 @@ def test_replicas_under_ray_serve(serve: Any) -> None:
     assert "to begin with" in serve({"ray": True, "replicas": 3, "max_replicas": 2}, code=2)
 
 
+def test_a_number_without_a_fraction_is_an_integer(serve: Any) -> None:
+    """JSON schemas have it so."""
+    builder, settings = serve('{"max_seqs": 8.0, "server": {"port": 9.0, "timeout": 60.0}}')
+    assert (builder.settings.max_num_seqs, settings["port"], settings["timeout"]) == (8, 9, 60)
+    assert "expected an integer" in serve('{"max_seqs": 8.5}', code=2)
+
+
 def test_an_empty_file_is_as_no_options(serve: Any) -> None:
     builder, settings = serve({})
     assert builder.source.location.endswith(".gguf")

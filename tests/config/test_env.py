@@ -11,7 +11,6 @@ from paged_sdk.config.env import (
     device_variables,
     nccl_leaves_the_process,
     read_environment,
-    read_hang_limits,
     read_launch,
     read_variable,
 )
@@ -191,15 +190,15 @@ def test_nccl_is_told_to_leave_the_process_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_when_replicas_have_hung() -> None:
-    assert read_hang_limits({}) == HangLimits()
+    assert read_environment({}).hang_limits == HangLimits()
     given = {"PAGED_SDK_SILENT_SECONDS": " 2.5 ", "PAGED_SDK_STEP_SECONDS": "None"}
-    assert read_hang_limits(given) == HangLimits(silent_seconds=2.5, step_seconds=None)
-    assert read_hang_limits({"PAGED_SDK_SILENT_SECONDS": "false"}).silent_seconds is None
+    assert read_environment(given).hang_limits == HangLimits(silent_seconds=2.5, step_seconds=None)
+    assert read_environment({"PAGED_SDK_SILENT_SECONDS": "false"}).hang_limits.silent_seconds is None
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1_0", "١", "a minute"])
 @pytest.mark.parametrize("name", ["PAGED_SDK_SILENT_SECONDS", "PAGED_SDK_STEP_SECONDS"])
 def test_a_limit_that_cannot_be_read_is_an_error_that_names_it(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=name) as caught:
-        read_hang_limits({name: value})
+        read_environment({name: value})
     assert caught.value.value == value

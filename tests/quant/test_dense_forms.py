@@ -14,7 +14,7 @@ from paged_sdk.kernels.stored_matrix import DenseMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding
-from paged_sdk.quant.native_dense import NativeDenseLinear, PackedEmbedding, PackedMatrix
+from paged_sdk.quant.native_dense import NativeDenseLinear, PackedDenseMatrix, PackedEmbedding
 from paged_sdk.quant.policy import ExpertStack, NamedMatrix, Role, WeightPolicy
 
 pytestmark = needs_library
@@ -85,7 +85,7 @@ def test_a_packed_matrix_gives_its_numbers_back() -> None:
     weight = random(40, 32).half()
     embedding = policy().embedding(named(weight), scale=None, dtype=torch.float16, device=CPU)
     stored = embedding.stored
-    assert isinstance(stored, PackedMatrix)
+    assert isinstance(stored, PackedDenseMatrix)
     assert (stored.shape, stored.num_bytes, stored.is_dense) == ((40, 32), 48 * 32 * 2, True)
     assert torch.equal(stored.decoded(torch.float16), weight)
     assert torch.equal(stored.rows(slice(3, 21)).decoded(torch.float16), weight[3:21])

@@ -196,6 +196,21 @@ async def test_a_replica_that_is_closed_is_left_out() -> None:
         assert await said(model, hello()) == "two"
 
 
+async def test_of_a_closed_replica_no_free_blocks_are_counted() -> None:
+    first, second = slow_fake(), fake_model("Two.")
+    async with ReplicaSet([first, second]) as model, anyio.create_task_group() as tasks:
+        await second.aclose()
+        assert (model.stats().blocks_total, model.stats().blocks_free) == (4096, 4096)
+        tasks.start_soon(said, model, hello())
+        await until(lambda: first.stats().running == 1)
+        tasks.start_soon(lambda: first.aclose(drain=True))
+        await until(lambda: model.stats().blocks_free == 0)
+        stats = model.stats()
+        assert (stats.running, stats.blocks_total) == (1, stats.blocks_used + stats.blocks_cached)
+        assert 0 < stats.blocks_used < 4096
+        let_end(first)
+
+
 async def test_replicas_come_and_go() -> None:
     first, second = slow_fake(), fake_model("Two.")
     async with second, ReplicaSet([first]) as model:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from attrs import evolve
@@ -15,7 +17,9 @@ from torch import Tensor
 
 from arrivals import gather, wait_for_requests
 from paged_sdk import (
+    BlockingModel,
     ChatCompletionResponse,
+    EngineError,
     InvalidRequestError,
     LogitsProcessor,
     LogitsProcessorError,
@@ -28,6 +32,7 @@ from paged_sdk import (
 )
 from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import SampledRows, Sampler
+from paged_sdk.testing import fake_model
 from paged_sdk.types.logits_processor import AnyLogitsProcessor
 from paged_sdk.types.request import RequestOptions
 
@@ -244,3 +249,50 @@ def test_what_is_no_processor_is_refused(bad: Any) -> None:
 def test_functions_that_hide_their_parameters_are_accepted() -> None:
     processors: Any = (max, raising)
     assert RequestBuilder().with_logits_processors(*processors).options.logits_processors == processors
+
+
+def test_a_processor_that_would_wait_for_its_own_engine_is_told_so(builder: TextModelBuilder) -> None:
+    asked_for: dict[str, Callable[[], object]] = {}
+    outcomes: dict[str, object] = {}
+
+    def ask(token_ids: Sequence[int], logits: Tensor) -> None:
+        for name, act in asked_for.items():
+            try:
+                outcomes[name] = act()
+            except EngineError as error:
+                outcomes[name] = str(error)
+
+    with BlockingModel(builder.build()) as model, BlockingModel(fake_model("Hi!")) as other:
+        asked_for |= {
+            "send": lambda: model.send_chat_request(asked()),
+            "stream": lambda: next(model.stream_chat_request(asked())),
+            "reset": model.reset_prefix_cache,
+            "close": model.close,
+            "tokenize": lambda: len(model.tokenize("a")),
+            "other": lambda: other.send_chat_request(asked()).choices[0].message.content,
+        }
+        sampling = evolve(GREEDY, max_len=1)
+        assert model.send_chat_request(asked(ask, sampling=sampling)).choices[0].finish_reason == "length"
+    why_not = "the engine's own thread, on which logits processors run, cannot wait for the engine"
+    refused = dict.fromkeys(("send", "stream", "reset", "close"), why_not)
+    assert outcomes == {**refused, "tokenize": 1, "other": "Hi!"}
+
+
+@pytest.mark.anyio
+async def test_a_blocking_model_may_be_collected_on_its_engine_s_thread(model: Model) -> None:
+    """The thread would wait for itself."""
+    took: list[float] = []
+
+    async def give() -> Model:
+        return model
+
+    blocking = await anyio.to_thread.run_sync(lambda: [BlockingModel(give())])
+
+    def drop(token_ids: Sequence[int], logits: Tensor) -> None:
+        begin = time.monotonic()
+        blocking.clear()
+        took.append(time.monotonic() - begin)
+
+    response = await model.send_chat_request(asked(drop, sampling=evolve(GREEDY, max_len=1000)))
+    assert response.choices[0].finish_reason == "canceled"
+    assert took[0] < 10

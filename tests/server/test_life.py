@@ -389,6 +389,20 @@ def test_signals_are_heeded_once_it_says_where_it_is() -> None:
         assert asyncio.run(run(app, listener, lambda: signal.raise_signal(signal.SIGINT))) == 0
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6")
+@pytest.mark.parametrize(("host", "reached"), [("::", ["::1", "127.0.0.1"]), ("::1", ["::1"])])
+def test_every_address_is_of_ipv4_too(host: str, reached: list[str]) -> None:
+    def is_reached(address: str) -> bool:
+        try:
+            socket.create_connection((address, listener.getsockname()[1]), timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    with listen(host, 0) as listener:
+        assert list(filter(is_reached, ("::1", "127.0.0.1"))) == reached
+
+
 @pytest.mark.long
 def test_the_command_line_serves_several_models(tiny_checkpoint: Path) -> None:
     models = ("-m", str(tiny_checkpoint), "-m", str(tiny_checkpoint))

@@ -60,6 +60,9 @@ def weight_policy(
     without = next((each for each in types if has_groups(each)), None)
     if importance is not None and without is not None:
         _log.warning("%s has no use for %s: weights are quantized as without.", without.value, importance.source)
+    if importance is not None and not types:
+        unused = "%s has no effect before re_isq_model is called: with_isq (--isq) and topologies quantize weights."
+        _log.warning(unused, importance.source)
     return WeightPolicy(
         # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
         keep_blocks=settings.dtype == "auto" and len(without_blocks) < len(devices),

@@ -103,6 +103,8 @@ class _Parameter:
             return
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ValueError(f"expected {'a text' if self.kind is str else JSON_TYPES.get(self.kind, 'a text')}")
+        if self.kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 1.0 is an integer, as JSON schemas have it
         yield str(value) if self.flag is None else f"{self.flag}={value}"
 
 

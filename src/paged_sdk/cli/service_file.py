@@ -205,8 +205,8 @@ class ServiceFile:
         """
         try:
             data = path.read_bytes()
-            said = READER.read(read_json(data))
-            json.loads(data, object_pairs_hook=unique)
+            read_json(data)
+            said = READER.read(json.loads(data, object_pairs_hook=unique, parse_float=_number))
         except OSError as error:
             raise _refused(path, error.strerror) from None
         except (InvalidRequestError, ValueError) as error:
@@ -251,6 +251,12 @@ class ServiceFile:
 
 def _refused(path: Path, why: object) -> typer.BadParameter:
     return typer.BadParameter(f"{path}: {why}", param_hint="--config")
+
+
+def _number(text: str) -> float:
+    """Return a number; 1.0 is an integer, as JSON schemas have it."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 def _as_it_is(value: object) -> object:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from attrs import frozen
+from attrs import field, frozen
 
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
@@ -26,7 +26,6 @@ __all__ = [
     "interpreter_variables",
     "nccl_leaves_the_process",
     "read_environment",
-    "read_hang_limits",
     "read_launch",
     "read_variable",
 ]
@@ -100,6 +99,7 @@ class Environment:
     :ivar isq: the type to quantize weights to while loading; checkpoints that are quantized already are left alone
     :ivar gamma: the most drafts of a text in one step
     :ivar draft_model: the path or hub id of the model that makes them
+    :ivar hang_limits: when replicas in processes of their own have hung
     """
 
     paged_attn: bool | None = None
@@ -108,6 +108,7 @@ class Environment:
     isq: IsqType | None = None
     gamma: int | None = None
     draft_model: str | None = None
+    hang_limits: HangLimits = field(factory=HangLimits)
 
 
 @frozen(kw_only=True)
@@ -195,6 +196,7 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
         isq=_isq(given),
         gamma=_gamma(given),
         draft_model=given.get(DRAFT_MODEL),
+        hang_limits=_hang_limits(given),
     )
 
 
@@ -228,14 +230,7 @@ def read_launch(variables: Mapping[str, str] | None = None) -> Launch | None:
     )
 
 
-def read_hang_limits(variables: Mapping[str, str] | None = None) -> HangLimits:
-    """Read when replicas have hung.
-
-    :param variables: the variables to read instead of the process's own
-    :raises ConfigError: naming the variable, its value and what is allowed
-    """
-    source = os.environ if variables is None else variables
-    given = {name: value.strip() for name, value in source.items() if value.strip()}
+def _hang_limits(given: Mapping[str, str]) -> HangLimits:
     usual = HangLimits()
     return HangLimits(
         silent_seconds=_seconds(given, SILENT_SECONDS, usual.silent_seconds),

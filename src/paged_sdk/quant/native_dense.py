@@ -18,7 +18,7 @@ from paged_sdk.kernels.stored_matrix import DenseMatrix, bounds
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights, decoded_matrices
 
-__all__ = ["NativeDenseLinear", "PackedEmbedding", "PackedMatrix"]
+__all__ = ["NativeDenseLinear", "PackedDenseMatrix", "PackedEmbedding"]
 
 
 class NativeDenseLinear(Linear):
@@ -55,7 +55,7 @@ class NativeDenseLinear(Linear):
 
 
 @frozen(eq=False)
-class PackedMatrix:
+class PackedDenseMatrix:
     """Shows a packed dense matrix as a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`, so that another use of
     the matrix shares its memory or gets its values back.
 
@@ -87,7 +87,7 @@ class PackedMatrix:
         """Return some consecutive columns, copied."""
         return DenseMatrix(self.decoded()).cols(index)
 
-    def to(self, device: torch.device) -> PackedMatrix | DenseMatrix:
+    def to(self, device: torch.device) -> PackedDenseMatrix | DenseMatrix:
         """Return the matrix itself for the CPU, its values for another device."""
         return self if device.type == "cpu" else DenseMatrix(self.decoded()).to(device)
 
@@ -111,9 +111,9 @@ class PackedEmbedding(Embedding):
         self._workspace = workspace
 
     @property
-    def stored(self) -> PackedMatrix:
+    def stored(self) -> PackedDenseMatrix:
         """Return the table, which shares the memory."""
-        return PackedMatrix(self.weight)
+        return PackedDenseMatrix(self.weight)
 
     def _rows(self, token_ids: Tensor) -> Tensor:
         threads = self._workspace.num_threads

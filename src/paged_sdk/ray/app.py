@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from paged_sdk.config.env import read_hang_limits
+from paged_sdk.config.env import read_environment
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
@@ -55,7 +55,7 @@ def serve_app(
         knows its own requests alone, and its router what it has sent itself
     :raises ConfigError: Ray Serve or the server is not installed, or a value that cannot be used
     """
-    limits = checked_limits(hang_limits) or read_hang_limits()
+    limits = checked_limits(hang_limits) or read_environment().hang_limits
     serve = ray_serve()
     try:
         from paged_sdk.server import ServerSettings

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from paged_sdk.config.env import read_hang_limits
+from paged_sdk.config.env import read_environment
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import ConfigError, ModelLoadError
@@ -167,7 +167,7 @@ class RayReplicas(Opening[RayModel]):
     async def _open(self) -> RayModel:
         cluster = _Cluster(self._application)
         try:
-            limits = self._hang_limits or read_hang_limits()
+            limits = self._hang_limits or read_environment().hang_limits
             handle = await _in_thread(partial(cluster.deploy, self._builder, self._options, limits))
             return await open_model(handle, replacement_seconds=self._replacement_seconds, delete=cluster.leave)
         except BaseException:

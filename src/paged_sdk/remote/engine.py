@@ -116,6 +116,11 @@ class RemoteEngine:
         """
         self._owner.check()
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Tell whether the calling thread steps the engine: none of this process does."""
+        return False
+
     def submit(self, request: Request, subscription: Subscriber) -> None:
         """Send a request; its outcome, a refusal too, arrives at the subscription.
 

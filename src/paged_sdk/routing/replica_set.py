@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import anyio
 from attrs import evolve
 
-from paged_sdk.config.env import read_hang_limits
+from paged_sdk.config.env import read_environment
 from paged_sdk.config.hang_limits import HangLimits
 from paged_sdk.errors import ConfigError
 from paged_sdk.model import Model
@@ -156,7 +156,7 @@ class ReplicaSet(Opening[ReplicatedModel]):
             builders,
             next(preparers, None),
             num_replicas=len(self._sources),
-            hang_limits=self._hang_limits or read_hang_limits(),
+            hang_limits=self._hang_limits or read_environment().hang_limits,
         )
 
 

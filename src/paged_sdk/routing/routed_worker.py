@@ -94,8 +94,8 @@ class RoutedWorker:
 
     @property
     def stats(self) -> ModelStats:
-        """Return the sum of all snapshots; the speed-up by drafts is the mean. Of engines that are dead or gone, what
-        they have counted stays in it.
+        """Return the sum of all snapshots; the speed-up by drafts is the mean. What engines have counted that are dead,
+        closed or gone stays in it.
         """
         with self._lock:  # whoever takes an engine away moves what it has counted
             replicas, gone = self.replicas, self._gone
@@ -117,6 +117,11 @@ class RoutedWorker:
     def check_process(self) -> None:
         for each in (*self.replicas, self._last):
             each.worker.check_process()
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Tell whether the calling thread steps one of the engines."""
+        return any(each.worker.is_this_thread for each in self.replicas)
 
     def add(self, replica: Replica) -> int:
         """Send requests to one more engine from now on, and return its number."""
@@ -306,8 +311,14 @@ def _sum(every: Sequence[ModelStats], *, speed_ups: Sequence[ModelStats] = ()) -
 
 
 def _left(replica: Replica) -> ModelStats:
-    """Return what there is of an engine: of one that has died while others go on, its counts."""
-    return _past(replica.worker.stats) if isinstance(replica.why_not, EngineDeadError) else replica.worker.stats
+    """Return what there is of an engine: of one that has died while others go on, its counts; of one that is closed,
+    no free blocks, for nobody can have them.
+    """
+    stats, why_not = replica.worker.stats, replica.why_not
+    if isinstance(why_not, EngineDeadError):
+        return _past(stats)
+    held = stats.blocks_used + stats.blocks_cached
+    return stats if why_not is None else evolve(stats, blocks_total=held, blocks_free=0)
 
 
 def _past(stats: ModelStats) -> ModelStats:

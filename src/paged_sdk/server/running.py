@@ -34,12 +34,14 @@ GRACE_SECONDS: Final = 1
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that takes connections; 0 as a port is any that is free.
+    """Return a socket that takes connections; 0 as a port is any that is free. The host ``::`` is every address, those
+    of IPv4 too.
 
     :raises OSError: there is no such host, or the port is taken
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listener = socket.create_server((address[0], port), family=family, backlog=BACKLOG)
+    takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+    listener = socket.create_server((address[0], port), family=family, backlog=BACKLOG, dualstack_ipv6=takes_both)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # connections inherit all of it
     for name, value in SILENCE.items():
         if hasattr(socket, name):

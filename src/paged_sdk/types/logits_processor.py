@@ -20,7 +20,8 @@ class LogitsProcessor(Protocol):
     """Changes the logits of a request's tokens before each is chosen.
 
     Processors run in the order in which a request names them: after bias, penalties and DRY, before temperature, top-k,
-    top-p and min-p. They run on the engine's thread, so every request waits for them.
+    top-p and min-p. They run on the engine's thread, so every request waits for them, and they cannot wait for an
+    answer of the same model.
 
     What a processor does must depend on its arguments alone. It is called for every choice of the request, for the
     same tokens again after a preemption, and where drafts are verified also for tokens that may be taken back.

@@ -21,7 +21,7 @@ from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKi
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
 from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
-from paged_sdk.weights.grouped_rows import grouped_rows, runs
+from paged_sdk.weights.qkv_order import qkv_order, runs
 from paged_sdk.weights.source import WeightSource
 
 __all__ = [
@@ -302,7 +302,7 @@ def _ungrouped(source: WeightSource, name: str, config: DecoderConfig) -> GgufMa
     """Return queries, keys and values one after the other."""
     shape = source.shape(name)
     whole = source.matrix(name) if len(shape) > 1 else _column(source, name)
-    order = grouped_rows(config.num_heads, config.num_kv_heads, config.head_dim)
+    order = qkv_order(config.num_heads, config.num_kv_heads, config.head_dim)
     if shape[0] != len(order):
         raise CheckpointError(f"tensor {shown(name)} has {shape[0]} rows: expected {len(order)}")
     return GgufMatrix(shape=shape, matrices=[whole.rows(slice(first, end)) for first, end in runs(order)])

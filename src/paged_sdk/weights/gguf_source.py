@@ -20,7 +20,7 @@ from paged_sdk.weights.gguf_config import config_from_gguf
 from paged_sdk.weights.gguf_file import open_gguf
 from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
 from paged_sdk.weights.gguf_tensor import GgufTensor, stored_matrix
-from paged_sdk.weights.grouped_rows import grouped_rows, runs
+from paged_sdk.weights.qkv_order import qkv_order, runs
 
 __all__ = ["GgufSource"]
 
@@ -221,7 +221,7 @@ class GgufSource:
                 f"queries and {kv_heads} of keys and of values, of {head_dim} each",
                 path=self._path,
             )
-        return _Weight(tensor, order=grouped_rows(heads, kv_heads, head_dim).argsort())
+        return _Weight(tensor, order=qkv_order(heads, kv_heads, head_dim).argsort())
 
 
 def _read_in_order(rows: UnreadRows, order: Tensor, first: int, last: int) -> Tensor:

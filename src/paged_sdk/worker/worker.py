@@ -127,6 +127,13 @@ class Worker:
         """
         self._owner.check()
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Tell whether the calling thread is the one that steps the engine, as in a logits processor: what waits for
+        the engine there waits for ever.
+        """
+        return self._thread is threading.current_thread()
+
     def submit(self, request: Request, subscription: Subscriber) -> None:
         """Queue a request; its outcome, a refusal too, arrives at the subscription.
 
@@ -196,7 +203,7 @@ class Worker:
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread's end; False if it is still running after ``timeout`` seconds."""
-        if self._owner.is_here and self._thread is not threading.current_thread():
+        if self._owner.is_here and not self.is_this_thread:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 

@@ -15,7 +15,7 @@ from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.native_block_experts import NativeBlockExperts
-from paged_sdk.quant.native_dense import NativeDenseLinear, PackedEmbedding, PackedMatrix
+from paged_sdk.quant.native_dense import NativeDenseLinear, PackedDenseMatrix, PackedEmbedding
 
 __all__ = ["FORM"]
 
@@ -71,7 +71,7 @@ def _served(matrices: Sequence[StoredMatrix], place: Place) -> bool:
 def _packed(matrices: Sequence[StoredMatrix], place: Place) -> PackedWeight:
     """Pack matrices one below the other; only few rows at a time are in memory twice."""
     first = matrices[0]
-    if isinstance(first, PackedMatrix) and len(matrices) == 1 and first.weight.dense_dtype == place.dtype:
+    if isinstance(first, PackedDenseMatrix) and len(matrices) == 1 and first.weight.dense_dtype == place.dtype:
         return first.weight
     assert place.workspace is not None
     shape = sum(matrix.shape[0] for matrix in matrices), first.shape[1]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["grouped_rows", "runs"]
+__all__ = ["qkv_order", "runs"]
 
 
-def grouped_rows(num_heads: int, num_kv_heads: int, head_dim: int) -> Tensor:
+def qkv_order(num_heads: int, num_kv_heads: int, head_dim: int) -> Tensor:
     """Return which rows are all queries, then all keys, then all values, int64, of a matrix that has each key head
     behind its queries and before its values.
     """
