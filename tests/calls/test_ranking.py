@@ -137,6 +137,41 @@ async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
     make_ranker("albert", tmp_path / "albert")
     with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):
         await builder_of(tmp_path / "albert").build()
+    # Its tokens' hidden states go through a layer before they become one; positions are rotary.
+    make_ranker("eurobert", tmp_path / "late", classifier_pooling="late")
+    with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):
+        await builder_of(tmp_path / "late").build()
+
+
+async def test_means_are_ranked_in_sixteen_bits(tmp_path: Path) -> None:
+    reference = make_ranker("modernbert", tmp_path, classifier_pooling="mean")
+    expected = [logit(reference, QUERY, document) for document in DOCUMENTS]
+    for dtype in ("bfloat16", "float16"):
+        async with builder_of(tmp_path).with_dtype(dtype).build() as model:
+            assert logits(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(expected, abs=0.15)
+
+
+async def test_rankers_that_sentence_transformers_has_written(tmp_path: Path) -> None:
+    """Its modules.json has the class alone, without a pooling."""
+    reference = make_ranker("bert", tmp_path)
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    (tmp_path / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    settings = {
+        "max_seq_length": 30,
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+    }
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    documents = [DOCUMENTS[0], "tea " * 40]
+    async with builder_of(tmp_path).build() as model:
+        assert model.ranks_texts
+        with pytest.raises(ContextLengthError, match="30 fit"):
+            await model.rank(QUERY, documents)
+        response = await model.rank(QUERY, documents, truncation=True)
+        with pytest.raises(InvalidRequestError, match="ranks texts, and makes no vectors"):
+            await model.embed("tea")
+    assert logits(response) == pytest.approx([logit(reference, QUERY, each, 30) for each in documents], abs=2e-5)
 
 
 def test_scores_are_the_logistic_function() -> None:
