@@ -67,7 +67,8 @@ class Ranker:
         :raises ContextLengthError: there are too many
         """
         text, name = self.reader.preparer.text, f"documents[{place}]"
-        limit = min(self.reader.preparer.max_read_tokens, text.model_max_length or self.reader.preparer.max_read_tokens)
+        limit, most = self.reader.preparer.max_read_tokens, self.recipe.max_tokens or text.model_max_length
+        limit = limit if most is None else min(limit, most)
         pair = text.tokenizer.encode_pair(query, document)
         cut = pair if len(pair.token_ids) <= limit else pair.cut(limit) if truncation else None
         if cut is None:
