@@ -160,7 +160,10 @@ class Tokenizer:
         for text in (first, second):
             self._check_growth(text)
         with failing_as(_failed):
-            encoding = self._backend.encode(first, second, add_special_tokens=True)
+            if len(first) + len(second) > _MAX_WITH_LOCK:
+                (encoding,) = self._backend.encode_batch([(first, second)], add_special_tokens=True)
+            else:
+                encoding = self._backend.encode(first, second, add_special_tokens=True)
         own = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
         return TextPair(
             token_ids=encoding.ids,
