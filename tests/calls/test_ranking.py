@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paged_sdk import (
     BlockingModel,
     ContextLengthError,
     InvalidRequestError,
     IsqType,
+    NumericalError,
     RankedDocument,
     RankResponse,
     ReplicaSet,
@@ -108,6 +111,17 @@ async def test_documents_are_cut_where_that_is_wanted(tmp_path: Path) -> None:
     assert logits(response) == pytest.approx([logit(reference, QUERY, each, 24) for each in ("tea", long)], abs=2e-5)
 
 
+async def test_parts_are_told_apart_where_the_tokenizer_says_so(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_input_names": ["input_ids", "attention_mask"]}))
+    given = torch.tensor([word_pieces().encode(QUERY, DOCUMENTS[0]).ids])
+    with torch.inference_mode():
+        expected = float(reference(given, attention_mask=torch.ones_like(given)).logits)
+    async with builder_of(tmp_path).build() as model:
+        assert logits(await model.rank(QUERY, DOCUMENTS[:1])) == pytest.approx([expected], abs=2e-5)
+
+
 async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
     make_ranker("bert", tmp_path)
     async with builder_of(tmp_path).build() as model:
@@ -128,6 +142,17 @@ async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
         assert not fake.ranks_texts
         with pytest.raises(InvalidRequestError, match="has no layers that rank texts"):
             await fake.rank(QUERY, DOCUMENTS)
+
+
+async def test_ranks_that_are_no_numbers_are_errors(tmp_path: Path) -> None:
+    make_ranker("bert", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["classifier.bias"].fill_(math.nan)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    async with builder_of(tmp_path).build() as model:
+        with pytest.raises(NumericalError, match="rank is NaN or Inf"):
+            await model.rank(QUERY, DOCUMENTS)
+        assert (await model.embed("tea", pooling="mean")).embeddings.shape == (1, 64)
 
 
 async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
