@@ -106,8 +106,9 @@ async def test_documents_are_cut_where_that_is_wanted(tmp_path: Path) -> None:
         with pytest.raises(ContextLengthError, match=r"documents\[1\] has \d+ tokens with the query, 24 fit"):
             await model.rank(QUERY, ["tea", long])
         response = await model.rank(QUERY, ["tea", long], truncation=True)
-        with pytest.raises(ContextLengthError, match=r"or the query$"):
+        with pytest.raises(ContextLengthError, match=r"query has 33 tokens, 23 fit beside a document") as caught:
             await model.rank(long, ["tea"], truncation=True)
+        assert caught.value.field == "query"
     assert logits(response) == pytest.approx([logit(reference, QUERY, each, 24) for each in ("tea", long)], abs=2e-5)
 
 
@@ -136,7 +137,7 @@ async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match="ranks texts, and makes no vectors"):
             await model.embed("tea")
         assert (await model.embed("tea", pooling="mean")).embeddings.shape == (1, 64)
-        with pytest.raises(InvalidRequestError, match="is an encoder"):
+        with pytest.raises(InvalidRequestError, match=r"is an encoder, .*; rank\(\) says how well texts go together"):
             await model.send_completion_request("tea", SamplingParams(max_len=2))
     async with fake_model("yes") as fake:
         assert not fake.ranks_texts
@@ -237,6 +238,10 @@ def test_a_server_ranks(tmp_path: Path) -> None:
             refused = served.http.post("/v1/rerank", content=json.dumps({**body, **wrong}), headers=JSON)
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == field
+        too_long = {**body, "query": "tea " * 200, "truncate_sequence": True}
+        refused = served.http.post("/v1/rerank", content=json.dumps(too_long), headers=JSON).json()["error"]
+        assert (refused["param"], refused["code"]) == ("query", "context_length_exceeded")
+        assert refused["message"] == "query has 203 tokens, 99 fit: shorten it"
 
 
 JSON: Final = {"Content-Type": "application/json"}

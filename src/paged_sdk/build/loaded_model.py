@@ -64,7 +64,7 @@ class LoadedModel:
     :ivar placed: which of its tensors are on which device
     :ivar recipe: how its texts become vectors
     :ivar shape: the model's, of which a rank may hold a part
-    :ivar why_no_text: why it cannot generate text; None: it can
+    :ivar why_no_text: why it cannot generate text, and what it does; None: it can
     :ivar vision: what the model needs to take images; None: it takes none
     :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
     :ivar backends: what may keep its KV before what attention/choice.py lists
@@ -157,6 +157,9 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
         if shape.bidirectional:
             recipe = _recipe_of_encoder(path.name, model, recipe)
+        if why_no_text is not None:
+            does = "embed() makes vectors of texts" if recipe.ranks is None else "rank() says how well texts go together"
+            why_no_text = f"{why_no_text}; {does}"
         if text is None:
             vision = None
         elif file is not None and encoder is not None:
