@@ -158,7 +158,8 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         if shape.bidirectional:
             recipe = _recipe_of_encoder(path.name, model, recipe)
         if why_no_text is not None:
-            does = "embed() makes vectors of texts" if recipe.ranks is None else "rank() says how well texts go together"
+            ranks = recipe.ranks is not None
+            does = "rank() says how well texts go together" if ranks else "embed() makes vectors of texts"
             why_no_text = f"{why_no_text}; {does}"
         if text is None:
             vision = None

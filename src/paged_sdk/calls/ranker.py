@@ -72,8 +72,8 @@ class Ranker:
         pair = text.tokenizer.encode_pair(query, document)
         if len(pair.token_ids) > limit and not truncation:
             raise ContextLengthError(
-                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query, or use "
-                "truncation=True",
+                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query, or "
+                "use truncation=True",
                 field=name,
                 num_tokens=len(pair.token_ids),
                 limit=limit,
