@@ -114,12 +114,14 @@ async def test_a_chat_template_around_texts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert"])
 async def test_rankers_say_what_cross_encoders_say(model_type: str, tmp_path: Path) -> None:
     library: Any = pytest.importorskip("sentence_transformers")
-    make_ranker(model_type, tmp_path)
-    encoder = library.CrossEncoder(str(tmp_path), device="cpu", max_length=64)
+    make_ranker(model_type, tmp_path / "ranker")
+    encoder = library.CrossEncoder(str(tmp_path / "ranker"), device="cpu", max_length=64)
+    encoder.save_pretrained(str(tmp_path / "written"))
     query, documents = "boiling tea", ["tea", "the kettle, and more, is boiling", "tea " * 90]
     expected = encoder.predict([(query, each) for each in documents])
-    builder = TextModelBuilder(tmp_path).with_dtype("float32").with_force_cpu().with_max_model_len(64)
-    async with builder.build() as model:
-        response = await model.rank(query, documents, truncation=True)
-    found = [each.score for each in sorted(response.results, key=lambda each: each.index)]
-    assert found == pytest.approx(expected.tolist(), abs=1e-5)
+    for directory in ("ranker", "written"):
+        builder = TextModelBuilder(tmp_path / directory).with_dtype("float32").with_force_cpu().with_max_model_len(64)
+        async with builder.build() as model:
+            response = await model.rank(query, documents, truncation=True)
+        found = [each.score for each in sorted(response.results, key=lambda each: each.index)]
+        assert found == pytest.approx(expected.tolist(), abs=1e-5)

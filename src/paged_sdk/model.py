@@ -304,7 +304,7 @@ class Model(OfOneProcess):
         :param truncation: cut a document that is too long at its end instead of refusing it
         :param options: ``priority``, ``timeout``, ``cache_salt`` and ``adapter``: see :class:`ReadingOptions`
         :raises InvalidRequestError: the model ranks no texts, a text is empty, or a value cannot be used
-        :raises ContextLengthError: a document is too long, with the query
+        :raises ContextLengthError: a document is too long, with the query, or the query is too long for any document
         :raises RequestError: as :meth:`embed`
         """
         if isinstance(documents, str) or not isinstance(documents, Sequence):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from paged_sdk import (
     BlockingModel,
     ContextLengthError,
     InvalidRequestError,
     IsqType,
+    NumericalError,
     RankedDocument,
     RankResponse,
     ReplicaSet,
@@ -103,9 +106,21 @@ async def test_documents_are_cut_where_that_is_wanted(tmp_path: Path) -> None:
         with pytest.raises(ContextLengthError, match=r"documents\[1\] has \d+ tokens with the query, 24 fit"):
             await model.rank(QUERY, ["tea", long])
         response = await model.rank(QUERY, ["tea", long], truncation=True)
-        with pytest.raises(ContextLengthError, match=r"or the query$"):
+        with pytest.raises(ContextLengthError, match=r"query has 33 tokens, 23 fit beside a document") as caught:
             await model.rank(long, ["tea"], truncation=True)
+        assert caught.value.field == "query"
     assert logits(response) == pytest.approx([logit(reference, QUERY, each, 24) for each in ("tea", long)], abs=2e-5)
+
+
+async def test_parts_are_told_apart_where_the_tokenizer_says_so(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_input_names": ["input_ids", "attention_mask"]}))
+    given = torch.tensor([word_pieces().encode(QUERY, DOCUMENTS[0]).ids])
+    with torch.inference_mode():
+        expected = float(reference(given, attention_mask=torch.ones_like(given)).logits)
+    async with builder_of(tmp_path).build() as model:
+        assert logits(await model.rank(QUERY, DOCUMENTS[:1])) == pytest.approx([expected], abs=2e-5)
 
 
 async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
@@ -122,12 +137,23 @@ async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidRequestError, match="ranks texts, and makes no vectors"):
             await model.embed("tea")
         assert (await model.embed("tea", pooling="mean")).embeddings.shape == (1, 64)
-        with pytest.raises(InvalidRequestError, match="is an encoder"):
+        with pytest.raises(InvalidRequestError, match=r"is an encoder, .*; rank\(\) says how well texts go together"):
             await model.send_completion_request("tea", SamplingParams(max_len=2))
     async with fake_model("yes") as fake:
         assert not fake.ranks_texts
         with pytest.raises(InvalidRequestError, match="has no layers that rank texts"):
             await fake.rank(QUERY, DOCUMENTS)
+
+
+async def test_ranks_that_are_no_numbers_are_errors(tmp_path: Path) -> None:
+    make_ranker("bert", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["classifier.bias"].fill_(math.nan)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    async with builder_of(tmp_path).build() as model:
+        with pytest.raises(NumericalError, match="rank is NaN or Inf"):
+            await model.rank(QUERY, DOCUMENTS)
+        assert (await model.embed("tea", pooling="mean")).embeddings.shape == (1, 64)
 
 
 async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
@@ -137,6 +163,41 @@ async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
     make_ranker("albert", tmp_path / "albert")
     with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):
         await builder_of(tmp_path / "albert").build()
+    # Its tokens' hidden states go through a layer before they become one; positions are rotary.
+    make_ranker("eurobert", tmp_path / "late", classifier_pooling="late")
+    with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):
+        await builder_of(tmp_path / "late").build()
+
+
+async def test_means_are_ranked_in_sixteen_bits(tmp_path: Path) -> None:
+    reference = make_ranker("modernbert", tmp_path, classifier_pooling="mean")
+    expected = [logit(reference, QUERY, document) for document in DOCUMENTS]
+    for dtype in ("bfloat16", "float16"):
+        async with builder_of(tmp_path).with_dtype(dtype).build() as model:
+            assert logits(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(expected, abs=0.15)
+
+
+async def test_rankers_that_sentence_transformers_has_written(tmp_path: Path) -> None:
+    """Its modules.json has the class alone, without a pooling."""
+    reference = make_ranker("bert", tmp_path)
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    (tmp_path / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    settings = {
+        "max_seq_length": 30,
+        "transformer_task": "sequence-classification",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "scores",
+    }
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(settings))
+    documents = [DOCUMENTS[0], "tea " * 40]
+    async with builder_of(tmp_path).build() as model:
+        assert model.ranks_texts
+        with pytest.raises(ContextLengthError, match="30 fit"):
+            await model.rank(QUERY, documents)
+        response = await model.rank(QUERY, documents, truncation=True)
+        with pytest.raises(InvalidRequestError, match="ranks texts, and makes no vectors"):
+            await model.embed("tea")
+    assert logits(response) == pytest.approx([logit(reference, QUERY, each, 30) for each in documents], abs=2e-5)
 
 
 def test_scores_are_the_logistic_function() -> None:
@@ -177,6 +238,10 @@ def test_a_server_ranks(tmp_path: Path) -> None:
             refused = served.http.post("/v1/rerank", content=json.dumps({**body, **wrong}), headers=JSON)
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == field
+        too_long = {**body, "query": "tea " * 200, "truncate_sequence": True}
+        refused = served.http.post("/v1/rerank", content=json.dumps(too_long), headers=JSON).json()["error"]
+        assert (refused["param"], refused["code"]) == ("query", "context_length_exceeded")
+        assert refused["message"] == "query has 203 tokens, 99 fit: shorten it"
 
 
 JSON: Final = {"Content-Type": "application/json"}

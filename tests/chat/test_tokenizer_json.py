@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -256,3 +258,26 @@ print("torch" in sys.modules, "transformers" in sys.modules)
 """
     result = run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "False"]
+
+
+def test_other_threads_get_on_while_long_pairs_are_encoded() -> None:
+    backend = gpt2_like()
+    tokenizer = Tokenizer(backend, SpecialTokens())
+    ended, ticks = threading.Event(), 0
+
+    def tick() -> None:
+        nonlocal ticks
+        while not ended.wait(0.001):
+            ticks += 1
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        start, first = time.monotonic(), ticks
+        pair = tokenizer.encode_pair("a question", "some text, and 1 more. " * 20_000)
+        own, took = ticks - first, time.monotonic() - start
+    finally:
+        ended.set()
+        thread.join()
+    assert len(pair.second) > 20_000
+    assert own > took / 0.02

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.collector import collector_paused
@@ -64,7 +64,7 @@ class LoadedModel:
     :ivar placed: which of its tensors are on which device
     :ivar recipe: how its texts become vectors
     :ivar shape: the model's, of which a rank may hold a part
-    :ivar why_no_text: why it cannot generate text; None: it can
+    :ivar why_no_text: why it cannot generate text, and what it does; None: it can
     :ivar vision: what the model needs to take images; None: it takes none
     :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
     :ivar backends: what may keep its KV before what attention/choice.py lists
@@ -155,8 +155,12 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                 text = None if text_beside is None else text_beside.result()
         recipe = read_recipe(checkpoint)
         why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
-        if shape.bidirectional and recipe == EmbeddingRecipe():
-            recipe = _recipe_of_encoder(path.name, model)
+        if shape.bidirectional:
+            recipe = _recipe_of_encoder(path.name, model, recipe)
+        if why_no_text is not None:
+            ranks = recipe.ranks is not None
+            does = "rank() says how well texts go together" if ranks else "embed() makes vectors of texts"
+            why_no_text = f"{why_no_text}; {does}"
         if text is None:
             vision = None
         elif file is not None and encoder is not None:
@@ -214,11 +218,16 @@ def _check_division(plan: ModelPlan, checkpoint: Checkpoint, size: int) -> None:
     token_slices(plan.config.vocab_size, size)
 
 
-def _recipe_of_encoder(name: str, model: AnyModel) -> EmbeddingRecipe:
-    """Return how an encoder's texts become vectors, or numbers, where its checkpoint says nothing."""
+def _recipe_of_encoder(name: str, model: AnyModel, said: EmbeddingRecipe) -> EmbeddingRecipe:
+    """Return how an encoder's texts become vectors, or numbers.
+
+    :param said: what its checkpoint says of it: of a ranker nothing, or modules without a pooling
+    """
     if isinstance(model, RankingModel) and model.ranker_pooling is not None:
-        why_not = f"{name} ranks texts, and makes no vectors of them"
-        return EmbeddingRecipe(why_not=why_not, ranks=model.ranker_pooling)
+        why_not = said.why_not if said.pooling is not None else f"{name} ranks texts, and makes no vectors of them"
+        return evolve(said, why_not=why_not, ranks=model.ranker_pooling)
+    if said != EmbeddingRecipe():
+        return said
     _log.info("%s does not say how texts become vectors: the mean of their hidden states is.", name)
     return EmbeddingRecipe(pooling="mean")
 

@@ -35,7 +35,7 @@ class ModelParts:
     :ivar max_sequence_tokens: of how many tokens the KV pool holds keys and values for one sequence
     :ivar hidden_size: how many numbers a hidden state has
     :ivar recipe: how its texts become vectors
-    :ivar why_no_text: why it cannot generate text; None: it can
+    :ivar why_no_text: why it cannot generate text, and what it does; None: it can
     :ivar reads_whole_texts: whether its tokens attend to later ones, too
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar images: puts images into prompts; None: the model takes none

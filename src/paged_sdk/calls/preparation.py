@@ -55,7 +55,7 @@ class RequestPreparer:
 
     :ivar vocab_size: how many logits a token has
     :ivar max_sequence_tokens: of how many tokens the KV pool holds keys and values for one sequence
-    :ivar why_no_text: why the model cannot generate text; None: it can
+    :ivar why_no_text: why the model cannot generate text, and what it does; None: it can
     :ivar reads_whole_texts: whether its tokens attend to later ones, too
     :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
     :ivar images: puts images into prompts; None: the model takes none
@@ -96,7 +96,7 @@ class RequestPreparer:
         :raises InvalidRequestError: it cannot
         """
         if self.why_no_text is not None:
-            raise InvalidRequestError(f"{field}: {self.why_no_text}; embed() makes vectors of texts", field=field)
+            raise InvalidRequestError(f"{field}: {self.why_no_text}", field=field)
 
     def language(self, options: RequestOptions, prompt_token_ids: Sequence[int]) -> Language | None:
         """Return a request's constraint, or the grammar of calls that have to be made; None if it has none.

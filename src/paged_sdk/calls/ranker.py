@@ -64,18 +64,27 @@ class Ranker:
     def _encode(self, query: str, document: str, place: int, *, truncation: bool) -> tuple[list[int], int | None]:
         """Return the tokens of a query and a document, and where the second part begins.
 
-        :raises ContextLengthError: there are too many
+        :raises ContextLengthError: there are too many, or so many of the query that no document can be cut to fit
         """
         text, name = self.reader.preparer.text, f"documents[{place}]"
-        limit = min(self.reader.preparer.max_read_tokens, text.model_max_length or self.reader.preparer.max_read_tokens)
+        limit, most = self.reader.preparer.max_read_tokens, self.recipe.max_tokens or text.model_max_length
+        limit = limit if most is None else min(limit, most)
         pair = text.tokenizer.encode_pair(query, document)
-        cut = pair if len(pair.token_ids) <= limit else pair.cut(limit) if truncation else None
-        if cut is None:
+        if len(pair.token_ids) > limit and not truncation:
             raise ContextLengthError(
-                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query"
-                + ("" if truncation else ", or use truncation=True"),
+                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query, or "
+                "use truncation=True",
                 field=name,
                 num_tokens=len(pair.token_ids),
                 limit=limit,
+            )
+        cut = pair.cut(limit)
+        if cut is None:
+            own = len(pair.token_ids) - len(pair.second)
+            raise ContextLengthError(
+                f"query has {own} tokens, {limit - 1} fit beside a document: shorten it",
+                field="query",
+                num_tokens=own,
+                limit=limit - 1,
             )
         return cut.token_ids, cut.second_part

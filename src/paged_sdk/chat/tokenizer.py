@@ -43,6 +43,7 @@ class SpecialTokens:
     :ivar eos: ends a text, or None
     :ivar prefix: ids put before a text
     :ivar suffix: ids put after it
+    :ivar tells_parts: whether the model is told which of two texts a token is of, where the tokenizer says so
     """
 
     names: Mapping[str, str] = MappingProxyType({})
@@ -50,6 +51,7 @@ class SpecialTokens:
     eos: int | None = None
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+    tells_parts: bool = True
 
 
 @frozen
@@ -129,7 +131,14 @@ class Tokenizer:
             if len(prefix) + len(suffix) > _MAX_AROUND:
                 raise malformed(f"it puts {len(prefix) + len(suffix)} tokens around a text")
             bos, eos = ids.get("bos_token"), ids.get("eos_token")
-            special = SpecialTokens(names=config.special_tokens, bos=bos, eos=eos, prefix=prefix, suffix=suffix)
+            special = SpecialTokens(
+                names=config.special_tokens,
+                bos=bos,
+                eos=eos,
+                prefix=prefix,
+                suffix=suffix,
+                tells_parts=config.tells_parts,
+            )
             return cls(backend, special)
 
     @classmethod
@@ -160,12 +169,16 @@ class Tokenizer:
         for text in (first, second):
             self._check_growth(text)
         with failing_as(_failed):
-            encoding = self._backend.encode(first, second, add_special_tokens=True)
+            if len(first) + len(second) > _MAX_WITH_LOCK:
+                (encoding,) = self._backend.encode_batch([(first, second)], add_special_tokens=True)
+            else:
+                encoding = self._backend.encode(first, second, add_special_tokens=True)
         own = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
+        kinds = encoding.type_ids if self.special.tells_parts else []
         return TextPair(
             token_ids=encoding.ids,
             second=range(own[0], own[-1] + 1) if own else range(0),
-            second_part=next((place for place, kind in enumerate(encoding.type_ids) if kind), None),
+            second_part=next((place for place, kind in enumerate(kinds) if kind), None),
         )
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

@@ -30,6 +30,8 @@ class TokenizerConfig:
     :ivar added_tokens: id to the flags of an added token, ``content`` among them
     :ivar chat_template: a template, a list of named ones, or None
     :ivar model_max_length: tokens of context, or None
+    :ivar tells_parts: whether the model is told which of two texts a token is of (BERT's token types); models are
+        unless ``model_input_names`` leaves it out
     :ivar path: the file, for error messages
     """
 
@@ -38,6 +40,7 @@ class TokenizerConfig:
     added_tokens: Mapping[int, Mapping[str, Any]] = field(default=MappingProxyType({}))
     chat_template: object = None
     model_max_length: int | None = None
+    tells_parts: bool = True
     path: Path | None = None
 
     @classmethod
@@ -60,6 +63,7 @@ class TokenizerConfig:
                 added_tokens={int(id): dict(token) for id, token in content.get("added_tokens_decoder", {}).items()},
                 chat_template=content.get("chat_template"),
                 model_max_length=_context(content.get("model_max_length")),
+                tells_parts="token_type_ids" in (content.get("model_input_names") or ["token_type_ids"]),
                 path=path,
             )
         except (TypeError, ValueError, AttributeError, OverflowError) as exc:

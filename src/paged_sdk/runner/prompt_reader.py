@@ -212,13 +212,14 @@ class _Pool:
         if self._ranking is not None:
             assert isinstance(self._ranking, RankingModel), "only what ranks texts is asked to"
             pooled = self._ranking.ranks(pooled[None])[0]
+        what = "hidden states hold" if self._ranking is None else "rank is"
         copies = HostCopies(pooled)
 
         def result() -> ReadResult:
             (copy,) = copies.wait()
             vector = copy.numpy().astype(np.float32, copy=False)
             if not np.isfinite(vector).all():
-                raise NumericalError(f"request {request_id}: the hidden states hold NaN or Inf", request_id=request_id)
+                raise NumericalError(f"request {request_id}: the {what} NaN or Inf", request_id=request_id)
             return vector
 
         return result

@@ -192,7 +192,7 @@ ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
 def _too_long(error: ContextLengthError) -> Problem:
     """Return the problem of a prompt that does not fit. What an application does about it, a client cannot."""
     own, bracket, place = error.field.partition("[")
-    field = f"{WIRE_NAMES.get(own, own)}[{place}" if bracket else None
+    field = f"{WIRE_NAMES.get(own, own)}[{place}" if bracket else own if own == "query" else None
     message = str(error)
     if error.num_tokens:  # as all of the engine's have
         message = f"{field or 'the prompt'} has {error.num_tokens} tokens, {error.limit} fit: shorten it"
