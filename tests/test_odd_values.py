@@ -47,6 +47,7 @@ from paged_sdk.streaming import ResponseStream
 from paged_sdk.testing import fake_model
 from paged_sdk.types import request as request_module
 from paged_sdk.types.tool_call import ToolCall
+from tiny_encoder import make_ranker
 
 MAX_TEXT = 500
 """The text of an error has so many characters at most, whatever the value is."""
@@ -132,6 +133,8 @@ GOOD: dict[str, Any] = {
     "model": "default",
     "prompt": "Hello",
     "texts": "Hello",
+    "query": "Hello",
+    "documents": ["Hello"],
     "text": "Hello",
     "token_ids": [1, 2],
     "arguments": {},
@@ -316,6 +319,7 @@ RESULTS = (
     "paged_sdk.types.memory_plan",
     "paged_sdk.types.response",
     "paged_sdk.types.embedding",
+    "paged_sdk.types.rank",
     "paged_sdk.types.score",
     "paged_sdk.types.logprobs",
     "paged_sdk.types.stats",
@@ -480,6 +484,7 @@ async def test_odd_values_in_the_calls_of_a_model() -> None:
             if not name.startswith("_") and inspect.isfunction(inspect.getattr_static(type(owner), name))
         }
         calls.pop("FakeModel.aclose")
+        calls.pop("FakeModel.rank")  # of a model that ranks, below
         assert {"FakeModel.send_chat_request", "FakeModel.stream_completion_request", "Conversation.send"} <= set(calls)
         for owner, call in calls.items():
             for parameter in parameters(owner, call, call.__func__):
@@ -487,6 +492,21 @@ async def test_odd_values_in_the_calls_of_a_model() -> None:
                     problem = judge(parameter, kind, await outcome_of_call(parameter, value))
                     if problem is not None:
                         wrong.append(f"{parameter} = {kind}: {problem}")
+        assert model.stats().blocks_used == 0
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_odd_values_of_what_is_ranked(tmp_path: Path) -> None:
+    make_ranker("bert", tmp_path)
+    wrong = []
+    async with TextModelBuilder(tmp_path).with_dtype("float32").with_force_cpu().build() as model:
+        for parameter in parameters("Model.rank", model.rank, Model.rank):
+            for kind, value in VALUES.items():
+                problem = judge(parameter, kind, await outcome_of_call(parameter, value))
+                if problem is not None:
+                    wrong.append(f"{parameter} = {kind}: {problem}")
         assert model.stats().blocks_used == 0
     assert not wrong, "\n".join(wrong)
 

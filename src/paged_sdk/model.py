@@ -307,12 +307,8 @@ class Model(OfOneProcess):
         :raises ContextLengthError: a document is too long, with the query, or the query is too long for any document
         :raises RequestError: as :meth:`embed`
         """
-        if isinstance(documents, str) or not isinstance(documents, Sequence):
-            raise InvalidRequestError.of("documents", documents, "a list of texts")
         checked = reading_options(options)
-        return await self._ranker.rank(
-            query, list(documents), checked, f"rank-{uuid.uuid4().hex}", truncation=truncation
-        )
+        return await self._ranker.rank(query, documents, checked, f"rank-{uuid.uuid4().hex}", truncation=truncation)
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text.

@@ -127,7 +127,11 @@ async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
     make_ranker("bert", tmp_path)
     async with builder_of(tmp_path).build() as model:
         documents: Any
-        for documents, why in (([], "at least one text"), ("tea", "a list of texts"), (["tea", ""], r"documents\[1\]")):
+        for documents, why in (
+            ([], "at least one text"),
+            ("tea", "a list of at least one text"),
+            (["tea", ""], r"documents\[1\]"),
+        ):
             with pytest.raises(InvalidRequestError, match=why):
                 await model.rank(QUERY, documents)
         with pytest.raises(InvalidRequestError, match="query"):

@@ -238,6 +238,22 @@ async def test_what_cannot_be_used_is_named(values: dict[str, Any], message: str
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("chunk", [16, 512])
+async def test_a_text_may_be_as_long_as_the_context(chunk: int, builder: TextModelBuilder) -> None:
+    """Nothing is generated after it, so its last token may have the last position: of a prompt that goes on, it has
+    none, and what is read in several steps needs KV for all of them."""
+    text = [(7 * place + 3) % 512 for place in range(64)]
+    async with builder.with_max_num_batched_tokens(chunk).build() as model:
+        (expected,) = (await model.score([text])).scores
+    async with builder.with_max_num_batched_tokens(chunk).with_max_model_len(64).build() as model:
+        (found,) = (await model.score([text])).scores
+        vectors = (await model.embed([text], pooling="mean")).embeddings
+        assert vectors.shape[0] == 1
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-5)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_a_text_that_is_too_long_is_named(builder: TextModelBuilder) -> None:
     async with builder.with_max_model_len(64).build() as model:
         with pytest.raises(ContextLengthError, match=r"texts\[1\] has 70 tokens with the prefix before it, 64 fit"):

@@ -319,7 +319,7 @@ def test_what_does_not_fit_is_said_in_the_request_s_own_words() -> None:
         assert error["message"] == "prompt[1] has 70 tokens, 63 fit: shorten it"
         assert (error["param"], error["code"]) == ("prompt[1]", "context_length_exceeded")
         error = served.http.post("/v1/embeddings", json={"model": "fake", "input": ["a", "b" * 70]}).json()["error"]
-        assert error["message"] == "input[1] has 70 tokens, 63 fit: shorten it"
+        assert error["message"] == "input[1] has 70 tokens, 64 fit: shorten it"
         assert error["param"] == "input[1]"
 
 

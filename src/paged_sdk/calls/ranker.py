@@ -42,15 +42,15 @@ class Ranker:
         if not isinstance(truncation, bool):
             raise InvalidRequestError.of("truncation", truncation, "True or False")
         checked = [self._checked("query", query)]
+        if isinstance(documents, str | bytes | bytearray) or not isinstance(documents, Sequence) or not documents:
+            raise InvalidRequestError.of("documents", documents, "a list of at least one text")
         checked += [self._checked(f"documents[{place}]", each) for place, each in enumerate(documents)]
-        if len(checked) == 1:
-            raise InvalidRequestError.of("documents", documents, "at least one text")
 
         def encode(place: int) -> tuple[list[int], PooledVector]:
             token_ids, second_part = self._encode(checked[0], checked[1 + place], place, truncation=truncation)
             return token_ids, PooledVector(pooling, is_ranked=True, second_part=second_part)
 
-        read, usage = await self.reader.read(encode, len(documents), options, request_id)
+        read, usage = await self.reader.read(encode, len(checked) - 1, options, request_id)
         results = [RankedDocument(index=place, logit=float(each.vector[0])) for place, each in enumerate(read)]
         results.sort(key=lambda each: -each.logit)
         return RankResponse(results=tuple(results), model=self.model, usage=usage)

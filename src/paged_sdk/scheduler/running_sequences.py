@@ -103,9 +103,12 @@ class RunningSequences:
         """Let a sequence without KV wait until it can run, and work out the length up to which it can be scheduled
         then, and on what its KV will depend.
 
-        A text within :attr:`EngineConfig.rope_switch` ends there for now: the next token needs all KV anew.
+        A text within :attr:`EngineConfig.rope_switch` ends there for now: the next token needs all KV anew. Of a text
+        that is only read, every token needs KV; of others, the last that is generated needs none.
         """
         end, switch = min(sequence.max_length, self._kv.max_sequence_tokens + 1), self._config.rope_switch
+        if sequence.request.reading is not None:
+            end = len(sequence.token_ids) + 1
         if switch is not None and not sequence.is_long:
             if len(sequence.token_ids) > switch:
                 sequence.is_long = True
