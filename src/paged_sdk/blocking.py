@@ -156,8 +156,13 @@ class BlockingModel(OfOneProcess):
 
     @property
     def generates_text(self) -> bool:
-        """Tell whether it writes text; a model that does not makes vectors alone."""
+        """Tell whether it writes text; a model that does not makes vectors, or ranks texts."""
         return self._model.generates_text
+
+    @property
+    def ranks_texts(self) -> bool:
+        """Tell whether it says how well documents go with a query; see :attr:`Model.ranks_texts`."""
+        return self._model.ranks_texts
 
     def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation; see :meth:`Model.send_chat_request`."""

@@ -213,6 +213,7 @@ def test_blocking_models_and_replicas_rank(tmp_path: Path) -> None:
     reference = make_ranker("bert", tmp_path)
     expected = [logit(reference, QUERY, document) for document in DOCUMENTS]
     with BlockingModel(builder_of(tmp_path).build()) as model:
+        assert model.ranks_texts
         assert logits(model.rank(QUERY, DOCUMENTS)) == pytest.approx(expected, abs=2e-5)
 
 
