@@ -160,7 +160,7 @@ def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
         raise refusal(model_type, "it is for more than text; VisionModelBuilder may load it")
     if name is None:
         raise refusal(
-            model_type, "transformers has no class of this name that generates text, or that is an encoder of texts"
+            model_type, "transformers has no class of this name that generates text or is an encoder of texts"
         )
     parts = [part for part in _OTHER_MODALITIES if config.get(part) is not None]
     parts += [part for part in CONFIG_MAPPING[model_type].sub_configs if part == "text_config"]
