@@ -14,10 +14,10 @@ from typing import Any, Final
 import torch
 import transformers
 from torch import Tensor
-from transformers import AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForMaskedLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from benchmarks.tiny_classes import make_lively, tiny_config
+from benchmarks.tiny_classes import tiny_config, tiny_model
 from benchmarks.verdicts import Outcome, Verdict
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
@@ -43,7 +43,9 @@ _ALIKE: Final = 1e-4
 def judge_encoder(model_type: str) -> Outcome:
     """Try one encoder."""
     try:
-        content = _config(model_type).to_dict() | {"architectures": [MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]]}
+        content = tiny_config(model_type, is_decoder=False).to_dict() | {
+            "architectures": [MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]]
+        }
     except Exception as error:  # configs that check themselves have errors of many classes
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return Outcome(model_type, Verdict.REFUSED, f"no config of it can be made here ({reason})")
@@ -69,19 +71,7 @@ def tiny_encoder(model_type: str, auto: Any = AutoModelForMaskedLM, **changes: A
     :param auto: finds another class that has the encoder
     :param changes: fields of its config
     """
-    torch.manual_seed(0)
-    make: Any = auto.from_config
-    model: PreTrainedModel = make(
-        _config(model_type, **changes), attn_implementation="eager", dtype=torch.float32
-    ).eval()
-    make_lively(model)
-    return model
-
-
-def _config(model_type: str, **changes: Any) -> PreTrainedConfig:
-    config = tiny_config(model_type, **changes)
-    config.is_decoder = False
-    return config
+    return tiny_model(model_type, auto, is_decoder=False, **changes)
 
 
 @torch.inference_mode()

@@ -104,13 +104,14 @@ def tiny_config(model_type: str, **changes: Any) -> PreTrainedConfig:
     return made
 
 
-def tiny_model(model_type: str, **changes: Any) -> PreTrainedModel:
+def tiny_model(model_type: str, auto: Any = AutoModelForCausalLM, **changes: Any) -> PreTrainedModel:
     """Make the model in float32. Its weights are larger than trained ones', so that a wrong mask or position shows.
 
+    :param auto: finds the class
     :param changes: fields of its config
     """
     torch.manual_seed(0)
-    make: Any = AutoModelForCausalLM.from_config
+    make: Any = auto.from_config
     model: PreTrainedModel = make(
         tiny_config(model_type, **changes), attn_implementation="eager", dtype=torch.float32
     ).eval()

@@ -16,7 +16,7 @@ from paged_sdk.kernels.transfer import to_device
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.types.step import AWAITED, StepRow
 
-__all__ = ["InputBatch", "make_input_batch"]
+__all__ = ["InputBatch", "make_input_batch", "token_parts"]
 
 
 @frozen(kw_only=True)
@@ -27,14 +27,13 @@ class InputBatch:
     :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence; ``[3, num_tokens]`` where one
         of the sequences has images whose tokens have three
     :ivar first_tokens: the index of each row's first token
-    :ivar is_long: ``[num_tokens]`` bool, as :class:`~paged_sdk.kernels.step.StepContext` has it; ``parts`` likewise
+    :ivar is_long: ``[num_tokens]`` bool, as :class:`~paged_sdk.kernels.step.StepContext` has it
     """
 
     token_ids: Tensor
     positions: Tensor
     first_tokens: list[int]
     is_long: Tensor | None = None
-    parts: Tensor | None = None
 
 
 def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: OverlapTokens | None = None) -> InputBatch:
@@ -46,10 +45,9 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
     first_tokens: list[int] = []
     awaited: list[int] = []
     awaited_of: list[int] = []
-    any_long = any_second = False
+    any_long = False
     for row in rows:
         any_long = any_long or row.is_long
-        any_second = any_second or row.second_part is not None
         first_tokens.append(len(token_ids))
         token_ids += row.token_ids
         # Steps that overlap have no drafts, so only the row's last token may be unknown to the host.
@@ -67,10 +65,7 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         # They were sampled with the logits, which may be on another device than the embeddings.
         on_device.index_copy_(0, targets, carried(overlap.tokens, device).index_select(0, sources))
     is_long = _is_long(rows, device) if any_long else None
-    parts = _parts(rows, device) if any_second else None
-    return InputBatch(
-        token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long, parts=parts
-    )
+    return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long)
 
 
 def _positions(rows: Sequence[StepRow]) -> npt.NDArray[np.int64]:
@@ -93,7 +88,10 @@ def _is_long(rows: Sequence[StepRow], device: torch.device) -> Tensor:
     return on_device.bool()
 
 
-def _parts(rows: Sequence[StepRow], device: torch.device) -> Tensor:
+def token_parts(rows: Sequence[StepRow], device: torch.device) -> Tensor | None:
+    """Return which of two texts each token is of, as :class:`~paged_sdk.kernels.step.StepContext` has it."""
+    if all(row.second_part is None for row in rows):
+        return None
     values = [
         np.arange(row.start, row.end) >= (row.end if row.second_part is None else row.second_part) for row in rows
     ]

@@ -18,14 +18,14 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import EngineDeadError, ModelClosedError
 from paged_sdk.guard import clear_frames, request_failure
 from paged_sdk.kernels.step import InsertedRows, StepContext
-from paged_sdk.models.causal_model import CausalModel
+from paged_sdk.models.causal_model import CausalModel, RankingModel
 from paged_sdk.models.fused_decoder import fused_spans
 from paged_sdk.runner.device import is_lack_of_memory, return_cached_memory
 from paged_sdk.runner.device_decoding import DeviceDecoding, Way
 from paged_sdk.runner.finite_chunks import check_chunks
 from paged_sdk.runner.host_rows import HostRows
 from paged_sdk.runner.image_vectors import ImageVectors
-from paged_sdk.runner.input_batch import make_input_batch
+from paged_sdk.runner.input_batch import make_input_batch, token_parts
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import FinishedStep, PendingStep, RunnerOutput, StepMemoryError
 from paged_sdk.runner.prompt_logprobs import add_prompt_logprobs
@@ -219,6 +219,11 @@ class _Parts:
     images: ImageVectors | None
     others: OtherRanks | None
     reader: PromptReader = field(factory=PromptReader)
+    ranks: bool = field(init=False)
+
+    @ranks.default
+    def _ask_model(self) -> bool:
+        return isinstance(self.model, RankingModel)  # once: rows of other models are not looked through for pairs
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         num_rows = len(output.scheduled)
@@ -335,7 +340,7 @@ class _Parts:
             is_long=batch.is_long,
             adapted=adapted,
             inserted=inserted,
-            parts=batch.parts,
+            parts=token_parts(rows, self.model.device) if self.ranks else None,
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, context)
         return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None

@@ -102,9 +102,10 @@ class SchedulerOutput:
                 token_ids.append(AWAITED)
             token_ids += drafts
             num_logits = 1 + len(drafts) if row.num_samples else 0
-            reading = sequence.request.reading
+            reading, second_part = sequence.request.reading, None
             if reading is not None:
                 num_logits = _num_read(sequence, row)
+                second_part = reading.second_part if isinstance(reading, PooledVector) else None
             elif sequence.request.sampling.prompt_logprobs is not None:
                 num_logits = len(token_ids)
             rows.append(
@@ -120,7 +121,7 @@ class SchedulerOutput:
                     None if sequence.request.adapter is None else sequence.request.adapter.number,
                     sequence.request.adapter_start,
                     sequence.request.media,
-                    reading.second_part if isinstance(reading, PooledVector) else None,
+                    second_part,
                 )
             )
         copies = [(copy.src, copy.dst, copy.num_tokens) for copy in self.copies]
