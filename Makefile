@@ -100,7 +100,7 @@ check: $(READY)
 
 types: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt pyright
-	PATH="$(abspath $(BIN)):$$PATH" pyright --ignoreexternal --verifytypes paged_sdk
+	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=stubs pyright --ignoreexternal --verifytypes paged_sdk
 
 coverage: $(READY)
 	$(BIN)/python -m pytest -q tests/kv tests/scheduler tests/chat \

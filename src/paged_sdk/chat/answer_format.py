@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from attrs import evolve
 
@@ -45,7 +45,7 @@ class AnswerFormat(ABC):
     """Whether answers have this form also where no tools are given, so that nothing else can read them."""
     arguments_are_text: bool = False
     """Whether templates take arguments of earlier calls as JSON text, rather than write objects out themselves."""
-    turn_ends: tuple[str, ...] = ()
+    turn_ends: ClassVar[tuple[str, ...]] = ()
     """Tokens that end an answer, in place of those that end turns in other formats."""
 
     @abstractmethod
@@ -114,12 +114,20 @@ class AnswerFormat(ABC):
 class MarkedCalls(AnswerFormat):
     """Reads answers that hold calls between marks, amid other text."""
 
-    openings: tuple[str, ...] = ()
-    """Begin calls where an answer's content begins, and nowhere else."""
-    call_marks: tuple[str, ...] = ()
-    """Begin calls anywhere."""
-    fillers: tuple[str, ...] = ()
-    """Surround calls, and say nothing."""
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """Return what begins calls where an answer's content begins, and nowhere else."""
+        return ()
+
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        """Return what begins calls anywhere."""
+        return ()
+
+    @property
+    def fillers(self) -> tuple[str, ...]:
+        """Return what surrounds calls, and says nothing."""
+        return ()
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -214,13 +222,21 @@ class _ExactCalls(MarkedCalls):
     """
 
     def __init__(self, format: MarkedCalls) -> None:
-        is_opening = format.own_mark in format.openings
         self._format = format
-        self.openings = (format.own_mark,) if is_opening else ()
-        self.call_marks = () if is_opening else (format.own_mark,)
-        self.fillers = format.fillers
         self.shapes_all = format.shapes_all
         self.arguments_are_text = format.arguments_are_text
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return (self.own_mark,) if self.own_mark in self._format.openings else ()
+
+    @property
+    def call_marks(self) -> tuple[str, ...]:
+        return () if self.openings else (self.own_mark,)
+
+    @property
+    def fillers(self) -> tuple[str, ...]:
+        return self._format.fillers
 
     @property
     def marks(self) -> tuple[str, ...]:

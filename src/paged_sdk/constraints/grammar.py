@@ -62,7 +62,7 @@ class GrammarText:
         self.tokens = tokens
         self.end_ids = end_ids
         self._grammar = grammar
-        self.matcher = matcher
+        self.matcher: llguidance.LLMatcher = matcher
         self._num_consumed = num_consumed
 
     @property

@@ -63,7 +63,7 @@ class Rounds:
         self._callbacks: Final = callbacks
         self._max_rounds: Final = max_rounds
         self._responses: list[paged_sdk.ChatCompletionResponse] = []
-        self.request = request
+        self.request: RequestBuilder = request
         self.records: list[AgenticToolCallRecord] = []
 
     def goes_on(self, response: paged_sdk.ChatCompletionResponse) -> bool:

@@ -47,7 +47,8 @@ class JoinedLinear(AdaptableLinear):
     ) -> None:
         super().__init__(base, name)
         self._group = group
-        self.inputs, self.outputs = widths_of(inputs), widths_of(outputs)
+        self.inputs: Tensor = widths_of(inputs)
+        self.outputs: Tensor = widths_of(outputs)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Do what :meth:`Linear.forward` says, of the whole weight.
@@ -109,7 +110,8 @@ class JoinedExperts(_RankExperts):
 
     def __init__(self, base: Experts, group: Group, *, inputs: Tensor, outputs: Tensor) -> None:
         super().__init__(base, group)
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs = inputs
+        self.outputs = outputs
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """Do what :meth:`Experts.forward` says, of all neurons and outputs."""

@@ -69,7 +69,7 @@ class RemoteEngine:
     """
 
     def __init__(self, link: Link, *, name: str, stats: ModelStats, adapters: Mapping[str, AdapterUse]) -> None:
-        self.adapters = adapters
+        self.adapters: Mapping[str, AdapterUse] = adapters
         self._link = link
         self._name = name
         self._stats = stats

@@ -45,10 +45,10 @@ class Route:
     __slots__ = ("has_ended", "has_started", "num_matched", "num_missing", "num_texts", "replica")
 
     def __init__(self, replica: int, num_matched: int, num_missing: int, num_texts: int) -> None:
-        self.replica = replica
-        self.num_matched = num_matched
-        self.num_missing = num_missing
-        self.num_texts = num_texts
+        self.replica: int = replica
+        self.num_matched: int = num_matched
+        self.num_missing: int = num_missing
+        self.num_texts: int = num_texts
         self.has_started: bool = False
         self.has_ended: bool = False
 

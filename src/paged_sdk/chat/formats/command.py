@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, beginner, json_form
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
@@ -17,8 +17,14 @@ _NAMED: Final = rf'\{{\s*(?:{_ID})?"tool_name"\s*:\s*"([\w.-]+)"\s*,\s*"paramete
 
 
 class _Command(MarkedCalls):
-    call_marks = ("<|START_ACTION|>",)
-    fillers = ("<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+    call_marks: ClassVar[tuple[str, ...]] = ("<|START_ACTION|>",)
+    fillers: ClassVar[tuple[str, ...]] = (
+        "<|END_ACTION|>",
+        "<|START_RESPONSE|>",
+        "<|END_RESPONSE|>",
+        "<|START_TEXT|>",
+        "<|END_TEXT|>",
+    )
 
     def is_written_by(self, template: str) -> bool:
         return "<|START_ACTION|>" in template

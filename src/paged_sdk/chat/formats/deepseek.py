@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from attrs import frozen
 
 from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, json_form, read_json_call
@@ -23,9 +25,9 @@ class _DeepSeek(MarkedCalls):
 
     has_blocks: bool = True
 
-    call_marks = ("<｜tool▁call▁begin｜>",)
+    call_marks: ClassVar[tuple[str, ...]] = ("<｜tool▁call▁begin｜>",)
     arguments_are_text = True
-    fillers = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    fillers: ClassVar[tuple[str, ...]] = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from attrs import frozen
 
@@ -39,7 +39,7 @@ class _Gemma(MarkedCalls):
 
     mark: str = "```tool_code"
 
-    call_marks = ("```tool_code", *_ENDS)
+    call_marks: ClassVar[tuple[str, ...]] = ("```tool_code", *_ENDS)
 
     @property
     def marks(self) -> tuple[str, ...]:

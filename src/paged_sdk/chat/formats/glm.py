@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from attrs import frozen
 
 from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas
@@ -24,7 +26,7 @@ class _Glm(MarkedCalls):
 
     line_break: str = "\n"
 
-    call_marks = ("<tool_call>",)
+    call_marks: ClassVar[tuple[str, ...]] = ("<tool_call>",)
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, named_json_form, read_json_calls
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
@@ -11,7 +13,7 @@ __all__ = ["FORMAT"]
 
 
 class _Granite(MarkedCalls):
-    call_marks = ("<|tool_call|>",)
+    call_marks: ClassVar[tuple[str, ...]] = ("<|tool_call|>",)
 
     def is_written_by(self, template: str) -> bool:
         return "<|start_of_role|>" in template and "<|tool_call|>" in template

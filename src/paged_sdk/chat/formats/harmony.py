@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import ClassVar, Final
 
 from paged_sdk.chat.answer_format import AnswerFormat, ToolSchemas, json_form, read_json_call
 from paged_sdk.chat.answer_pieces import AnswerPieces
@@ -20,7 +20,8 @@ _RECIPIENT: Final = re.compile(rf"\b{_TO}functions\.([\w.-]+)")
 
 class _Harmony(AnswerFormat):
     shapes_all = True
-    turn_ends = ("<|return|>", "<|call|>")  # <|end|> ends a thought, which the call or the answer follows
+    # <|end|> ends a thought, which the call or the answer follows.
+    turn_ends: ClassVar[tuple[str, ...]] = ("<|return|>", "<|call|>")
 
     @property
     def marks(self) -> tuple[str, ...]:

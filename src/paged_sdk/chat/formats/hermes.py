@@ -6,6 +6,8 @@ a block of it, is a call too, if it has a name and arguments.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas, named_json_form, read_json_calls
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
@@ -15,8 +17,8 @@ __all__ = ["FORMAT"]
 
 
 class _Hermes(MarkedCalls):
-    call_marks = ("<tool_call>", "```json")
-    openings = ("{",)
+    call_marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "```json")
+    openings: ClassVar[tuple[str, ...]] = ("{",)
 
     def is_written_by(self, template: str) -> bool:
         others = ("<parameter=", "<arg_key>")  # Qwen3-Coder and GLM put no JSON between these tags

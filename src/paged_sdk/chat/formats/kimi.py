@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from attrs import evolve
 
@@ -22,8 +22,8 @@ _ID: Final = re.compile(r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*")
 
 class _Kimi(MarkedCalls):
     arguments_are_text = True
-    call_marks = (_BEGIN,)
-    fillers = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+    call_marks: ClassVar[tuple[str, ...]] = (_BEGIN,)
+    fillers: ClassVar[tuple[str, ...]] = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
 
     @property
     def marks(self) -> tuple[str, ...]:

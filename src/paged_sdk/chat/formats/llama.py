@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from attrs import frozen
 
 from paged_sdk.chat.answer_format import (
@@ -34,9 +36,9 @@ class _Llama(MarkedCalls):
 
     is_python: bool = False
 
-    openings = ("{", "[", ";")
-    call_marks = ("<|python_tag|>", "<function=")
-    fillers = ("<|python_start|>", "<|python_end|>")
+    openings: ClassVar[tuple[str, ...]] = ("{", "[", ";")
+    call_marks: ClassVar[tuple[str, ...]] = ("<|python_tag|>", "<function=")
+    fillers: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
 
     def is_written_by(self, template: str) -> bool:
         # Llama 3.2's template describes its JSON, without any mark.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from paged_sdk.chat.answer_format import MarkedCalls, ToolSchemas
 from paged_sdk.chat.answer_pieces import AnswerPieces, Call
 from paged_sdk.chat.grammar_writer import CallForm, GrammarWriter
@@ -15,8 +17,8 @@ _PARAMETER = '<parameter name="'
 
 
 class _MiniMax(MarkedCalls):
-    call_marks = ('<invoke name="',)
-    fillers = (_OPENING, _CLOSING)
+    call_marks: ClassVar[tuple[str, ...]] = ('<invoke name="',)
+    fillers: ClassVar[tuple[str, ...]] = (_OPENING, _CLOSING)
 
     def is_written_by(self, template: str) -> bool:
         return _OPENING in template

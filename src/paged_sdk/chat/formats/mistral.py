@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import ClassVar, Final
 
 from attrs import frozen
 
@@ -35,7 +35,7 @@ class _Mistral(MarkedCalls):
     has_list: bool = True
     space: str = " "
 
-    call_marks = ("[TOOL_CALLS]",)
+    call_marks: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]",)
 
     @property
     def marks(self) -> tuple[str, ...]:

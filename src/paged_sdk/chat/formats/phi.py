@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from attrs import frozen
 
 from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas, named_json_form, read_json_calls
@@ -21,8 +23,8 @@ class _Phi(MarkedCalls):
 
     has_tags: bool = False
 
-    call_marks = ("<|tool_call|>", "functools[")
-    fillers = ("<|/tool_call|>",)
+    call_marks: ClassVar[tuple[str, ...]] = ("<|tool_call|>", "functools[")
+    fillers: ClassVar[tuple[str, ...]] = ("<|/tool_call|>",)
 
     def is_written_by(self, template: str) -> bool:
         # Phi-4-mini's template has the tag around the tools only. Granite's has the tag of calls, and other tools.

@@ -5,6 +5,8 @@ A value stands in its tag as it is. Whether it is a string or JSON is a matter o
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from attrs import frozen
 
 from paged_sdk.chat.answer_format import AnswerFormat, MarkedCalls, ToolSchemas
@@ -26,8 +28,8 @@ class _QwenCoder(MarkedCalls):
     tag: str = "tool_call"
 
     # The model leaves the outer tag out at times.
-    call_marks = ("<tool_call>", "<function=")
-    fillers = ("<seed:tool_call>", "</seed:tool_call>")
+    call_marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
+    fillers: ClassVar[tuple[str, ...]] = ("<seed:tool_call>", "</seed:tool_call>")
 
     def is_written_by(self, template: str) -> bool:
         return "<function=" in template and "<parameter=" in template
