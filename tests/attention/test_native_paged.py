@@ -243,6 +243,8 @@ def test_why_the_kernels_cannot_serve() -> None:
     )
     for dtype in NATIVE_DTYPES:
         assert why_not_native(evolve(setup, dtype=dtype)) is None
+    encoder = evolve(shape(head_dim=64, windows=(9, None)), bidirectional=True)
+    assert why_not_native(evolve(setup, model=encoder)) is None
     reason = why_not_native(evolve(setup, dtype=torch.float64))
     assert reason == "its dtype is torch.float64, and the kernels take float32, bfloat16 and float16"
     reason = why_not_native(evolve(setup, model=shape(head_dim=72)))

@@ -152,7 +152,9 @@ class Case:
             hidden = distance < 0
             if shape.window is not None:
                 hidden |= distance >= shape.window
-            if self._both_ways[s] >= 0:
+            if self._both_ways[s] >= 0 and shape.window_reaches_ahead:
+                hidden = distance.abs() >= (shape.window or context)
+            elif self._both_ways[s] >= 0:
                 hidden[:, self._both_ways[s] :] = False
             scores = scores.masked_fill(hidden, -torch.inf)
             weights = scores.softmax(-1)
@@ -222,6 +224,21 @@ SEEN_BY_ALL = [-1, 290, 0, 270, 0, 20, 500]
 def test_tokens_that_see_one_another(isa: str, window: int | None) -> None:
     shape = AttentionShape(6, 2, 32, scale=0.2, window=window)
     case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, both_ways=SEEN_BY_ALL)
+    got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
+    case.check(got)
+    alone = native_paged_attention(workspace(isa, 1), case.query, case.cache, case.batch, case.shape)
+    assert torch.equal(alone, got)
+
+
+WHOLE_TEXTS = [(1, 1), (5, 5), (700, 700), (70, 70), (130, 130), (3, 3)]
+"""Are an encoder's: each has all its tokens in one step."""
+
+
+@every_level
+@pytest.mark.parametrize("window", [None, 1, 12, 128, 150])
+def test_windows_that_reach_both_ways(isa: str, window: int | None) -> None:
+    shape = AttentionShape(6, 2, 32, scale=0.2, window=window, window_reaches_ahead=True)
+    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, both_ways=[0] * len(WHOLE_TEXTS))
     got = native_paged_attention(workspace(isa, 2), case.query, case.cache, case.batch, case.shape)
     case.check(got)
     alone = native_paged_attention(workspace(isa, 1), case.query, case.cache, case.batch, case.shape)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import pytest
 import torch
 from attrs import evolve
-from test_native_attention import CACHE_DTYPES, IN_BOTH_WAYS, SEEN_BY_ALL, Case
+from test_native_attention import CACHE_DTYPES, IN_BOTH_WAYS, SEEN_BY_ALL, WHOLE_TEXTS, Case
 from torch import Tensor
 
 from native_weights import every_level, needs_library, workspace
@@ -98,6 +98,15 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
 def test_tokens_that_see_one_another(isa: str, window: int | None, products: Products) -> None:
     shape = AttentionShape(6, 2, 64, scale=0.125, window=window, products=products)
     case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, both_ways=SEEN_BY_ALL)
+    check(run(isa, case, shape), case, rounding_of(isa, products))
+
+
+@every_level
+@pytest.mark.parametrize("products", ROUNDINGS, ids=lambda each: each.name)
+@pytest.mark.parametrize("window", [None, 1, 12, 150])
+def test_windows_that_reach_both_ways(isa: str, window: int | None, products: Products) -> None:
+    shape = AttentionShape(6, 2, 64, scale=0.125, window=window, window_reaches_ahead=True, products=products)
+    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, both_ways=[0] * len(WHOLE_TEXTS))
     check(run(isa, case, shape), case, rounding_of(isa, products))
 
 

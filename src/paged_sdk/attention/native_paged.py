@@ -34,8 +34,6 @@ def why_not_native(setup: AttentionSetup) -> str | None:
     """Return why the kernels cannot serve a model, or None if they can."""
     if setup.workspace is None:
         return "they are absent"
-    if setup.model.bidirectional and any(setup.model.sliding_windows):
-        return "its tokens attend in both directions within a window"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"its dtype is {setup.dtype}, and the kernels take float32, bfloat16 and float16"
     if setup.model.alibi_slopes:
@@ -84,6 +82,7 @@ class NativePagedBackend(PagedBackend):
                     head_dim=config.head_dim,
                     scale=scores.scale,
                     window=scores.window,
+                    window_reaches_ahead=config.bidirectional,
                     softcap=scores.softcap,
                     products=products,
                 )

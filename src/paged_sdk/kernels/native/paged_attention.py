@@ -34,6 +34,8 @@ class AttentionShape:
     :ivar head_dim: a multiple of 16
     :ivar scale: multiplies the scores
     :ivar window: keys that a query sees, its own included; None: all
+    :ivar window_reaches_ahead: whether tokens that :attr:`VarlenBatch.both_ways` names see as many later keys, and no
+        more, in place of all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: they stay
     :ivar products: what may be multiplied. But for float32, a token's result is another one among up to
         ``MAX_FEW_TOKENS`` tokens of a sequence than among more, or those that :attr:`VarlenBatch.in_chunks` marks
@@ -44,6 +46,7 @@ class AttentionShape:
     head_dim: int
     scale: float
     window: int | None = None
+    window_reaches_ahead: bool = False
     softcap: float | None = None
     products: Products = Products.FLOAT32
 
@@ -174,6 +177,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
         block_size=cache.key.shape[1],
         cache_dtype=DTYPES[cache.key.dtype],
         window=shape.window or 0,
+        window_reaches_ahead=shape.window_reaches_ahead,
         scale=shape.scale,
         softcap=shape.softcap or 0.0,
         products=shape.products,

@@ -144,6 +144,7 @@ class Heads(Structure):
         ("block_size", c_int32),
         ("cache_dtype", c_int32),
         ("window", c_int32),
+        ("window_reaches_ahead", c_int32),
         ("scale", c_float),
         ("softcap", c_float),
         ("products", c_int32),

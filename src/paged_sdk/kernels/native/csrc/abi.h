@@ -150,14 +150,14 @@ struct paged_cache {
 // context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. Where paged_heads.products allows rounding, up to 8
 // query tokens are computed in another form than more, except in sequences that in_chunks marks: these take the form of
 // many however few they are, so that a prompt's result does not depend on where it was cut. The query tokens of a
-// sequence that both_ways names are those of an image, which see one another.
+// sequence that both_ways names are those of an image, or of an encoder's text, which see one another.
 struct paged_batch {
   const int32_t* cu_seqlens_q;
   const int32_t* block_tables;
   const int32_t* context_lens;
   const uint8_t* in_chunks;  // [num_seqs], 0 or 1; null: all 0
   // [num_seqs]: the first of the keys that all query tokens of the sequence see, up to its last, whatever lies between
-  // them and the window; -1: there are none. Null: all -1.
+  // them and the window, unless that reaches ahead; -1: there are none. Null: all -1.
   const int32_t* both_ways;
   int32_t num_seqs;
   int32_t max_blocks;
@@ -170,6 +170,7 @@ struct paged_heads {
   int32_t block_size;
   int32_t cache_dtype;
   int32_t window;  // keys that a query sees, its own included; 0: all
+  int32_t window_reaches_ahead;  // 1: of a sequence that both_ways names, a query sees as many later keys, and no more
   float scale;
   float softcap;  // 0: none
   int32_t products;  // PagedProducts

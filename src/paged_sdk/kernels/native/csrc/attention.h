@@ -187,14 +187,19 @@ struct QueryTile {
   int group;  // query heads per KV head
   // Keys that all tokens see, later ones included, such as those of an image; none by default.
   int both_ways_begin = 0, both_ways_end = 0;
+  // Bounds these by a window that reaches as far ahead as back: how many keys from its own on a token sees; 0: all.
+  int reach = 0;
 
   int rows() const { return num_tokens * group; }
   // The token at a position sees the keys [oldest_of, end_of).
-  int end_of(int position) const { return std::max(position + 1, both_ways_end); }
+  int end_of(int position) const {
+    const int end = std::max(position + 1, both_ways_end);
+    return reach > 0 ? std::min(end, position + reach) : end;
+  }
   int oldest_of(int position, int window) const {
     if (window <= 0) return 0;
     const int oldest = position - window + 1;
-    return both_ways_end > 0 ? std::min(oldest, both_ways_begin) : oldest;
+    return both_ways_end > 0 && reach == 0 ? std::min(oldest, both_ways_begin) : oldest;
   }
   int end() const { return end_of(first_position + num_tokens - 1); }
 };

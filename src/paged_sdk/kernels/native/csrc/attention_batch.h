@@ -88,7 +88,10 @@ struct AttentionPlan {
   QueryTile tile(int seq, int index) const {
     const int tokens = query_tokens(seq), first = index * tile_tokens, length = batch.context_lens[seq];
     QueryTile tile{length - tokens + first, std::min(tokens - first, tile_tokens), group};
-    if (sees_both_ways(seq)) tile.both_ways_begin = batch.both_ways[seq], tile.both_ways_end = length;
+    if (sees_both_ways(seq)) {
+      tile.both_ways_begin = batch.both_ways[seq], tile.both_ways_end = length;
+      if (heads.window_reaches_ahead) tile.reach = heads.window;
+    }
     return tile;
   }
   int first_span(const QueryTile& tile) const {
