@@ -2,8 +2,9 @@
 
 python -m benchmarks.encoder_speed --shape base
 
-The model has random weights: a BERT, or a ModernBERT, most of whose layers see a window of a text. There are 200 texts of 22 to 252 tokens. transformers gets them as
-sentence-transformers would give them: sorted by length, 32 at a time. Both take turns.
+The model has random weights: a BERT, or a ModernBERT, most of whose layers see a window of a text. There are 200 texts
+of 22 to 252 tokens. transformers gets them as sentence-transformers would give them: sorted by length, 32 at a time.
+All take turns.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ _Texts = list[list[int]]
 def _write_model(directory: Path, shape: str) -> None:
     torch.manual_seed(0)
     fields = {"model_type": "bert", "vocab_size": _VOCAB_SIZE, "num_attention_heads": 12, **SHAPES[shape]}
-    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
-    AutoModel.from_config(AutoConfig.for_model(**fields, **special)).save_pretrained(directory)
+    for token in ("pad", "bos", "eos", "cls", "sep"):
+        fields[f"{token}_token_id"] = 0  # a ModernBERT's own are beyond this vocabulary
+    model: Any = AutoModel
+    model.from_config(AutoConfig.for_model(**fields)).save_pretrained(directory)
     backend = tokenizers.Tokenizer(models.WordPiece(vocab={"[UNK]": 0}))
     backend.decoder = decoders.WordPiece()
     backend.save(str(directory / "tokenizer.json"))
