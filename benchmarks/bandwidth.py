@@ -56,7 +56,7 @@ def bytes_per_token(path: Path) -> int:
 
 def _gguf_sizes(path: Path) -> dict[str, int]:
     """Return the bytes of each tensor that one token reads."""
-    from paged_sdk.weights.gguf_file import GgufFile
+    from paged_sdk.weights.gguf.file import GgufFile
 
     file = GgufFile(path)
     sizes = {name: tensor.blocks().nbytes for name, tensor in file.tensors.items()}

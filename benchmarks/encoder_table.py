@@ -28,7 +28,7 @@ from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.transformers_door.loading import open_door
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.types.step import StepRow
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 
 __all__ = ["ENCODER_MODEL_TYPES", "TEXTS", "encoder_class_of", "hidden_states", "judge_encoder", "tiny_encoder"]
 

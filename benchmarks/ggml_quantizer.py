@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.environments import installed_engines, python_of
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, block_format
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, block_format
 
 __all__ = ["GgmlQuantizer", "find_ggml_quantizer"]
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from benchmarks.gpu.compiling import DEVICE, CompiledKernel, Instruction, innermost_loops, no_device
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.key_offsets import KEY_SPAN
-from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.triton_blocks import CHUNK, TritonBlockMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.repack import repack
+from paged_sdk.kernels.quantized.triton_blocks import CHUNK, TritonBlockMatrix
 
 __all__ = ["Case", "as_table", "attention_cases", "counts", "kind_of", "linear_cases", "main"]
 

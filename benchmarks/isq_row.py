@@ -23,8 +23,8 @@ from benchmarks.ggml_quantizer import GgmlQuantizer, find_ggml_quantizer
 from benchmarks.inside import OpenEngine, open_engine
 from benchmarks.turns import decode_in_turns
 from paged_sdk import IsqType, TextModelBuilder
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.library import load, why_not
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.quant.isq import quantize
 from paged_sdk.weights.checkpoint import open_checkpoint
 

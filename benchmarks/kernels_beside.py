@@ -21,11 +21,11 @@ from torch import Tensor
 
 from benchmarks.kernels_cpu import BLOCK_SIZE, attend_next, copies_of, multiply_next, paged_caches, random_weight
 from paged_sdk.kernels.attention_inputs import LayerCache, Products
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, open_library, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 
 __all__ = ["Ratio", "attention_cells", "in_turns", "linear_cells"]
 

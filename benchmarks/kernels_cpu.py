@@ -21,7 +21,6 @@ from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, Products
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
@@ -29,6 +28,7 @@ from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 
 STREAMED_BYTES = 512 << 20
 ROUNDS = 7

@@ -54,7 +54,7 @@ def write_bfloat16(path: Path, quantized: Path) -> None:
     import gguf
     import torch
 
-    from paged_sdk.weights.gguf_file import GgufFile
+    from paged_sdk.weights.gguf.file import GgufFile
 
     model, tensors = random_gemma(), GgufFile(quantized).tensors
     writer = model.writer(path, quantized, "BF16")

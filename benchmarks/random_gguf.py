@@ -121,7 +121,7 @@ def _add_tokenizer(writer: Any, source: Path, vocab_size: int) -> None:
     """Give a model the tokenizer of a GGUF file, with unused tokens up to ``vocab_size``."""
     import gguf
 
-    from paged_sdk.weights.gguf_file import GgufFile
+    from paged_sdk.weights.gguf.file import GgufFile
 
     metadata = GgufFile(source).metadata
     tokens = list(metadata["tokenizer.ggml.tokens"])

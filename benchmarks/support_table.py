@@ -35,7 +35,7 @@ from paged_sdk.models.family import supported_families
 from paged_sdk.models.transformers_door.loading import TransformersDoor, open_door
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.types.step import StepRow
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 
 __all__ = ["PROMPTS", "encoder_table", "greedy", "greedy_of_transformers", "image_table", "judge", "share", "table"]
 

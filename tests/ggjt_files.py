@@ -11,8 +11,8 @@ import gguf
 import numpy as np
 import torch
 
-from paged_sdk.kernels.gguf_blocks import tensor_type_of
-from paged_sdk.kernels.quantize import quantize_blocks_reference
+from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.quantized.quantize import quantize_blocks_reference
 
 __all__ = ["PIECES", "write_ggjt"]
 

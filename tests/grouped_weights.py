@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
 
 # fmt: off
 NF4: Final = (

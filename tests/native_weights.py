@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, dequantize
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, available_levels, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, pack_gguf
-from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, dequantize
+from paged_sdk.kernels.quantized.triton_blocks import TRITON_BLOCK_FORMATS
 
 TYPES = sorted(PACKED_TYPES)
 TRITON_TYPES = sorted(TRITON_BLOCK_FORMATS)

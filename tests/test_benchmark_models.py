@@ -17,7 +17,7 @@ from benchmarks.random_gguf import RandomModel
 
 import tiny
 from paged_sdk import BlockingModel, GgufModelBuilder, SamplingParams, TextModelBuilder
-from paged_sdk.weights.gguf_file import GgufFile
+from paged_sdk.weights.gguf.file import GgufFile
 
 _SMALL_QWEN = {"_VOCAB_SIZE": 1024, "_LAYERS": 9, "_INNER": 512}
 _SMALL_MIXTURE = {"_VOCAB_SIZE": 1024, "_LAYERS": 4, "_HIDDEN": 256, "_INNER": 256, "_EXPERTS": 10}

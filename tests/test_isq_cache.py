@@ -20,8 +20,8 @@ import tiny
 from native_weights import needs_library
 from paged_sdk import IsqType, LayerTopology, SamplingParams, TextModelBuilder, Topology
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.grouped_matrix import UnreadGroupedMatrix
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.quant.isq import quantize_stored
 from paged_sdk.weights.kept_weights import KeptWeights, Quantized
 

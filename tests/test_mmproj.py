@@ -45,9 +45,9 @@ from paged_sdk import (
     write_gguf,
 )
 from paged_sdk.cli.app import app
-from paged_sdk.weights.gguf_source import GgufSource
-from paged_sdk.weights.mmproj import Mmproj
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.gguf.source import GgufSource
+from paged_sdk.weights.mmproj.source import Mmproj
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 from tiny_vision import VISION_FAMILIES, make_vision_checkpoint, picture, tokenizer
 
 pytestmark = pytest.mark.anyio

@@ -18,8 +18,8 @@ from paged_sdk import (
     TextModelBuilder,
 )
 from paged_sdk.kernels.native.library import why_not
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.weights.gguf.source import GgufSource
 
 pytestmark = pytest.mark.anyio
 

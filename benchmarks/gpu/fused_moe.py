@@ -20,7 +20,7 @@ from benchmarks.gpu.ahead import compile_side_by_side
 from benchmarks.gpu.quantized_linear import random_matrix
 from benchmarks.gpu.timing import Row, copy_bandwidth, launched_microseconds, microseconds
 from paged_sdk.kernels.fused_moe import fused_moe, route
-from paged_sdk.kernels.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.triton.quantized_experts import quantized_experts
 
 __all__ = ["run"]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.gpu.quantized_linear import copies_of, random_matrix
-from paged_sdk.kernels.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.kernels.quantized_linear import quantized_linear
 
 __all__ = ["multiply"]

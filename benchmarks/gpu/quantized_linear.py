@@ -22,13 +22,13 @@ from torch import Tensor
 
 from benchmarks.gpu.ahead import compile_side_by_side
 from benchmarks.gpu.timing import Row, copy_bandwidth, microseconds
-from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
+from paged_sdk.kernels.quantized.gguf_blocks import block_format, tensor_type_of
+from paged_sdk.kernels.quantized.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMatrix
 from paged_sdk.kernels.quantized_linear import quantized_linear, quantized_swiglu
 from paged_sdk.kernels.triton.availability import launch_errors, num_multiprocessors
 from paged_sdk.kernels.triton.quantized_few_rows import FewRowsPlan, linear_few_rows
 from paged_sdk.kernels.triton.quantized_tiles import TilePlan, linear_by_tiles, plan_tiles
 from paged_sdk.kernels.triton.tile_choices import TILE_CHOICES, MatrixUnits, TileChoice, matrix_units
-from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMatrix
 
 __all__ = ["best_choices", "candidates", "run", "sweep"]
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks.inside import OpenEngine, open_engine
 from paged_sdk import TextModelBuilder
 from paged_sdk.build import loaded_model
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.checkpoint import Checkpoint
 
 __all__ = ["SHAPES", "TINY_SHAPES", "RandomSource", "Shape", "open_random_engine"]

@@ -26,7 +26,7 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.step import StepRow
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 from tiny import build_model
 
 PREFIX = "base_model.model.model.layers"

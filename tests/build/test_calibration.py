@@ -16,8 +16,8 @@ import tiny
 from paged_sdk import ConfigError, write_gguf
 from paged_sdk.build.calibration import calibrate
 from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
-from paged_sdk.weights.gguf_file import GgufFile
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.weights.gguf.file import GgufFile
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 20

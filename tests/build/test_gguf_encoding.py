@@ -10,10 +10,10 @@ from torch import Tensor
 from paged_sdk.build.export import gguf_encoding
 from paged_sdk.build.export.gguf_encoding import tensor_encoder
 from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.gguf_blocks import tensor_type_of
-from paged_sdk.kernels.quantize import quantize_blocks_reference
-from paged_sdk.kernels.stored_matrix import DenseMatrix
-from paged_sdk.weights.gguf_export import GgufMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.quantized.quantize import quantize_blocks_reference
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
+from paged_sdk.weights.gguf.export import GgufMatrix
 
 Q4_0 = tensor_type_of("Q4_0")
 

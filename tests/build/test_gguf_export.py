@@ -26,12 +26,12 @@ from paged_sdk.chat.gguf_tokenizer_export import _PROBE as PROBE
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.text_processor import load_text_processor, text_processor_from_gguf
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.models.family import read_config
 from paged_sdk.weights.checkpoint import open_checkpoint
-from paged_sdk.weights.gguf_file import GgufFile, open_gguf
-from paged_sdk.weights.gguf_mixtures import MIXTURES, ModelShape, tensor_types, writable_types
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.file import GgufFile, open_gguf
+from paged_sdk.weights.gguf.mixtures import MIXTURES, ModelShape, tensor_types, writable_types
+from paged_sdk.weights.gguf.source import GgufSource
 
 CPU = torch.device("cpu")
 #: What a GGUF file says and a checkpoint does not, or otherwise.

@@ -22,8 +22,8 @@ from paged_sdk import (
     write_safetensors,
 )
 from paged_sdk.build.export import safetensors_plan
-from paged_sdk.weights import safetensors_writer
 from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.weights.safetensors import writer as safetensors_writer
 from quantized_writers import mlx, pack_checkpoint
 from tiny import FAMILIES, make_checkpoint
 

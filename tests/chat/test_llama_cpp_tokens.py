@@ -26,7 +26,7 @@ from tokenizers import pre_tokenizers
 from llamacpp import LlamaCpp
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
-from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
+from paged_sdk.weights.gguf.writer import GgufValue, PlannedTensor, write_gguf_file
 
 pytest.importorskip("xllamacpp", reason="it has wheels for Linux on x86-64 alone")
 

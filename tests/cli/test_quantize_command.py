@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import tiny
 from paged_sdk.cli.app import app
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
-from paged_sdk.weights.gguf_file import GgufFile
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.weights.gguf.file import GgufFile
 
 
 def quantize(*args: object) -> tuple[int, str]:

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paged_sdk.cli.app import app
-from paged_sdk.weights.gguf_mixtures import MIXTURES
+from paged_sdk.weights.gguf.mixtures import MIXTURES
 
 MAIN = "import sys; sys.argv[0] = 'paged-sdk'; from paged_sdk.cli import main; main()"
 

@@ -21,8 +21,8 @@ from fuzz.mutation import GgufContent, GgufEntry, GgufValue, mutated_bytes, muta
 from ggjt_files import write_ggjt
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.text_processor import TextProcessor, load_text_processor, text_processor_from_gguf
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.models.family import read_config
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy

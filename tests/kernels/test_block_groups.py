@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from native_weights import library, needs_library
-from paged_sdk.kernels.block_groups import as_groups
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.grouped_blocks import as_blocks
 from paged_sdk.kernels.native.grouped import pack_grouped
 from paged_sdk.kernels.native.packed import decode_rows
-from paged_sdk.kernels.stored_matrix import UnreadRows
+from paged_sdk.kernels.quantized.block_groups import as_groups
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.grouped_blocks import as_blocks
+from paged_sdk.kernels.quantized.stored_matrix import UnreadRows
 
 ROWS = 35
 #: By type: bytes of a block that hold float16 scales, or those that hold scales of eight bits with the least and the

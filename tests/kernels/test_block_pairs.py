@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from native_weights import every_triton_type, random_matrix
-from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.triton_blocks import TritonBlockFormat, TritonBlockMatrix
+from paged_sdk.kernels.quantized.repack import repack
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockFormat, TritonBlockMatrix
 
 pytest.importorskip("triton")
 

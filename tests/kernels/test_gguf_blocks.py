@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paged_sdk.errors import UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, block_format, dequantize
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, block_format, dequantize
 
 # The gguf package decodes these; F64 is what it is, and of Q1_0 it knows the size alone.
 TYPES: Any = gguf.GGMLQuantizationType

@@ -10,7 +10,7 @@ from attrs import evolve
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 
 _CPU = torch.device("cpu")

@@ -21,13 +21,13 @@ from native_weights import (
     workspace,
 )
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native.experts import NativeExperts
 from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.library import available_levels
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight, decode_rows
-from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes
 
 pytestmark = needs_library
 

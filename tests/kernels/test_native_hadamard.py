@@ -26,10 +26,10 @@ from native_weights import (
     workspace,
 )
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, dequantize
 from paged_sdk.kernels.native.library import available_levels
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight, pack_dense, pack_gguf
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, dequantize
 
 pytestmark = needs_library
 

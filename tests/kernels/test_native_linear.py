@@ -20,9 +20,9 @@ from native_weights import (
     workspace,
 )
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import pack_gguf
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 
 pytestmark = needs_library
 

@@ -14,10 +14,10 @@ from torch import Tensor
 from native_weights import every_level, library, needs_library, quantize_activations, random_weight, workspace
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.decoder import DecoderLayer, NativeDecoder, Projection, Router
 from paged_sdk.kernels.native.packed import PackedWeight, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 
 pytestmark = needs_library
 

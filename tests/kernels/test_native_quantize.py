@@ -12,8 +12,8 @@ from torch import Tensor
 
 from native_weights import every_level, every_type, library, needs_library
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, dequantize
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, dequantize
 
 pytestmark = needs_library
 

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from native_weights import every_level, library, needs_library
 from paged_sdk.errors import CheckpointError, ConfigError
-from paged_sdk.kernels import quantize_groups as by_torch
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.native import quantize_groups as native
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.quantize_groups import FP4_LEVELS, NF4_LEVELS
+from paged_sdk.kernels.quantized import quantize_groups as by_torch
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.quantize_groups import FP4_LEVELS, NF4_LEVELS
 
 pytestmark = needs_library
 

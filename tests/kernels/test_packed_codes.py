@@ -11,10 +11,10 @@ from torch import Tensor
 
 from native_weights import library, needs_library
 from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.native.grouped import decode_grouped, pack_grouped
 from paged_sdk.kernels.native.packed import decode_rows
-from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes
 from quantized_writers import bit_stream
 
 ROWS, COLS, GROUP = 48, 160, 64

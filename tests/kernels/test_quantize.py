@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from native_weights import every_level, every_type, library, needs_library
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import dequantize
 from paged_sdk.kernels.native.library import available_levels
 from paged_sdk.kernels.native.packed import PACKED_TYPES
 from paged_sdk.kernels.native.quantize import quantize_blocks
-from paged_sdk.kernels.quantize import QUANTIZED_TYPES, quantize_blocks_reference, weights_at_once
+from paged_sdk.kernels.quantized.gguf_blocks import dequantize
+from paged_sdk.kernels.quantized.quantize import QUANTIZED_TYPES, quantize_blocks_reference, weights_at_once
 
 Q6_K: Final = 14
 #: The gguf package has no quantizers for these: see ``test_native_quantize.py``.
@@ -89,7 +89,7 @@ def test_no_worse_than_other_quantizers(tensor_type: int) -> None:
 def test_rows_are_quantized_by_themselves(tensor_type: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = normal(5)
     whole = quantize_blocks_reference(weight, tensor_type)
-    monkeypatch.setattr("paged_sdk.kernels.quantize._WEIGHTS_AT_ONCE", 1024)
+    monkeypatch.setattr("paged_sdk.kernels.quantized.quantize._WEIGHTS_AT_ONCE", 1024)
     assert torch.equal(quantize_blocks_reference(weight, tensor_type), whole)
 
 
@@ -115,7 +115,7 @@ def test_a_device_gets_many_weights_with_a_launch(monkeypatch: pytest.MonkeyPatc
         expected = quantize_blocks_reference(many, Q6_K)
     at_once = weights_at_once(torch.device("cuda"), on_cpu=1 << 17)
     assert at_once >= 1 << 24
-    monkeypatch.setattr("paged_sdk.kernels.quantize._WEIGHTS_AT_ONCE", at_once)
+    monkeypatch.setattr("paged_sdk.kernels.quantized.quantize._WEIGHTS_AT_ONCE", at_once)
     with Calls() as on_device:
         found = quantize_blocks_reference(many, Q6_K)
     assert torch.equal(found, expected)

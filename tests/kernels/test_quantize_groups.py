@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
-from paged_sdk.kernels.quantize_groups import (
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.quantize_groups import (
     FP4_LEVELS,
     NF4_LEVELS,
     quantize_affine,
@@ -55,7 +55,7 @@ def test_every_row_by_itself_in_the_dtype_it_comes_in(kind: str, monkeypatch: py
     whole = KINDS[kind](weight)
     assert whole.shape == (5, 160)
     assert whole.bits == int(kind[-1])
-    monkeypatch.setattr("paged_sdk.kernels.quantize_groups._WEIGHTS_AT_ONCE", 320)
+    monkeypatch.setattr("paged_sdk.kernels.quantized.quantize_groups._WEIGHTS_AT_ONCE", 320)
     assert torch.equal(KINDS[kind](weight).decoded(), whole.decoded())
     assert torch.equal(KINDS[kind](weight[3:4]).decoded(), whole.decoded()[3:4])
     half = weight.bfloat16()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, dequantize, tensor_type_of
-from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, dequantize, tensor_type_of
+from paged_sdk.kernels.quantized.quantize_tables import TABLE_TYPES, quantize_table_blocks
 
 every_type = pytest.mark.parametrize(
     "tensor_type", sorted(TABLE_TYPES), ids=[BLOCK_FORMATS[number].name for number in sorted(TABLE_TYPES)]
@@ -106,7 +106,7 @@ def test_no_worse_than_llama_cpp(tensor_type: int) -> None:
 def test_rows_are_quantized_by_themselves(tensor_type: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = normal(5)
     whole = quantize_table_blocks(weight, tensor_type)
-    monkeypatch.setattr("paged_sdk.kernels.quantize_tables._WEIGHTS_AT_ONCE", 1024)
+    monkeypatch.setattr("paged_sdk.kernels.quantized.quantize_tables._WEIGHTS_AT_ONCE", 1024)
     assert torch.equal(quantize_table_blocks(weight, tensor_type), whole)
 
 

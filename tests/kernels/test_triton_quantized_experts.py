@@ -9,9 +9,9 @@ from naive_moe import MoeInputs, naive_moe
 from torch import Tensor
 
 from native_weights import TRITON_TYPES, random_matrix
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
-from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix
+from paged_sdk.kernels.quantized.repack import repack
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 pytest.importorskip("triton")
 

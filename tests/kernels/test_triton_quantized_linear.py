@@ -13,9 +13,9 @@ from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels import quantized_linear as ops
 from paged_sdk.kernels.activation import GatedActivation
 from paged_sdk.kernels.decode_rows import decode_rows
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix, concatenate
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.repack import repack
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix, concatenate
 
 pytest.importorskip("triton")
 
@@ -70,7 +70,7 @@ def test_repacking_keeps_every_weight(tensor_type: int, blocks: int) -> None:
 
 
 def test_repacking_goes_by_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paged_sdk.kernels.repack._WEIGHTS_AT_ONCE", 600)
+    monkeypatch.setattr("paged_sdk.kernels.quantized.repack._WEIGHTS_AT_ONCE", 600)
     matrix = random_matrix(Q4_K, 5, 256, generator())
     assert torch.equal(repack(matrix).decoded(), matrix.decoded())
 

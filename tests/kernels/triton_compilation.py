@@ -23,9 +23,10 @@ from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.draw_settings import DrawSettings
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.penalty_settings import PenaltySettings
-from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.repack import repack
+from paged_sdk.kernels.quantized.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMatrix
 from paged_sdk.kernels.triton import (
     activation,
     blocks,
@@ -42,7 +43,6 @@ from paged_sdk.kernels.triton import (
     sampling,
 )
 from paged_sdk.kernels.triton.paged_attention import paged_attention
-from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS, TritonBlockMatrix
 
 Case = tuple[str, Callable[[], object]]
 

@@ -15,8 +15,8 @@ from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel

@@ -37,7 +37,7 @@ from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.mixed_graphs import MixedGraphs
 from paged_sdk.runner.recordable_layers import RecordableLayers
 from paged_sdk.runner.step_results import StepResults
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.source import GgufSource
 from spans import span
 from tiny import FAMILIES, build_model, make_gguf
 

@@ -18,9 +18,9 @@ from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig, MoeConfig, RopeConfig
 from paged_sdk.config.paged import PagedCacheType
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.models.causal_model import CausalModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import DecoderLayer
@@ -33,7 +33,7 @@ from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block import FEW_ROWS
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.types.step import StepRow
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.source import GgufSource
 from spans import span
 from tiny import make_gguf
 

@@ -18,12 +18,12 @@ import tiny
 from native_weights import needs_library, workspace
 from paged_sdk import write_safetensors
 from paged_sdk.errors import UnsupportedArchitectureError
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.models.family import read_config
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.weights import write_gguf
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.source import GgufSource
 
 _COMMON: Final[dict[str, Any]] = {
     "vocab_size": tiny.VOCAB_SIZE,

@@ -15,7 +15,7 @@ from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.kernels.native.library import available_levels
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedDecoderModel
 from paged_sdk.models.fusible import why_not_fused

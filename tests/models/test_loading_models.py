@@ -18,7 +18,7 @@ from native_weights import needs_library, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.loading import load_model, loading_threads, reload_model
 from paged_sdk.models.moe_mlp import MoeMlp

@@ -18,7 +18,7 @@ from torch import Tensor
 from native_weights import needs_library, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.kernels.stored_matrix import StoredMatrix, bounds
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix, bounds
 from paged_sdk.models.loading import load_model
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.embedding import DenseEmbedding

@@ -31,7 +31,7 @@ from paged_sdk.models.loading import load_model
 from paged_sdk.quant.forms.triton_blocks import TritonBlocks
 from paged_sdk.quant.policy import DENSE, WeightPolicy
 from paged_sdk.quant.triton_block import TritonBlockLinear
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.source import GgufSource
 from spans import span
 from tiny import FAMILIES, build_model, make_gguf
 

@@ -11,8 +11,8 @@ import torch
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
-from paged_sdk.kernels.stored_matrix import DenseMatrix, UnreadRows
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, UnreadRows
 from paged_sdk.parallel.shard import WHOLE, Shard, shard_of, token_slices
 
 

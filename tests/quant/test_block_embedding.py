@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from native_weights import IQ4_NL, IQ4_XS, TYPES, every_level, every_type, needs_library, random_matrix, workspace
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.kernels.native.packed import pack_gguf
-from paged_sdk.kernels.repack import repack
-from paged_sdk.kernels.triton_blocks import TRITON_BLOCK_FORMATS
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.kernels.quantized.repack import repack
+from paged_sdk.kernels.quantized.triton_blocks import TRITON_BLOCK_FORMATS
 from paged_sdk.quant.embedding import BlockEmbedding, DenseEmbedding, Embedding, TritonBlockEmbedding
 from paged_sdk.quant.form import Place
 from paged_sdk.quant.forms.cpu_blocks import FORM

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from native_weights import needs_library, workspace
 from paged_sdk.config.isq import IsqType
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.form import Place, find_forms

@@ -10,7 +10,7 @@ import torch
 from native_weights import UNIT_ROUNDOFF, needs_library, random_matrix, workspace
 from paged_sdk.config.isq import IsqType
 from paged_sdk.kernels.native.packed import DENSE_TYPES
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding

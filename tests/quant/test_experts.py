@@ -10,8 +10,8 @@ from torch import Tensor
 
 from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, needs_library, random_matrix, workspace
 from paged_sdk.kernels.fused_moe import fused_moe
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.stored_matrix import UnreadRows
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.stored_matrix import UnreadRows
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts

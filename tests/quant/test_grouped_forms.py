@@ -11,7 +11,7 @@ from torch import Tensor
 
 from grouped_weights import quantized, random_codes
 from native_weights import needs_library, workspace
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding

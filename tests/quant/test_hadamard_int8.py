@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from native_weights import IQ4_NL, IQ4_XS, TYPES, hadamard_int8, random_matrix
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 
 # Results in bfloat16 are rounded to it: by 2**-9 at most, 0.0017 in the mean. In float32 there are but few codes that

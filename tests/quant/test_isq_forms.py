@@ -11,10 +11,10 @@ from torch import Tensor
 
 from native_weights import IQ4_NL, needs_library, random_matrix, workspace
 from paged_sdk.config.isq import IsqType
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.quant import isq as isq_module
 from paged_sdk.quant.embedding import TritonBlockEmbedding
 from paged_sdk.quant.form import Form

@@ -17,8 +17,8 @@ from native_weights import (
     rotated_weight,
     workspace,
 )
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.packed import pack_gguf
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.quant.native_block import NativeBlockLinear
 
 pytestmark = needs_library

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, every_level, needs_library, random_matrix, workspace
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import gains_by_rotation, unpack_rows
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.hadamard_int8 import HadamardInt8Linear
 from paged_sdk.quant.linear import Linear

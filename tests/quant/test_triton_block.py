@@ -11,8 +11,8 @@ from torch import Tensor
 
 from native_weights import IQ3_S, TRITON_TYPES, random_matrix
 from paged_sdk.kernels.activation import GatedActivation
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.repack import repack
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy

@@ -36,7 +36,7 @@ from paged_sdk.runner.warm_up import run_for_trial, trial_steps
 from paged_sdk.sampling.device_sampler import DeviceSampler
 from paged_sdk.sampling.penalties import Penalties
 from paged_sdk.types.step import StepRow
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.source import GgufSource
 
 CPU: Final = torch.device("cpu")
 BLOCK_SIZE: Final = 16

@@ -17,7 +17,7 @@ from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.errors import ModelClosedError
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kv.contiguous import SequenceKvManager
 from paged_sdk.kv.manager import KvManager
 from paged_sdk.kv.paged import KvCacheManager

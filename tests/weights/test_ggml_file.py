@@ -20,9 +20,9 @@ from paged_sdk.errors import (
     UnsupportedArchitectureError,
     UnsupportedQuantizationError,
 )
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 from paged_sdk.weights.checkpoint import open_checkpoint
-from paged_sdk.weights.gguf_file import GgufFile, open_gguf
+from paged_sdk.weights.gguf.file import GgufFile, open_gguf
 
 CPU = torch.device("cpu")
 PROMPT = list(range(5, 200, 7))

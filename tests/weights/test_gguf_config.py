@@ -18,9 +18,9 @@ from paged_sdk.config.decoder import RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.family import read_config
-from paged_sdk.weights.gguf_config import config_from_gguf
-from paged_sdk.weights.gguf_file import GgufFile
-from paged_sdk.weights.gguf_names import ARCHITECTURES
+from paged_sdk.weights.gguf.config import config_from_gguf
+from paged_sdk.weights.gguf.file import GgufFile
+from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 HALF_HEAD = 4  # rotary frequencies of the test models
 

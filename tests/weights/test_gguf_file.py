@@ -13,7 +13,7 @@ import torch
 from gguf_files import LLAMA, llama_tensors, write_gguf
 
 from paged_sdk.errors import CheckpointError, ModelLoadError, UnsupportedQuantizationError
-from paged_sdk.weights.gguf_file import GgufFile, open_gguf
+from paged_sdk.weights.gguf.file import GgufFile, open_gguf
 
 
 def split_in_two(directory: Path) -> list[Path]:

@@ -8,8 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from paged_sdk.weights.gguf_metadata import _NUMBERS
-from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH
+from paged_sdk.weights.gguf.metadata import _NUMBERS
+from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH
 
 NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 

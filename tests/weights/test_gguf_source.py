@@ -17,8 +17,8 @@ from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, load_
 import tiny
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.weights.embedded import embedded_model_path
-from paged_sdk.weights.gguf_file import GgufFile
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.file import GgufFile
+from paged_sdk.weights.gguf.source import GgufSource
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, ModelLoadError, UnsupportedQuantizationError
-from paged_sdk.kernels.packed_codes import unpacked
+from paged_sdk.kernels.quantized.packed_codes import unpacked
 from paged_sdk.weights.checkpoint import open_checkpoint
-from paged_sdk.weights.quantized_format import find_formats
+from paged_sdk.weights.quantized.format import find_formats
 from paged_sdk.weights.source import WeightSource
 from quantized_writers import (
     WRITERS,

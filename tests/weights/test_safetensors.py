@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 import tiny
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.weights.safetensors_file import SafetensorsFile
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.safetensors.file import SafetensorsFile
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 
 CPU = torch.device("cpu")
 DTYPES = (

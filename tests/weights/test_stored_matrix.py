@@ -17,11 +17,11 @@ from torch import Tensor
 import tiny
 from native_weights import random_blocks, random_matrix
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, stacked
-from paged_sdk.kernels.stored_matrix import DecodedMatrix, DenseMatrix, StoredMatrix
-from paged_sdk.weights.gguf_file import GgufFile
-from paged_sdk.weights.gguf_source import GgufSource
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, stacked
+from paged_sdk.kernels.quantized.stored_matrix import DecodedMatrix, DenseMatrix, StoredMatrix
+from paged_sdk.weights.gguf.file import GgufFile
+from paged_sdk.weights.gguf.source import GgufSource
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 
 CPU = torch.device("cpu")
 

@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from paged_sdk.errors import CheckpointError, ModelLoadError
 from paged_sdk.system.files import MAX_TEXT_BYTES, read_json, read_json_if_there, read_text
 from paged_sdk.weights.checkpoint import open_checkpoint
-from paged_sdk.weights.gguf_file import GgufFile, open_gguf
-from paged_sdk.weights.gguf_source import GgufSource
+from paged_sdk.weights.gguf.file import GgufFile, open_gguf
+from paged_sdk.weights.gguf.source import GgufSource
 from paged_sdk.weights.hub import resolve_model
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 from paged_sdk.weights.weight_file import WeightFile
 
 CPU = torch.device("cpu")

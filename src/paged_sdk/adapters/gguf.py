@@ -11,10 +11,10 @@ from torch import Tensor
 
 from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
 from paged_sdk.errors import AdapterError, ModelLoadError, shown
-from paged_sdk.kernels.gguf_blocks import dequantize
-from paged_sdk.weights.gguf_file import open_gguf
-from paged_sdk.weights.gguf_names import ARCHITECTURES, EACH, GgufArchitecture
-from paged_sdk.weights.gguf_tensor import GgufTensor
+from paged_sdk.kernels.quantized.gguf_blocks import dequantize
+from paged_sdk.weights.gguf.file import open_gguf
+from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
+from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["read_gguf"]
 

@@ -12,7 +12,7 @@ from paged_sdk.adapters.adapter import Adapter, ModuleUpdate
 from paged_sdk.adapters.peft_config import PeftConfig
 from paged_sdk.errors import AdapterError, ModelLoadError, shown
 from paged_sdk.system.files import is_file, read_json
-from paged_sdk.weights.safetensors_file import SafetensorsFile
+from paged_sdk.weights.safetensors.file import SafetensorsFile
 
 __all__ = ["read_peft"]
 

@@ -14,7 +14,7 @@ from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.logs import get_logger
 from paged_sdk.vision.processor import make_image_processor
 from paged_sdk.weights.hub import resolve_beside
-from paged_sdk.weights.mmproj import Mmproj
+from paged_sdk.weights.mmproj.source import Mmproj
 
 __all__ = ["EncoderFile", "find_encoder_file"]
 

@@ -44,7 +44,7 @@ from paged_sdk.system.threads import thread_must_start
 from paged_sdk.weights.checkpoint import Checkpoint, file_stamps, open_checkpoint
 from paged_sdk.weights.embedding_recipe import read_recipe
 from paged_sdk.weights.hub import resolve_tokenizer
-from paged_sdk.weights.mmproj import Mmproj
+from paged_sdk.weights.mmproj.source import Mmproj
 
 __all__ = ["LoadedModel", "check_division", "load_weights", "place"]
 

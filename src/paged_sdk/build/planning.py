@@ -22,8 +22,8 @@ from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.env import DRAFT_MODEL, read_environment
 from paged_sdk.config.isq import IsqFamily, IsqType
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.kernels.native.library import Workspace, load
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, tensor_type_of
 from paged_sdk.models.any_model import plan_model
 from paged_sdk.parallel.shard import shape_of_ranks, shard_of
 from paged_sdk.quant.isq import blocks_for

@@ -11,8 +11,8 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.config.topology import LayerSelector, Topology
 from paged_sdk.errors import ConfigError
 from paged_sdk.quant.isq import blocks_of
-from paged_sdk.weights.gguf_mixtures import fitting_type, is_quantizable
-from paged_sdk.weights.gguf_names import ARCHITECTURES
+from paged_sdk.weights.gguf.mixtures import fitting_type, is_quantizable
+from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 __all__ = ["check_topology", "expression_of", "gguf_overrides", "isq_by_name"]
 

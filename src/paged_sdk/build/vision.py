@@ -24,7 +24,7 @@ from paged_sdk.vision.encoder import ImageEncoder, load_encoder, with_whole_enco
 from paged_sdk.vision.family import find_vision_family, vision_families
 from paged_sdk.vision.processor import ImagePrompts, make_image_processor
 from paged_sdk.weights.checkpoint import Checkpoint
-from paged_sdk.weights.mmproj import Mmproj
+from paged_sdk.weights.mmproj.source import Mmproj
 
 __all__ = ["LoadedVision", "load_encoder_file", "load_vision"]
 

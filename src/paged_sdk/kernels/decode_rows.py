@@ -1,4 +1,4 @@
-"""Decodes some rows of a repacked matrix (:mod:`paged_sdk.kernels.triton_blocks`), such as embeddings of tokens."""
+"""Decodes some rows of a matrix of :mod:`paged_sdk.kernels.quantized.triton_blocks`, such as embeddings of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 __all__ = ["decode_rows", "decode_rows_reference"]
 

@@ -13,7 +13,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
 from paged_sdk.kernels.checks import FLOATS, check_tensor
 from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 __all__ = [
     "quantized_linear",

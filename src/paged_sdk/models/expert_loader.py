@@ -8,9 +8,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.grouped_matrix import every_other_row
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import every_other_row
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.models.sharded import JoinedExperts, SummedExperts, widths_of
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.shard import Shard

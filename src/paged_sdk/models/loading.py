@@ -12,7 +12,7 @@ from attrs import evolve
 
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.kernels.placement import Placement
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger

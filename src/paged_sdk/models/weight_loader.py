@@ -13,9 +13,9 @@ from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError, shown
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
 from paged_sdk.models.sharded import JoinedLinear, SummedLinear
 from paged_sdk.parallel.group import Group

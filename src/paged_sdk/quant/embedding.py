@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.kernels.decode_rows import decode_rows
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 __all__ = ["BlockEmbedding", "DenseEmbedding", "Embedding", "TritonBlockEmbedding"]
 

@@ -14,7 +14,7 @@ import paged_sdk.quant.forms
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.linear import Linear

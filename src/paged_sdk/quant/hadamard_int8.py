@@ -10,8 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.hadamard import hadamard_quantize
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.quant.linear import Linear
 

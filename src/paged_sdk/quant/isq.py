@@ -12,14 +12,14 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
-from paged_sdk.kernels.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native import quantize_groups as native
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.structures import WEIGHT_DTYPES
-from paged_sdk.kernels.quantize import quantize_blocks_reference, weights_at_once
-from paged_sdk.kernels.quantize_groups import (
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.quantize import quantize_blocks_reference, weights_at_once
+from paged_sdk.kernels.quantized.quantize_groups import (
     FP4_LEVELS,
     NF4_LEVELS,
     quantize_affine,
@@ -28,8 +28,8 @@ from paged_sdk.kernels.quantize_groups import (
     quantize_levels,
     quantize_rows,
 )
-from paged_sdk.kernels.repack import REPACKABLE_TYPES
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.kernels.quantized.repack import REPACKABLE_TYPES
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 
 __all__ = [
     "blocks_for",

@@ -13,8 +13,8 @@ from torch import Tensor
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PackedWeight, decode_rows, unpack_rows
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, bounds
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.kernels.stored_matrix import DenseMatrix, bounds
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights, decoded_matrices
 
@@ -56,8 +56,8 @@ class NativeDenseLinear(Linear):
 
 @frozen(eq=False)
 class PackedDenseMatrix:
-    """Shows a packed dense matrix as a :class:`~paged_sdk.kernels.stored_matrix.StoredMatrix`, so that another use of
-    the matrix shares its memory or gets its values back.
+    """Shows a packed dense matrix as a :class:`~paged_sdk.kernels.quantized.stored_matrix.StoredMatrix`, so that
+    another use of the matrix shares its memory or gets its values back.
 
     :ivar weight: the packed dense matrix
     """

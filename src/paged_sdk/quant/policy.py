@@ -12,12 +12,12 @@ from attrs import field, frozen
 from torch import Tensor
 
 from paged_sdk.config.isq import IsqType
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.grouped_matrix import UnreadGroupedMatrix
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.own_pages import own_pages
-from paged_sdk.kernels.stored_matrix import DecodedMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DecodedMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.embedding import DenseEmbedding, Embedding

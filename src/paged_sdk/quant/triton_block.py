@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.repack import repack
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix, concatenate
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.triton.quantized_linear import quantized_linear, quantized_swiglu
 from paged_sdk.kernels.triton.tile_choices import MAX_FEW_ROWS
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix, concatenate
 from paged_sdk.quant.linear import DecodedRows, Linear
 
 __all__ = ["TritonBlockLinear"]
@@ -30,7 +30,7 @@ class TritonBlockLinear(Linear):
     launch.
 
     :param matrices: in the order of their outputs, each of a type in
-        :data:`~paged_sdk.kernels.repack.REPACKABLE_TYPES`; a matrix that is repacked already is shared
+        :data:`~paged_sdk.kernels.quantized.repack.REPACKABLE_TYPES`; a matrix that is repacked already is shared
     :param biases: one per matrix, in the model's dtype, or None
     :param device: the device for the weights
     """

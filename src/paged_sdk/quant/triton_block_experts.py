@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.repack import repack
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.repack import repack
 from paged_sdk.kernels.triton.quantized_experts import quantized_experts
 from paged_sdk.quant.experts import Experts
 
@@ -19,7 +19,7 @@ class TritonBlockExperts(Experts):
     """Holds stacks of repacked matrices, one for each projection; their types may differ.
 
     :param gate: ``[num_experts * intermediate_size, hidden_size]``, of a type in
-        :data:`~paged_sdk.kernels.repack.REPACKABLE_TYPES`
+        :data:`~paged_sdk.kernels.quantized.repack.REPACKABLE_TYPES`
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
     :param device: the device for the weights

@@ -17,7 +17,7 @@ from paged_sdk.errors import CheckpointError, ModelLoadError, shown
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.vision.family import Inputs
 from paged_sdk.vision.own_products import OwnProducts, take_matrices
-from paged_sdk.weights.quantized_format import as_decoded
+from paged_sdk.weights.quantized.format import as_decoded
 
 __all__ = ["EncodedImage", "ImageEncoder", "config_of_model", "load_encoder", "with_whole_encoder"]
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from paged_sdk.kernels.attention_inputs import Products
 from paged_sdk.kernels.native.library import Workspace
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.quant.linear import Linear
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 from paged_sdk.vision.whole_attention import whole_attention

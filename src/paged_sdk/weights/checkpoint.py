@@ -11,11 +11,11 @@ from attrs import frozen
 
 from paged_sdk.errors import CheckpointError
 from paged_sdk.system.files import open_file, read_json
-from paged_sdk.weights.gguf_source import GgufSource
-from paged_sdk.weights.gguf_split import split_parts
-from paged_sdk.weights.quantized_format import find_format
-from paged_sdk.weights.quantized_source import QuantizedSource
-from paged_sdk.weights.safetensors_source import SafetensorsSource, uqff_is_refused
+from paged_sdk.weights.gguf.source import GgufSource
+from paged_sdk.weights.gguf.split import split_parts
+from paged_sdk.weights.quantized.format import find_format
+from paged_sdk.weights.quantized.source import QuantizedSource
+from paged_sdk.weights.safetensors.source import SafetensorsSource, uqff_is_refused
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["Checkpoint", "file_stamps", "open_checkpoint", "refuse_other_files"]

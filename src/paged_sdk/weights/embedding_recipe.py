@@ -15,7 +15,7 @@ from paged_sdk.config.embedding import DenseLayer, EmbeddingRecipe, Pooling
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.system.files import is_file, read_json, read_json_if_there, read_text
 from paged_sdk.weights.checkpoint import Checkpoint
-from paged_sdk.weights.safetensors_source import SafetensorsSource
+from paged_sdk.weights.safetensors.source import SafetensorsSource
 
 __all__ = ["read_recipe"]
 

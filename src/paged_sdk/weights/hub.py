@@ -16,7 +16,7 @@ from attrs import frozen
 from paged_sdk.config.build import is_encoder_name
 from paged_sdk.errors import ConfigError, ModelLoadError, shown
 from paged_sdk.system.files import is_file
-from paged_sdk.weights.gguf_split import split_parts
+from paged_sdk.weights.gguf.split import split_parts
 
 __all__ = ["resolve_beside", "resolve_model", "resolve_tokenizer"]
 

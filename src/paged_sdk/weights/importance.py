@@ -19,10 +19,10 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.kernels.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
 from paged_sdk.logs import get_logger
-from paged_sdk.weights.gguf_file import GgufFile
-from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
+from paged_sdk.weights.gguf.file import GgufFile
+from paged_sdk.weights.gguf.writer import GgufValue, PlannedTensor, write_gguf_file
 from paged_sdk.weights.new_target import new_file
 from paged_sdk.weights.weight_file import WeightFile
 

@@ -26,10 +26,10 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError
-from paged_sdk.kernels.gguf_blocks import BlockMatrix
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
-from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
-from paged_sdk.kernels.stored_matrix import UnreadRows
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes
+from paged_sdk.kernels.quantized.stored_matrix import UnreadRows
 from paged_sdk.logs import get_logger
 from paged_sdk.weights.weight_file import WeightFile
 

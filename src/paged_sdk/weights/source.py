@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 
 __all__ = ["OfFiles", "WeightSource"]
 

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import load
 from paged_sdk.kernels.native.quantize import quantize_blocks
-from paged_sdk.kernels.quantize import quantize_blocks_reference
-from paged_sdk.kernels.quantize_tables import TABLE_TYPES, quantize_table_blocks
+from paged_sdk.kernels.quantized.gguf_blocks import block_format
+from paged_sdk.kernels.quantized.quantize import quantize_blocks_reference
+from paged_sdk.kernels.quantized.quantize_tables import TABLE_TYPES, quantize_table_blocks
 from paged_sdk.kernels.torch_threads import use_threads
 from paged_sdk.system.processors import usable_processors
-from paged_sdk.weights.gguf_export import GgufMatrix
-from paged_sdk.weights.gguf_mixtures import PLAIN_TYPES
+from paged_sdk.weights.gguf.export import GgufMatrix
+from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES
 
 __all__ = ["TensorEncoder", "tensor_encoder"]
 

@@ -26,19 +26,19 @@ from paged_sdk.chat.text_processor import load_text_processor
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
-from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
+from paged_sdk.kernels.quantized.gguf_blocks import block_format, tensor_type_of
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.logs import get_logger
 from paged_sdk.models.family import has_head, read_config
 from paged_sdk.models.loading import read_shape
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
-from paged_sdk.weights.gguf_config import must_be_model
-from paged_sdk.weights.gguf_export import GgufMatrix, config_metadata, gguf_tensors, global_rope
-from paged_sdk.weights.gguf_file import GgufFile, open_gguf
-from paged_sdk.weights.gguf_mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
-from paged_sdk.weights.gguf_source import GgufSource
-from paged_sdk.weights.gguf_tensor import GgufTensor, stored_matrix
-from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
+from paged_sdk.weights.gguf.config import must_be_model
+from paged_sdk.weights.gguf.export import GgufMatrix, config_metadata, gguf_tensors, global_rope
+from paged_sdk.weights.gguf.file import GgufFile, open_gguf
+from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
+from paged_sdk.weights.gguf.source import GgufSource
+from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
+from paged_sdk.weights.gguf.writer import GgufValue, PlannedTensor, write_gguf_file
 from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.importance import ImportanceMatrix, read_importance, write_importance
 from paged_sdk.weights.new_target import must_be_new, new_file

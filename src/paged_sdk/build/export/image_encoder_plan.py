@@ -17,21 +17,21 @@ from paged_sdk.build.progress import LoadingBar
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedArchitectureError, shown
-from paged_sdk.kernels.gguf_blocks import block_format, tensor_type_of
-from paged_sdk.kernels.stored_matrix import DenseMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import block_format, tensor_type_of
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix
 from paged_sdk.models.family import find_family, read_config
 from paged_sdk.models.loading import names_in, stored_table
 from paged_sdk.vision.encoder import config_of_model
 from paged_sdk.vision.family import find_vision_family
 from paged_sdk.vision.processor import load_image_processor, make_image_processor
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
-from paged_sdk.weights.gguf_export import GgufMatrix, gguf_architecture
-from paged_sdk.weights.gguf_mixtures import file_type
-from paged_sdk.weights.gguf_names import ARCHITECTURES
-from paged_sdk.weights.gguf_writer import GgufValue, PlannedTensor, write_gguf_file
+from paged_sdk.weights.gguf.export import GgufMatrix, gguf_architecture
+from paged_sdk.weights.gguf.mixtures import file_type
+from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.gguf.writer import GgufValue, PlannedTensor, write_gguf_file
 from paged_sdk.weights.hub import resolve_model
-from paged_sdk.weights.mmproj import Mmproj
-from paged_sdk.weights.mmproj_export import IMAGE_BREAK, ExportedEncoder, export_of, feature_layers
+from paged_sdk.weights.mmproj.export import IMAGE_BREAK, ExportedEncoder, export_of, feature_layers
+from paged_sdk.weights.mmproj.source import Mmproj
 from paged_sdk.weights.new_target import must_be_new, new_file
 from paged_sdk.weights.source import WeightSource
 

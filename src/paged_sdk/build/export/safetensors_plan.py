@@ -21,8 +21,8 @@ from paged_sdk.system.files import is_file
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint
 from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.new_target import must_be_new, new_directory
-from paged_sdk.weights.quantized_format import as_decoded
-from paged_sdk.weights.safetensors_writer import NewTensor, write_shards
+from paged_sdk.weights.quantized.format import as_decoded
+from paged_sdk.weights.safetensors.writer import NewTensor, write_shards
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["write"]

@@ -12,10 +12,10 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from paged_sdk.errors import CheckpointError, ConfigError, UnsupportedQuantizationError
-from paged_sdk.kernels.gguf_blocks import block_format
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Dense, Rows, Weight
 from paged_sdk.kernels.own_pages import own_pages
+from paged_sdk.kernels.quantized.gguf_blocks import block_format
 
 __all__ = [
     "DENSE_TYPES",

@@ -1,6 +1,6 @@
 """Quantizes dense weights to GGUF blocks natively: in-situ quantization on the CPU.
 
-:mod:`paged_sdk.kernels.quantize` defines the quantization, and gives the same bits.
+:mod:`paged_sdk.kernels.quantized.quantize` defines the quantization, and gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
 from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, Quantize
-from paged_sdk.kernels.quantize import not_finite, writable_format
+from paged_sdk.kernels.quantized.quantize import not_finite, writable_format
 
 __all__ = ["quantize_blocks"]
 
@@ -32,7 +32,7 @@ def quantize_blocks(
     """Quantize a matrix to the blocks that a GGUF file would hold.
 
     :param weight: [rows, cols] float32, bfloat16 or float16; rows contiguous
-    :param tensor_type: ggml's number of the type, one of :data:`~paged_sdk.kernels.quantize.QUANTIZED_TYPES`
+    :param tensor_type: ggml's number of the type, one of :data:`~paged_sdk.kernels.quantized.quantize.QUANTIZED_TYPES`
     :param importance: float32 [cols], contiguous, how much an error in each column counts: positive, about 1 on
         average; None: all count alike
     :param num_threads: torch's own number by default

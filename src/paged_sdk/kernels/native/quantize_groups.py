@@ -1,7 +1,7 @@
 """Quantizes dense weights to grouped matrices natively: the types of in-situ quantization with a scale for 64 columns.
 
-:mod:`paged_sdk.kernels.quantize_groups` defines them; its sums have another order, so that now and then a code or the
-last bit of a scale is another.
+:mod:`paged_sdk.kernels.quantized.quantize_groups` defines them; its sums have another order, so that now and then a
+code or the last bit of a scale is another.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
 from paged_sdk.kernels.native.structures import WEIGHT_DTYPES, QuantizeGroups
-from paged_sdk.kernels.quantize import not_finite
-from paged_sdk.kernels.quantize_groups import GROUP, between_levels
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix
+from paged_sdk.kernels.quantized.quantize import not_finite
+from paged_sdk.kernels.quantized.quantize_groups import GROUP, between_levels
 
 __all__ = ["quantize_affine", "quantize_half_quadratic", "quantize_levels"]
 
@@ -33,7 +33,7 @@ _LEVELS: Final = 2
 def quantize_affine(
     library: NativeLibrary, weight: Tensor, bits: int, *, num_threads: int | None = None
 ) -> GroupedMatrix:
-    """See :func:`paged_sdk.kernels.quantize_groups.quantize_affine`.
+    """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_affine`.
 
     :param weight: ``[rows, cols]`` float32, bfloat16 or float16; rows contiguous, ``cols`` a multiple of 32
     :param num_threads: torch's own number by default; the result does not depend on it
@@ -46,14 +46,14 @@ def quantize_affine(
 def quantize_half_quadratic(
     library: NativeLibrary, weight: Tensor, bits: int, *, num_threads: int | None = None
 ) -> GroupedMatrix:
-    """See :func:`paged_sdk.kernels.quantize_groups.quantize_half_quadratic`; parameters are those above."""
+    """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_half_quadratic`; parameters are those above."""
     return _quantize(library, weight, bits, _HALF_QUADRATIC, num_threads=num_threads)
 
 
 def quantize_levels(
     library: NativeLibrary, weight: Tensor, levels: tuple[float, ...], *, num_threads: int | None = None
 ) -> GroupedMatrix:
-    """See :func:`paged_sdk.kernels.quantize_groups.quantize_levels`; parameters are those above."""
+    """See :func:`paged_sdk.kernels.quantized.quantize_groups.quantize_levels`; parameters are those above."""
     return _quantize(library, weight, 4, _LEVELS, levels=torch.tensor(levels), num_threads=num_threads)
 
 

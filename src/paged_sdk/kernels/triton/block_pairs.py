@@ -1,4 +1,4 @@
-"""Decodes repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`) to halves, two weights in each instruction.
+"""Decodes matrices of :mod:`paged_sdk.kernels.quantized.triton_blocks` to halves, two weights in each instruction.
 
 An instruction on a pair of halves takes as long as one on a float32 number, and matrix instructions take halves in
 pairs. So the same field of two words is brought into the mantissas of two halves at once: with the bits of the number

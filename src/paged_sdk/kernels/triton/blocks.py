@@ -1,4 +1,4 @@
-"""Decodes repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), within kernels or whole."""
+"""Decodes repacked matrices (:mod:`paged_sdk.kernels.quantized.triton_blocks`), within kernels or whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton_blocks import CHUNK, TritonBlockMatrix
+from paged_sdk.kernels.quantized.triton_blocks import CHUNK, TritonBlockMatrix
 
 __all__ = [
     "ONE",

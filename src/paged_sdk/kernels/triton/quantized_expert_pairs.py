@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.blocks import ONE, loop_arguments
 from paged_sdk.kernels.triton.quantized_few_rows import plan_rows
 from paged_sdk.kernels.triton.quantized_row_sums import row_sums
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["down_of_tokens", "gate_up_of_pairs"]
 

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.blocks import ONE, loop_arguments
 from paged_sdk.kernels.triton.expert_tiles import sort_by_expert
 from paged_sdk.kernels.triton.quantized_tiles import tile_product
 from paged_sdk.kernels.triton.tile_choices import TileChoice
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["experts_by_tiles"]
 

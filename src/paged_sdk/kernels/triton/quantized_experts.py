@@ -1,4 +1,4 @@
-"""Computes a mixture of experts on repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), stacked row by row.
+"""Computes a mixture of experts on matrices of :mod:`paged_sdk.kernels.quantized.triton_blocks`, stacked row by row.
 
 A pair is a token and one of its experts, as in :mod:`~paged_sdk.kernels.triton.fused_moe`, with the same two ways:
 
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.quantized_expert_pairs import down_of_tokens, gate_up_of_pairs
 from paged_sdk.kernels.triton.quantized_expert_tiles import experts_by_tiles
 from paged_sdk.kernels.triton.tile_choices import EXPERT_TILE_CHOICES, matrix_units, tile_choice
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["quantized_experts"]
 

@@ -13,11 +13,11 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockFormat, TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import activate
 from paged_sdk.kernels.triton.blocks import ONE, format_arguments, loop_arguments
 from paged_sdk.kernels.triton.quantized_row_sums import row_sums
 from paged_sdk.kernels.triton.quantized_splits import join, room_for_sums, split_evenly, with_adjacent_columns
-from paged_sdk.kernels.triton_blocks import TritonBlockFormat, TritonBlockMatrix
 
 __all__ = ["FewRowsPlan", "linear_few_rows", "plan_few_rows", "plan_rows", "swiglu_few_rows"]
 

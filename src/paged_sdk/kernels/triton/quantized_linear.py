@@ -1,4 +1,4 @@
-"""Multiplies with repacked matrices (:mod:`paged_sdk.kernels.triton_blocks`), according to the rows of activations.
+"""Multiplies with matrices of :mod:`paged_sdk.kernels.quantized.triton_blocks`, according to the rows of activations.
 
 - One row (:mod:`~paged_sdk.kernels.triton.quantized_few_rows`): threads add up the products.
 - More rows (:mod:`~paged_sdk.kernels.triton.quantized_tiles`): tiles of weights are decoded to the activations' dtype
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.kernels.activation import GatedActivation
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.activation import gated_activation_of
 from paged_sdk.kernels.triton.availability import num_multiprocessors
 from paged_sdk.kernels.triton.blocks import dequantize
@@ -27,7 +28,6 @@ from paged_sdk.kernels.triton.tile_choices import (
     matrix_units,
     tile_choice,
 )
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["quantized_linear", "quantized_swiglu"]
 

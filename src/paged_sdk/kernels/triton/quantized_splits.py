@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 __all__ = ["join", "load_x", "room_for_sums", "split_evenly", "with_adjacent_columns"]
 

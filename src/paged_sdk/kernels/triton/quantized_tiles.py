@@ -7,11 +7,11 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 from paged_sdk.kernels.triton.block_pairs import decode_fields
 from paged_sdk.kernels.triton.blocks import ONE, decode_tile, load_tile, loop_arguments, side_by_side
 from paged_sdk.kernels.triton.quantized_splits import join, load_x, room_for_sums, split_evenly, with_adjacent_columns
 from paged_sdk.kernels.triton.tile_choices import TileChoice
-from paged_sdk.kernels.triton_blocks import TritonBlockMatrix
 
 __all__ = ["TilePlan", "linear_by_tiles", "plan_tiles", "tile_product"]
 

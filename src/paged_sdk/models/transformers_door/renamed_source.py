@@ -15,7 +15,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["RenamedSource"]

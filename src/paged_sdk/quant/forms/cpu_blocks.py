@@ -9,14 +9,14 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.kernels.block_groups import as_groups
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, tensor_type_of
 from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_by_rotation, pack_gguf, whole_panels
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.quantized.block_groups import as_groups
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, tensor_type_of
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import BlockEmbedding, Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place

@@ -7,14 +7,14 @@ from typing import Final
 
 from torch import Tensor
 
-from paged_sdk.kernels.gguf_blocks import tensor_type_of
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native.grouped import can_be_packed, decode_grouped, pack_grouped
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import PackedWeight, gains_by_rotation, pack_gguf, whole_panels
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.quantized.gguf_blocks import tensor_type_of
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place

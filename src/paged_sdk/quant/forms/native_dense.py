@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PackedWeight, pack_dense, whole_panels
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.embedding import Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place

@@ -12,13 +12,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from paged_sdk.kernels.block_groups import as_groups
-from paged_sdk.kernels.gguf_blocks import BlockMatrix, stacked
-from paged_sdk.kernels.grouped_blocks import as_blocks
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
 from paged_sdk.kernels.native.ranks import ColumnJoin
-from paged_sdk.kernels.repack import REPACKABLE_TYPES, repack
-from paged_sdk.kernels.stored_matrix import StoredMatrix
+from paged_sdk.kernels.quantized.block_groups import as_groups
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, stacked
+from paged_sdk.kernels.quantized.grouped_blocks import as_blocks
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.repack import REPACKABLE_TYPES, repack
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.quant.embedding import Embedding, TritonBlockEmbedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place

@@ -1,3 +1,3 @@
-"""Hold the formats of quantized weights, one file each, which :mod:`paged_sdk.weights.quantized_format` finds by
+"""Hold the formats of quantized weights, one file each, which :mod:`paged_sdk.weights.quantized.format` finds by
 listing this package.
 """

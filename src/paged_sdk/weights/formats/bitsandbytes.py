@@ -16,11 +16,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.grouped_reading import grouped_rows
-from paged_sdk.weights.packed_tensors import PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.quantized.format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.grouped_reading import grouped_rows
+from paged_sdk.weights.quantized.packed_tensors import PackedTensors
 
 __all__ = ["FORMAT"]
 

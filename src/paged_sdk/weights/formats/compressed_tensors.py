@@ -14,11 +14,11 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes, unpacked
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.float8 import FLOAT8, float8_matrix
-from paged_sdk.weights.format_settings import FormatSettings
-from paged_sdk.weights.grouped_reading import (
+from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes, unpacked
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.quantized.float8 import FLOAT8, float8_matrix
+from paged_sdk.weights.quantized.format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.grouped_reading import (
     E8M0,
     ScaleGrid,
     e2m1_levels,
@@ -28,9 +28,9 @@ from paged_sdk.weights.grouped_reading import (
     order_of_columns,
     powers_of_two,
 )
-from paged_sdk.weights.nvfp4 import nvfp4_matrix
-from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.nvfp4 import nvfp4_matrix
+from paged_sdk.weights.quantized.packed_tensors import FLOATS, PackedTensors
+from paged_sdk.weights.quantized.settings import FormatSettings
 
 __all__ = ["FORMAT"]
 

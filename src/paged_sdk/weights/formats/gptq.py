@@ -16,13 +16,13 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
-from paged_sdk.kernels.packed_codes import CodeForm, PackedCodes, unpacked
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.format_settings import FormatSettings
-from paged_sdk.weights.grouped_reading import groups_of_columns, order_of_columns
-from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes, unpacked
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.quantized.format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.grouped_reading import groups_of_columns, order_of_columns
+from paged_sdk.weights.quantized.packed_tensors import FLOATS, PackedTensors
+from paged_sdk.weights.quantized.settings import FormatSettings
 
 __all__ = ["FORMAT"]
 

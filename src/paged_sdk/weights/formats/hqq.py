@@ -14,10 +14,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from paged_sdk.kernels.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
-from paged_sdk.kernels.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
-from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.quantized.format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.packed_tensors import FLOATS, PackedTensors
 
 __all__ = ["FORMAT"]
 

@@ -12,11 +12,11 @@ from typing import ClassVar, Final, Self
 import torch
 from attrs import frozen
 
-from paged_sdk.weights.float8 import float8_matrix
-from paged_sdk.weights.format_settings import FormatSettings
-from paged_sdk.weights.nvfp4 import nvfp4_matrix
-from paged_sdk.weights.packed_tensors import PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.float8 import float8_matrix
+from paged_sdk.weights.quantized.format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.nvfp4 import nvfp4_matrix
+from paged_sdk.weights.quantized.packed_tensors import PackedTensors
+from paged_sdk.weights.quantized.settings import FormatSettings
 
 __all__ = ["FORMAT"]
 

@@ -13,11 +13,11 @@ from typing import ClassVar, Final
 import torch
 from attrs import frozen
 
-from paged_sdk.kernels.packed_codes import CodeForm
-from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.grouped_reading import E8M0, e2m1_levels, grouped_rows, powers_of_two
-from paged_sdk.weights.packed_tensors import PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.kernels.quantized.packed_codes import CodeForm
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
+from paged_sdk.weights.quantized.format import PackedMatrix, QuantizedFormat, without
+from paged_sdk.weights.quantized.grouped_reading import E8M0, e2m1_levels, grouped_rows, powers_of_two
+from paged_sdk.weights.quantized.packed_tensors import PackedTensors
 
 __all__ = ["FORMAT"]
 

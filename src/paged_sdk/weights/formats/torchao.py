@@ -13,12 +13,12 @@ from typing import ClassVar, Final
 import torch
 from attrs import frozen
 
-from paged_sdk.kernels.packed_codes import CodeForm
-from paged_sdk.kernels.stored_matrix import StoredMatrix
-from paged_sdk.weights.float8 import FLOAT8, float8_matrix
-from paged_sdk.weights.grouped_reading import ScaleGrid, find_grid, grouped_rows
-from paged_sdk.weights.packed_tensors import FLOATS, PackedTensors
-from paged_sdk.weights.quantized_format import PackedMatrix, QuantizedFormat
+from paged_sdk.kernels.quantized.packed_codes import CodeForm
+from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
+from paged_sdk.weights.quantized.float8 import FLOAT8, float8_matrix
+from paged_sdk.weights.quantized.format import PackedMatrix, QuantizedFormat
+from paged_sdk.weights.quantized.grouped_reading import ScaleGrid, find_grid, grouped_rows
+from paged_sdk.weights.quantized.packed_tensors import FLOATS, PackedTensors
 
 __all__ = ["FORMAT"]
 

@@ -54,7 +54,7 @@ inline CodeSums code_sums(const Floats x[kCount], const Floats w[kCount], Floats
     const Floats q = nearest_code(x[i], offset, inverse, lowest, highest);
     const Floats wq = kWeighted ? mul(w[i], q) : q;
     sums.q = add(sums.q, wq);
-    // Not fused, so that every instruction set, and kernels/quantize.py, find the same scales.
+    // Not fused, so that every instruction set, and kernels/quantized/quantize.py, find the same scales.
     sums.qq = add(sums.qq, mul(wq, q));
     sums.xq = add(sums.xq, mul(x[i], wq));
   }

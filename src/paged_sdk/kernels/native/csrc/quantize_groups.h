@@ -1,5 +1,5 @@
 // Quantizes floating point weights to codes with a scale for every 64 columns of a row, of which the last group may
-// have 32, as kernels/quantize_groups.py defines it.
+// have 32, as kernels/quantized/quantize_groups.py defines it.
 //
 // Sixteen groups are fitted at a time, one per lane. Sums go through a group's weights in their order, so every
 // instruction set finds the same numbers; torch's sums have another order, so now and then a rounding is another.

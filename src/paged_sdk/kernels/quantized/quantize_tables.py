@@ -1,0 +1,197 @@
+"""Quantizes dense weights to GGUF blocks whose codes name entries of a table.
+
+These are IQ4_NL, IQ4_XS, MXFP4, TQ1_0 and TQ2_0.
+
+A group of weights takes the scale of the smallest squared error among several roundings, each with its least-squares
+fit; every weight then takes the nearest entry with the scale as it is stored. The layouts are those that
+:mod:`paged_sdk.kernels.quantized.codebook_blocks` decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paged_sdk.errors import UnsupportedQuantizationError
+from paged_sdk.kernels.quantized.codebook_blocks import E2M1_VALUES, IQ4_VALUES
+from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, tensor_type_of
+from paged_sdk.kernels.quantized.quantize import float_parts
+
+__all__ = ["TABLE_TYPES", "quantize_table_blocks"]
+
+_TINY: Final = 1e-30
+_WEIGHTS_AT_ONCE: Final = 1 << 17
+_THRESHOLDS: Final = 20  # of a ternary block's range
+_SCALES: Final = tuple(0.05 * step for step in range(-5, 6))  # how far from the range's own, both ways
+
+
+def quantize_table_blocks(weight: Tensor, tensor_type: int, importance: Tensor | None = None) -> Tensor:
+    """Quantize a matrix to the blocks that a GGUF file would hold.
+
+    :param weight: ``[rows, columns]`` of a floating point dtype
+    :param tensor_type: ggml's number of the type, one of :data:`TABLE_TYPES`
+    :param importance: float32 ``[columns]``, how much an error in each column counts: positive, about 1 on average;
+        None: all count alike
+    :returns: uint8 ``[rows, bytes of a row]``
+    :raises UnsupportedQuantizationError: the type is another, or the columns are no multiple of its block
+    :raises CheckpointError: ``weight`` holds NaN, Inf or numbers above 32,768
+    """
+    rows, cols = weight.shape
+    write, form = _WRITERS.get(tensor_type), BLOCK_FORMATS.get(tensor_type)
+    if write is None or form is None or cols % form.elements:
+        name = str(tensor_type) if form is None else form.name
+        raise UnsupportedQuantizationError(
+            f"a weight of {cols} columns cannot be quantized to {name} by a table", quantization=name
+        )
+    out = weight.new_empty(rows, cols // form.elements * form.num_bytes, dtype=torch.uint8)
+    for part, values in float_parts(weight, _WEIGHTS_AT_ONCE):
+        weights = None if importance is None else importance.expand_as(values).reshape(-1, form.elements)
+        out[part] = write(values.reshape(-1, form.elements), weights).view(len(values), -1)
+    return out
+
+
+def _quotient(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a / b``, and 0 where b is about 0."""
+    return torch.where(b.abs() > _TINY, a / torch.where(b.abs() > _TINY, b, 1.0), 0.0)
+
+
+def _nearest(x: Tensor, scale: Tensor, table: Tensor) -> Tensor:
+    """Return the places in an ascending table whose entries times a group's scale are nearest, as ``x`` has them."""
+    middles = (table[1:] + table[:-1]) / 2
+    return torch.bucketize(_quotient(x, scale.unsqueeze(1).expand_as(x)), middles)
+
+
+def _times(values: Tensor, w: Tensor | None) -> Tensor:
+    return values if w is None else values * w
+
+
+def _fitted(x: Tensor, w: Tensor | None) -> Tensor:
+    """Return the scale for each group of weights by IQ4's table, ``[groups]``: of either sign, as the table has two
+    ends.
+
+    :param w: what squares of errors are weighted by, as ``x`` has them; in the others likewise
+    """
+    entries = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    # Between two entries lie whole and half numbers: the nearest entry of each half number is looked up, for 0.6 ns a
+    # weight, where a search among the middles takes 20.
+    halves = torch.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1) / 2 + 0.25
+    nearest = entries[(halves[:, None] - entries).abs().argmin(1)]
+    furthest = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
+    best, most = torch.zeros_like(furthest), torch.zeros_like(furthest)
+    for end in (IQ4_VALUES[0], IQ4_VALUES[-1]):
+        for extra in _SCALES:
+            inverse = _quotient(torch.full_like(furthest, 2 * end * (1 + extra)), furthest)
+            places = (x * inverse[:, None]).sub_(2 * IQ4_VALUES[0]).floor_().clamp_(0, len(nearest) - 1)
+            q = torch.index_select(nearest, 0, places.int().flatten()).view_as(x)
+            wq = _times(q, w)
+            xq, qq = (x * wq).sum(1), (q * wq).sum(1)
+            gain = _quotient(xq * xq, qq)
+            best, most = torch.where(gain > most, _quotient(xq, qq), best), torch.where(gain > most, gain, most)
+    return best
+
+
+def _joined(codes: Tensor) -> Tensor:
+    """Pack codes of 4 bits: of each 32 the first half in the low bits. ``[n, 32] -> [n, 16]``."""
+    q = codes.to(torch.uint8)
+    return q[:, :16] | q[:, 16:] << 4
+
+
+def _halves(values: Tensor) -> Tensor:
+    return values.half().view(torch.uint8).view(-1, 2)
+
+
+def _iq4_nl(x: Tensor, w: Tensor | None) -> Tensor:
+    table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    scale = _fitted(x, w).half()
+    return torch.cat([_halves(scale), _joined(_nearest(x, scale.float(), table))], dim=1)
+
+
+def _iq4_xs(x: Tensor, w: Tensor | None) -> Tensor:
+    """Write 256 weights with a scale for each 32: six bits, less 32, times a float16."""
+    table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    groups = x.reshape(-1, 32)
+    scales = _fitted(groups, None if w is None else w.reshape(-1, 32)).view(-1, 8)
+    largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))[:, 0]
+    unit = (largest / -32).half()
+    numbers = _quotient(scales, unit.float()[:, None].expand_as(scales)).round().clamp(-32, 31)
+    codes = _joined(_nearest(groups, (unit.float()[:, None] * numbers).flatten(), table))
+    six = (numbers + 32).to(torch.uint8)
+    low = six[:, 0::2] & 15 | six[:, 1::2] << 4
+    pairs = (six >> 4).view(-1, 2, 4) << torch.tensor((0, 2, 4, 6), dtype=torch.uint8)
+    return torch.cat([_halves(unit), pairs.sum(2, dtype=torch.uint8), low, codes.view(len(x), -1)], dim=1)
+
+
+def _mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
+    """Write 32 weights whose scale is a power of two: of three that come near the range, the one of the least error."""
+    ascending, order = torch.tensor(E2M1_VALUES, dtype=torch.float32).sort(stable=True)
+    # The scale puts the largest weight between the two largest entries, 4 and 6, which are doubled in the table.
+    power = torch.frexp(x.abs().amax(1).clamp_min(2.0**-120)).exponent - 3
+    best, error, codes = power, torch.full_like(x[:, 0], torch.inf), torch.zeros_like(x, dtype=torch.int64)
+    for more in (0, 1, -1):
+        scale = torch.exp2((power + more).float()) / 2
+        places = _nearest(x, scale, ascending)
+        squares = _times((ascending[places] * scale[:, None] - x).square(), w).sum(1)
+        is_better = squares < error
+        best, error = torch.where(is_better, power + more, best), torch.where(is_better, squares, error)
+        codes = torch.where(is_better[:, None], places, codes)
+    exponent = (best + 127).to(torch.uint8)
+    return torch.cat([exponent[:, None], _joined(order[codes])], dim=1)
+
+
+def _ternary(x: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the scale of each block as float16, and codes of 0, 1 and 2 for its negative, zero and itself.
+
+    Weights beyond a part of the range count, of which the scale is the mean: what part is tried out.
+    """
+    size = x.abs()
+    largest = size.amax(1)
+    best, most = torch.zeros_like(largest), torch.zeros_like(largest)
+    for step in range(_THRESHOLDS):
+        beyond = size > (largest * (step / _THRESHOLDS))[:, None]
+        counted = _times(beyond.float(), w)
+        total, count = (size * counted).sum(1), counted.sum(1)
+        gain = _quotient(total * total, count)
+        best, most = torch.where(gain > most, _quotient(total, count), best), torch.maximum(gain, most)
+    scale = best.half()
+    return scale, _nearest(x, scale.float(), torch.tensor((-1.0, 0.0, 1.0))).to(torch.uint8)
+
+
+def _tq2_0(x: Tensor, w: Tensor | None) -> Tensor:
+    scale, codes = _ternary(x, w)
+    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
+    pairs = (codes.view(-1, 2, 4, 32) << shifts).sum(2, dtype=torch.uint8)
+    return torch.cat([pairs.view(len(x), -1), _halves(scale)], dim=1)
+
+
+def _tq1_0(x: Tensor, w: Tensor | None) -> Tensor:
+    """Write five codes to a byte as a fraction in base 3, rounded up, which reading multiplies out again."""
+    scale, codes = _ternary(x, w)
+
+    def fractions(part: Tensor, count: int) -> Tensor:
+        powers = torch.tensor([3 ** (4 - place) for place in range(count)], dtype=torch.int32)[:, None]
+        number = (part.reshape(len(x), count, -1).int() * powers).sum(1, dtype=torch.int32)
+        return ((number * 256 + 242) // 243).to(torch.uint8)
+
+    parts = fractions(codes[:, :160], 5), fractions(codes[:, 160:240], 5), fractions(codes[:, 240:], 4)
+    return torch.cat([*parts, _halves(scale)], dim=1)
+
+
+_WRITERS: Final[Mapping[int, Callable[[Tensor, Tensor | None], Tensor]]] = MappingProxyType(
+    {
+        tensor_type_of(name): write
+        for name, write in {
+            "IQ4_NL": _iq4_nl,
+            "IQ4_XS": _iq4_xs,
+            "MXFP4": _mxfp4,
+            "TQ1_0": _tq1_0,
+            "TQ2_0": _tq2_0,
+        }.items()
+    }
+)
+
+TABLE_TYPES: Final = frozenset(_WRITERS)
+"""Weights can be quantized by tables to the types with these numbers of ggml's."""

@@ -1,0 +1,1 @@
+"""Reads and writes GGUF files, and says what their names and fields mean."""

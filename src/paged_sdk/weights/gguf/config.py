@@ -1,0 +1,346 @@
+"""Make Hugging Face's ``config.json`` from the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.weights.gguf.families import FAMILIES, biases_of, norm_eps
+from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.gguf.tensor import GgufTensor
+
+__all__ = ["config_from_gguf", "must_be_model"]
+
+# Gemma's own constants, which converters do not write.
+_GEMMA2_WINDOW, _GEMMA2_PERIOD = 4096, 2
+_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
+# The 27B models scale attention by hidden_size / num_heads, all others by head_dim; they are told apart by depth.
+_WIDE_SCALE_LAYERS = MappingProxyType({"gemma2": 46, "gemma3": 62})
+
+# Architectures that may have experts, and the keys of other architectures' mixtures that are refused.
+_MIXTURES = frozenset({"llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"})
+_SHARED_SIZE = "expert_shared_feed_forward_length"
+_OTHER_MIXTURES = ("expert_shared_count", "expert_group_count", _SHARED_SIZE)
+_SOFTMAX_GATE = 1
+
+# Tensors that say how positions are scaled, and the architectures for which llama.cpp reads them.
+_DIVISORS = "rope_freqs.weight"
+_LONGROPE_TENSORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+_ROPE_TENSORS = MappingProxyType(
+    {"llama": (_DIVISORS, *_LONGROPE_TENSORS), "phi3": _LONGROPE_TENSORS, "exaone4": (_DIVISORS,)}
+)
+
+_QKV = ("attn_q", "attn_k", "attn_v")
+
+_TOKEN_IDS = MappingProxyType(
+    {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+)
+
+
+def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTensor], path: Path) -> dict[str, Any]:
+    """Return the model's configuration in Hugging Face's terms.
+
+    A llama3 rope scaling comes as ``rope_scaling["inv_freq_divisors"]``, one float for each frequency, since GGUF holds
+    the divisors instead of the formula's parameters.
+
+    :param metadata: the metadata of the (first) file
+    :param tensors: the tensors of all parts, by GGUF name
+    :param path: the file, for messages
+    :raises UnsupportedArchitectureError: the architecture, or something that it uses, is not supported
+    :raises CheckpointError: metadata or a tensor that is needed is missing or malformed
+    """
+    model = GgufModel(metadata, tensors, path, _architecture(metadata, path))
+    _check_positions(model)
+    config = _common(model) | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
+    if config["model_type"] == "falcon":
+        del config["head_dim"]  # transformers' class computes it, and refuses to be told
+    _check_biases(model, config)
+    return config
+
+
+def must_be_model(metadata: Mapping[str, Any], path: Path) -> None:
+    """Refuse a file that is a part of a model or an addition to one, and say which.
+
+    :raises CheckpointError: it is no model
+    """
+    kind, architecture = metadata.get("general.type", "model"), metadata.get("general.architecture")
+    if kind == "adapter":
+        what = "LoRA" if metadata.get("adapter.type") == "lora" else shown(metadata.get("adapter.type"))
+        why = f"a {what} adapter for {shown(architecture)} models: load it beside one of them, as an adapter"
+    elif kind == "mmproj" or architecture == "clip":  # older files say model
+        why = "the image encoder of a model (mmproj): give the file of the model itself, and this one beside it"
+    elif kind != "model":
+        why = f"a GGUF {shown(kind)}, not a model"
+    else:
+        return
+    raise CheckpointError(f"{path} holds {why}", path=path)
+
+
+def _architecture(metadata: Mapping[str, Any], path: Path) -> str:
+    must_be_model(metadata, path)
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        raise UnsupportedArchitectureError(
+            f"{path} has GGUF architecture {shown(architecture)}: supported are {', '.join(ARCHITECTURES)}",
+            path=path,
+            architecture=str(architecture)[:100],
+            supported=ARCHITECTURES,
+        )
+    return architecture
+
+
+def _check_positions(model: GgufModel) -> None:
+    """Refuse what the architecture does not do with positions, and llama.cpp has no place for either.
+
+    :raises UnsupportedArchitectureError: a part of each head is rotated, or frequencies have divisors
+    """
+    _ = model.rotary_dim
+    for name in (_DIVISORS, *_LONGROPE_TENSORS):
+        if name in model.tensors and name not in _ROPE_TENSORS.get(model.architecture, ()):
+            raise model.unsupported(f"a tensor {shown(name)}")
+
+
+def _check_biases(model: GgufModel, config: Mapping[str, Any]) -> None:
+    """Refuse biases that the model does not add.
+
+    :raises UnsupportedArchitectureError: there are some
+    """
+    added = set(_QKV) if config["model_type"] in ("qwen2", "qwen2_moe", "qwen2_vl_text") else set[str]()
+    if config.get("attention_bias"):
+        added |= {*_QKV, "attn_output"}
+    if config.get("mlp_bias"):
+        added |= {"ffn_gate", "ffn_up", "ffn_down"}
+    added |= biases_of(model.architecture)
+    for name in model.tensors:
+        if name.endswith(".bias") and name.split(".")[-2] not in added:
+            raise model.unsupported(f"a tensor {shown(name)}")
+
+
+def _common(model: GgufModel) -> dict[str, Any]:
+    num_heads = model.integer("attention.head_count")
+    config: dict[str, Any] = {
+        "model_type": ARCHITECTURES[model.architecture].model_type,
+        "vocab_size": model.tensor("token_embd.weight").shape[0],
+        "hidden_size": model.integer("embedding_length"),
+        "intermediate_size": model.integer("feed_forward_length"),
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": model.integer("attention.head_count_kv", num_heads),
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.integer("context_length"),
+        **norm_eps(model),
+        "rope_theta": model.number("rope.freq_base", 10_000.0),
+        "rope_scaling": _rope_scaling(model),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "hidden_act": "silu",
+    }
+    for name, key in _TOKEN_IDS.items():
+        token_id = model.metadata.get(f"tokenizer.ggml.{key}")
+        if isinstance(token_id, int):
+            config[name] = token_id
+    return config
+
+
+def _biases(model: GgufModel) -> dict[str, Any]:
+    """Return which groups of matrices have biases, where all of a group have some or none."""
+    there = {name.split(".")[-2] for name in model.tensors if name.endswith(".bias")}
+    groups = ARCHITECTURES[model.architecture].bias_groups
+    return {field: not there.isdisjoint(stems) for field, stems in groups.items()}
+
+
+def _experts(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of a mixture of experts; nothing for other models."""
+    if not model.has_experts:
+        return {}
+    if model.architecture not in _MIXTURES:
+        raise model.unsupported("experts")
+    own = (_SHARED_SIZE,) if model.architecture == "qwen2moe" else ()
+    for key in _OTHER_MIXTURES:
+        if key not in own and model.number(key, 0):
+            raise model.unsupported(f"metadata {model.architecture}.{key}")
+    if (scale := model.number("expert_weights_scale", 0.0)) not in (0.0, 1.0):
+        raise model.unsupported(f"metadata {model.architecture}.expert_weights_scale = {scale}")
+    if (gate := model.integer("expert_gating_func", _SOFTMAX_GATE, minimum=0)) not in (0, _SOFTMAX_GATE):
+        raise model.unsupported(f"metadata {model.architecture}.expert_gating_func = {gate}")
+    return {
+        "num_local_experts": model.integer("expert_count"),
+        "num_experts_per_tok": model.integer("expert_used_count"),
+    }
+
+
+def _rope_scaling(model: GgufModel) -> dict[str, Any] | None:
+    """Return the scaling of the rotary embedding, from the keys and tensors that llama.cpp reads.
+
+    The keys of yarn's own, ``yarn_attn_factor``, ``yarn_beta_fast`` and the like, are not among them: llama.cpp reads
+    these for other architectures alone.
+    """
+    kind = model.metadata.get(f"{model.architecture}.rope.scaling.type", "linear")
+    factor = model.number("rope.scaling.factor", model.number("rope.scale_linear", 1.0)) or 1.0
+    if "rope_factors_long.weight" in model.tensors and (model.architecture == "phi3" or kind == "longrope"):
+        return _longrope(model, factor)
+    scaling: dict[str, Any] = {}
+    if kind == "yarn":
+        context = model.integer("context_length")
+        scaling = {
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", context),
+        }
+    elif kind == "linear" and factor != 1.0:
+        scaling = {"rope_type": "linear", "factor": factor}
+    elif kind not in ("none", "linear") and (kind != "longrope" or model.architecture != "phi3"):
+        # Phi-3's LongRoPE is recognized by its tensors, which older files have without naming the kind.
+        raise model.unsupported(f"rope scaling {shown(kind)}")
+    if _DIVISORS in model.tensors:
+        scaling["inv_freq_divisors"] = model.factors(_DIVISORS, model.head_dim)
+    if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:
+        scaling["gguf_attn_factor"] = attn_factor
+    return {"rope_type": "default"} | scaling if scaling else None
+
+
+def _longrope(model: GgufModel, factor: float) -> dict[str, Any]:
+    if factor != 1.0:
+        raise model.unsupported(
+            f"metadata {model.architecture}.rope.scaling.factor = {factor} beside LongRoPE's tensors"
+        )
+    rotary_dim = model.rotary_dim
+    return {
+        "rope_type": "longrope",
+        "short_factor": model.factors("rope_factors_short.weight", rotary_dim),
+        "long_factor": model.factors("rope_factors_long.weight", rotary_dim),
+        "original_max_position_embeddings": model.integer(
+            "rope.scaling.original_context_length", model.integer("context_length")
+        ),
+        # What converters work out; a file without it has none.
+        "attention_factor": model.number("rope.scaling.attn_factor", 1.0),
+    }
+
+
+def _llama(model: GgufModel) -> dict[str, Any]:
+    # Llama.cpp gives this architecture no windows, whatever the file says: Mistral's come with none.
+    return {"model_type": "mixtral"} if model.has_experts else {}
+
+
+def _qwen(model: GgufModel) -> dict[str, Any]:
+    config: dict[str, Any] = {"use_sliding_window": False, "sliding_window": None}
+    if model.architecture not in ("qwen2", "qwen2moe", "qwen2vl"):
+        config["attention_bias"] = "blk.0.attn_q.bias" in model.tensors
+    return config
+
+
+def _qwen_vl(model: GgufModel) -> dict[str, Any]:
+    """Return what models have whose tokens have positions in time, height and width."""
+    key = f"{model.architecture}.rope.dimension_sections"
+    sections = model.metadata.get(key)
+    if not isinstance(sections, list) or len(sections) not in (3, 4) or any(sections[3:]):
+        raise model.malformed(f"metadata {key} is {shown(sections)}: expected three numbers, and 0")
+    scaling = _rope_scaling(model) or {"rope_type": "default"}
+    return _qwen(model) | {
+        "rope_scaling": scaling | {"mrope_section": sections[:3]},
+        "num_image_layers": model.integer("n_deepstack_layers", 0, minimum=0),
+    }
+
+
+def _qwen2moe(model: GgufModel) -> dict[str, Any]:
+    """Return what llama.cpp does for this architecture: weights of experts are not made to add up to 1."""
+    experts, shared = model.tensor("blk.0.ffn_gate_exps.weight"), model.tensor("blk.0.ffn_gate_shexp.weight")
+    if len(experts.shape) != 3 or len(shared.shape) != 2:
+        raise model.malformed("the experts' tensors are no matrices")
+    return _qwen(model) | {
+        "num_experts": model.integer("expert_count"),
+        # Older files leave out either size, or both.
+        "moe_intermediate_size": model.integer("expert_feed_forward_length", experts.shape[1]),
+        "shared_expert_intermediate_size": model.integer(_SHARED_SIZE, shared.shape[0]),
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "qkv_bias": "blk.0.attn_q.bias" in model.tensors,
+    }
+
+
+def _qwen3moe(model: GgufModel) -> dict[str, Any]:
+    return _qwen(model) | {
+        "moe_intermediate_size": model.integer(
+            "expert_feed_forward_length",
+            model.integer("feed_forward_length") // model.integer("expert_used_count"),
+        ),
+        "norm_topk_prob": True,  # llama.cpp asks no key
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _phi3(model: GgufModel) -> dict[str, Any]:
+    context = model.integer("context_length")
+    return {
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", context),
+        # Files say which window the model was trained with, but llama.cpp has it turned off.
+        "sliding_window": None,
+    }
+
+
+def _gemma2(model: GgufModel) -> dict[str, Any]:
+    theta = model.number("rope.freq_base", 10_000.0)
+    if (windowed := model.number("rope.freq_base_swa", theta)) != theta:
+        raise model.unsupported(f"metadata gemma2.rope.freq_base_swa = {windowed}")
+    window = model.integer("attention.sliding_window", _GEMMA2_WINDOW)
+    return _gemma(model, window, _GEMMA2_PERIOD) | {
+        "attn_logit_softcapping": model.number("attn_logit_softcapping", 50.0) or None,
+        "final_logit_softcapping": model.number("final_logit_softcapping", 30.0) or None,
+    }
+
+
+def _gemma3(model: GgufModel) -> dict[str, Any]:
+    if (attn_factor := model.number("rope.scaling.attn_factor", 1.0)) != 1.0:
+        raise model.unsupported(f"metadata gemma3.rope.scaling.attn_factor = {attn_factor}")
+    window = model.integer("attention.sliding_window", 0, minimum=0)
+    return _gemma(model, window, _GEMMA3_PERIOD) | {
+        "rope_local_base_freq": model.number("rope.freq_base_swa", _GEMMA3_LOCAL_THETA),
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": model.number("final_logit_softcapping", 0.0) or None,
+    }
+
+
+def _gemma(model: GgufModel, window: int, period: int) -> dict[str, Any]:
+    """Return the settings that gemma2 and gemma3 share.
+
+    :param window: the window of sliding layers; 0: none slide
+    :param period: every ``period``-th layer attends to everything, unless the file says otherwise; if it says 0, all
+        slide
+    """
+    wide = model.num_layers == _WIDE_SCALE_LAYERS[model.architecture]
+    hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")
+    period = model.integer("attention.sliding_window_pattern", period, minimum=0) if window else 1
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_act": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": hidden_size // num_heads if wide else model.head_dim,
+        "sliding_window": window or None,
+        "layer_types": [
+            "full_attention" if period and (layer + 1) % period == 0 else "sliding_attention"
+            for layer in range(model.num_layers)
+        ],
+    }
+
+
+_FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyType(
+    {
+        "llama": _llama,
+        "qwen2": _qwen,
+        "qwen2moe": _qwen2moe,
+        "qwen3": _qwen,
+        "qwen2vl": _qwen_vl,
+        "qwen3vl": _qwen_vl,
+        "qwen3moe": _qwen3moe,
+        "phi3": _phi3,
+        "gemma2": _gemma2,
+        "gemma3": _gemma3,
+        **FAMILIES,
+    }
+)

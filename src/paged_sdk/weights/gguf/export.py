@@ -1,0 +1,449 @@
+"""Show a checkpoint as a GGUF file has it: names, values and metadata in llama.cpp's conventions.
+
+It is what :mod:`paged_sdk.weights.gguf.source` and :mod:`paged_sdk.weights.gguf.config` undo.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
+from paged_sdk.weights.qkv_order import qkv_order, runs
+from paged_sdk.weights.source import WeightSource
+
+__all__ = [
+    "CheckpointNames",
+    "GgufMatrix",
+    "GgufPlace",
+    "config_metadata",
+    "gguf_architecture",
+    "gguf_places",
+    "gguf_tensors",
+    "global_rope",
+]
+
+_ARCHITECTURE_OF: Final = MappingProxyType(
+    # Of gpt-oss, files are read alone: checkpoints have gate and up of its experts in turns.
+    {architecture.model_type: name for name, architecture in ARCHITECTURES.items() if name != "gpt-oss"}
+    | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
+    | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
+)
+_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
+_EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
+_MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
+_LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_UNUSED: Final = ".rotary_emb.inv_freq"  # buffers that older checkpoints hold
+
+
+@frozen(kw_only=True)
+class CheckpointNames:
+    """Names a checkpoint's tensors, as its family does.
+
+    :ivar body: the prefix of the decoder's tensors
+    :ivar head: the output projection
+    :ivar experts: the names of a mixture, within a layer, by those of GGUF, with :data:`EACH` for an expert's number
+    """
+
+    body: str
+    head: str
+    experts: Mapping[str, str] = MappingProxyType({})
+
+
+@frozen
+class GgufPlace:
+    """Says where GGUF has a tensor of a checkpoint.
+
+    :ivar names: of GGUF's tensor; two where the checkpoint has merged what GGUF has apart, each expert's gate and up
+    :ivar expert: the number of the expert whose matrix it is, or of the head whose norm; None: it is no single one's
+    """
+
+    names: tuple[str, ...]
+    expert: int | None = None
+
+    @property
+    def is_stack(self) -> bool:
+        """Return whether GGUF's tensor holds the matrices of all experts."""
+        return "_exps." in self.names[0]
+
+
+@frozen(eq=False, kw_only=True)
+class GgufMatrix:
+    """Holds a tensor of a checkpoint as the matrices of which GGUF's tensor is made, one below the other.
+
+    :ivar shape: GGUF's, in torch's order
+    :ivar permuted_heads: heads within which GGUF has the rows in another order; 0: it has not
+    :ivar offset: what GGUF adds to the values
+    """
+
+    shape: tuple[int, ...]
+    matrices: Sequence[StoredMatrix]
+    permuted_heads: int = 0
+    offset: float = 0.0
+
+    def pieces(self, num_rows: int) -> Iterator[tuple[int, Callable[[], Tensor]]]:
+        """Cut the rows into pieces of about so many at most, in GGUF's order.
+
+        :returns: of each piece the number of the tensor's matrix that it belongs to, and what decodes it: float32
+            ``[rows, columns]``
+        """
+        height, done = self.shape[-2 if len(self.shape) > 1 else 0], 0
+        for matrix in self.matrices:
+            rows, first = matrix.shape[0], 0
+            head = rows // self.permuted_heads if self.permuted_heads else 1
+            step = max(1, num_rows // head) * head
+            while first < rows:
+                number, row = divmod(done + first, height)
+                last = min(rows, first + step, first + height - row)
+                yield number, partial(self._decoded, matrix, slice(first, last), head)
+                first = last
+            done += rows
+
+    def _decoded(self, matrix: StoredMatrix, rows: slice, head: int) -> Tensor:
+        values = matrix.rows(rows).decoded(torch.float32)
+        if self.offset:
+            values = values + self.offset
+        return _permuted(values, head) if self.permuted_heads else values
+
+
+def gguf_architecture(config: DecoderConfig) -> str:
+    """Return what GGUF calls the architecture of a model.
+
+    :raises UnsupportedArchitectureError: it has no name for it
+    """
+    found = _ARCHITECTURE_OF.get(config.model_type)
+    if found is None:
+        raise _unsupported(config, "no architecture of GGUF")
+    return found
+
+
+def global_rope(config: DecoderConfig) -> RopeConfig:
+    """Return the rotary embedding of layers that attend to everything, or of all where none does; layers without
+    positions do not count.
+    """
+    layers = [pair for pair in zip(config.ropes, config.sliding_windows, strict=True) if pair[0].rotates]
+    return next((rope for rope, window in layers if window is None), layers[0][0] if layers else config.ropes[0])
+
+
+def config_metadata(config: DecoderConfig, attention_factor: float) -> dict[str, Any]:
+    """Return a model's shape by GGUF key.
+
+    :param attention_factor: of LongRoPE: what its cosines and sines are multiplied by
+    :raises UnsupportedArchitectureError: GGUF has no keys for something that the model does
+    """
+    name, rope = gguf_architecture(config), global_rope(config)
+    values: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_position,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        f"attention.layer_norm_{'rms_' if config.norm is NormKind.RMS else ''}epsilon": float(config.norm_eps),
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+    }
+    if rope.rotates:
+        values |= {"rope.dimension_count": rope.rotary_dim, "rope.freq_base": float(rope.theta)}
+    if config.moe is not None:
+        values |= _mixture(config)
+    match rope.kind:
+        case RopeKind.LINEAR:
+            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope.factor)}
+        case RopeKind.YARN:
+            values |= {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": float(rope.factor),
+                "rope.scaling.original_context_length": rope.original_max_position,
+            }
+        case RopeKind.LONGROPE:
+            values |= {
+                "rope.scaling.type": "longrope",
+                "rope.scaling.original_context_length": rope.original_max_position,
+                "rope.scaling.attn_factor": float(attention_factor),
+            }
+    if rope.kind is not RopeKind.LONGROPE and rope.gguf_attn_factor != 1.0:
+        values["rope.scaling.attn_factor"] = float(rope.gguf_attn_factor)
+    if name in ("gemma2", "gemma3"):
+        values |= _gemma(config, name)
+    if axes := rope.axis_of_frequency:
+        values["rope.dimension_sections"] = [axes.count(axis) for axis in range(4)]
+    if config.num_image_layers:
+        values["n_deepstack_layers"] = config.num_image_layers
+    values |= _factors(config, name)
+    match config.model_type:
+        case "olmo3":
+            values |= _olmo3(config, rope)
+        case "stablelm":
+            values["use_parallel_residual"] = config.parallel_residual
+        case "mpt":
+            values["attention.max_alibi_bias"] = _largest_exponent(config)
+            if config.qkv_clip is not None:
+                values["attention.clamp_kqv"] = config.qkv_clip
+    if name in ("cohere2", "exaone4") and any(config.sliding_windows):
+        values["attention.sliding_window"] = max(width for width in config.sliding_windows if width is not None)
+    return {f"{name}.{key}": value for key, value in values.items()}
+
+
+def gguf_tensors(
+    source: WeightSource, config: DecoderConfig, names: CheckpointNames, divisors: Tensor | None
+) -> dict[str, GgufMatrix]:
+    """Return the tensors that the model uses, by GGUF name, in the order of layers.
+
+    :param divisors: of the rotary frequencies, one for each, where the model's formula is none of GGUF's keys
+    :raises UnsupportedArchitectureError: the architecture has no name for one
+    :raises CheckpointError: experts are missing
+    """
+    architecture = ARCHITECTURES[gguf_architecture(config)]
+    found: dict[str, GgufMatrix] = {}
+    stacks: dict[str, dict[int, str]] = {}
+    for name, place in gguf_places(source.names(), config, names).items():
+        if place is None:
+            raise _unsupported(config, f"no tensor of GGUF's for {shown(name)}")
+        (stored, *others), expert = place.names, place.expert
+        if expert is not None:
+            stacks.setdefault(stored, {})[expert] = name
+        elif place.is_stack:
+            found |= _merged_experts(source, name, [stored, *others], config)
+        else:
+            found[stored] = _one(source, name, stored, config, architecture)
+    for stored, members in stacks.items():
+        found[stored] = _stack(source, stored, members, config)
+    found |= _rope_tensors(config, architecture, divisors)
+    return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def gguf_places(stored: Iterable[str], config: DecoderConfig, names: CheckpointNames) -> dict[str, GgufPlace | None]:
+    """Say where GGUF has each of a checkpoint's tensors that the model uses; None: GGUF has no name for it.
+
+    :param stored: the names of all of the checkpoint's tensors
+    """
+    architecture = ARCHITECTURES[gguf_architecture(config)]
+    plain_names = {name: _plain_name(name, names, architecture) for name in stored}
+    table = f"{architecture.top_names['token_embd']}.weight"
+    has_table = table in plain_names.values()
+    places: dict[str, GgufPlace | None] = {}
+    for name, plain in plain_names.items():
+        if plain == "lm_head.weight" and config.tie_embeddings and not has_table:
+            plain = table  # of two names of one matrix, the checkpoint has this one
+        if plain is None or plain.endswith(_UNUSED) or (plain == "lm_head.weight" and config.tie_embeddings):
+            continue
+        merged = _MERGED.fullmatch(plain)
+        if merged is not None:
+            stems = ("ffn_gate_exps", "ffn_up_exps") if merged[2] == "gate_up_proj" else ("ffn_down_exps",)
+            known = config.moe is not None
+            places[name] = GgufPlace(tuple(f"blk.{merged[1]}.{stem}.weight" for stem in stems)) if known else None
+            continue
+        expert = _EXPERT.search(plain)
+        of_each = _EXPERT.sub(rf".\1.{EACH}.", plain)
+        own = _of_mixture(of_each, names) or architecture.gguf_name(of_each)
+        places[name] = GgufPlace((own,), None if expert is None else int(expert[2])) if own else None
+    return places
+
+
+def _place(name: str) -> int:
+    """Return where a tensor stands in a file: before the layers what begins a text, behind them what ends it."""
+    parts = name.split(".")
+    return int(parts[1]) if parts[0] == "blk" else 1 << 20 if parts[0].startswith("output") else -1
+
+
+def _plain_name(name: str, names: CheckpointNames, architecture: GgufArchitecture) -> str | None:
+    """Return the name that a plain checkpoint would have; None: the tensor is not the decoder's."""
+    parent, _, kind = name.rpartition(".")
+    if parent == names.head:
+        return f"lm_head.{kind}"
+    if name.startswith(names.body):
+        return f"{architecture.body}{name.removeprefix(names.body)}"
+    return None
+
+
+def _of_mixture(plain: str, names: CheckpointNames) -> str | None:
+    """Return GGUF's name of a tensor of a layer's mixture; None: it is none."""
+    match = _LAYER_TENSOR.fullmatch(plain)
+    stem = None if match is None else next((stem for stem, own in names.experts.items() if own == match[2]), None)
+    return None if match is None or stem is None else f"blk.{match[1]}.{stem}.weight"
+
+
+def _one(
+    source: WeightSource, name: str, stored: str, config: DecoderConfig, architecture: GgufArchitecture
+) -> GgufMatrix:
+    shape = source.shape(name)
+    if architecture.grouped_qkv and ".attn_qkv." in stored:
+        return _ungrouped(source, name, config)
+    heads = 0
+    if architecture.permuted_qk:
+        heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(stored.split(".")[-2], 0)
+    if len(shape) == 1:
+        return GgufMatrix(
+            shape=shape,
+            matrices=[_column(source, name)],
+            permuted_heads=heads,
+            offset=architecture.norm_offset if stored.endswith("norm.weight") else 0.0,
+        )
+    # The gate of the expert that serves every token is a vector there.
+    squeezed = shape[1:] if stored.endswith(".ffn_gate_inp_shexp.weight") else shape
+    return GgufMatrix(shape=squeezed, matrices=[source.matrix(name)], permuted_heads=heads)
+
+
+def _ungrouped(source: WeightSource, name: str, config: DecoderConfig) -> GgufMatrix:
+    """Return queries, keys and values one after the other."""
+    shape = source.shape(name)
+    whole = source.matrix(name) if len(shape) > 1 else _column(source, name)
+    order = qkv_order(config.num_heads, config.num_kv_heads, config.head_dim)
+    if shape[0] != len(order):
+        raise CheckpointError(f"tensor {shown(name)} has {shape[0]} rows: expected {len(order)}")
+    return GgufMatrix(shape=shape, matrices=[whole.rows(slice(first, end)) for first, end in runs(order)])
+
+
+def _column(source: WeightSource, name: str) -> DenseMatrix:
+    """Return a vector as a matrix of one column."""
+    return DenseMatrix(source.tensor(name, torch.float32, torch.device("cpu")).view(-1, 1))
+
+
+def _stack(source: WeightSource, stored: str, members: Mapping[int, str], config: DecoderConfig) -> GgufMatrix:
+    if "_norm." in stored:
+        return _norms_of_heads(source, stored, members, config)
+    count = 0 if config.moe is None else config.moe.num_experts
+    if sorted(members) != list(range(count)):
+        raise CheckpointError(f"the checkpoint has {len(members)} of the {count} experts of {shown(stored)}")
+    matrices = [source.matrix(members[expert]) for expert in range(count)]
+    return GgufMatrix(shape=(count, *matrices[0].shape), matrices=matrices)
+
+
+def _norms_of_heads(source: WeightSource, stored: str, members: Mapping[int, str], config: DecoderConfig) -> GgufMatrix:
+    count = config.num_heads if ".attn_q_norm." in stored else config.num_kv_heads
+    if sorted(members) != list(range(count)):
+        raise CheckpointError(f"the checkpoint has {len(members)} of the {count} norms of {shown(stored)}")
+    rows = [source.tensor(members[head], torch.float32, torch.device("cpu")).view(1, -1) for head in range(count)]
+    return GgufMatrix(shape=(count, rows[0].shape[1]), matrices=[DenseMatrix(row) for row in rows])
+
+
+def _merged_experts(
+    source: WeightSource, name: str, stored: Sequence[str], config: DecoderConfig
+) -> dict[str, GgufMatrix]:
+    """Take apart the tensor in which transformers merges all experts of a layer."""
+    assert config.moe is not None
+    whole, count = source.matrix(name), config.moe.num_experts
+    rows = config.hidden_size if len(stored) == 1 else config.moe.intermediate_size
+    height = rows * len(stored)
+    if whole.shape[0] != count * height:
+        raise CheckpointError(f"tensor {shown(name)} has {whole.shape[0]} rows: expected {count * height}")
+    return {
+        own: GgufMatrix(
+            shape=(count, rows, whole.shape[1]),
+            matrices=[whole.rows(slice(first, first + rows)) for first in range(part * rows, count * height, height)],
+        )
+        for part, own in enumerate(stored)
+    }
+
+
+def _rope_tensors(
+    config: DecoderConfig, architecture: GgufArchitecture, divisors: Tensor | None
+) -> dict[str, GgufMatrix]:
+    rope = global_rope(config)
+    tensors: dict[str, Iterable[float]] = {}
+    if divisors is not None:
+        tensors["rope_freqs.weight"] = divisors.tolist()
+    if rope.kind is RopeKind.LONGROPE:
+        tensors |= {"rope_factors_long.weight": rope.long_factor, "rope_factors_short.weight": rope.short_factor}
+    if tensors and architecture.model_type not in ("llama", "phi3"):
+        raise _unsupported(config, f"no way of GGUF's to scale its positions ({rope.kind.value})")
+    return {
+        name: GgufMatrix(shape=(len(values),), matrices=[DenseMatrix(values.view(-1, 1))])
+        for name, values in ((name, torch.tensor(list(each))) for name, each in tensors.items())
+    }
+
+
+def _mixture(config: DecoderConfig) -> dict[str, Any]:
+    moe = config.moe
+    assert moe is not None
+    if len(moe.layers) != config.num_layers:
+        raise _unsupported(config, "no way of GGUF's to say that only some layers have experts")
+    values: dict[str, Any] = {"expert_count": moe.num_experts, "expert_used_count": moe.num_experts_per_token}
+    if config.model_type != "mixtral":
+        values["expert_feed_forward_length"] = moe.intermediate_size
+    if moe.shared_intermediate_size is not None:
+        values["expert_shared_feed_forward_length"] = moe.shared_intermediate_size
+    return values
+
+
+def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """Return what some families multiply by."""
+    values: dict[str, float] = {}
+    if name == "granite":
+        values = {
+            "embedding_scale": config.embedding_scale or 1.0,
+            "residual_scale": config.residual_scale or 1.0,
+            "attention.scale": config.attention_scale,
+            "logit_scale": 1.0 / (config.logit_scale or 1.0),  # logits are divided by it
+        }
+    elif config.logit_scale is not None:
+        values = {"logit_scale": config.logit_scale}
+    return {key: float(value) for key, value in values.items()}
+
+
+def _olmo3(config: DecoderConfig, full: RopeConfig) -> dict[str, Any]:
+    if not any(config.sliding_windows):
+        raise _unsupported(config, "no OLMo 3 without windows")
+    windows = config.sliding_windows
+    local = next(rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None)
+    values: dict[str, Any] = {
+        "attention.sliding_window": max(width for width in windows if width is not None),
+        "attention.sliding_window_pattern": [width is not None for width in windows],
+    }
+    return values if local.theta == full.theta else values | {"rope.freq_base_swa": float(local.theta)}
+
+
+def _largest_exponent(config: DecoderConfig) -> float:
+    """Return by which power of 1/2 the slopes of ALiBi end, or would end were there as many as a power of two."""
+    whole = 1 << (config.num_heads.bit_length() - 1)
+    return -math.log2(config.alibi_slopes[whole - 1])
+
+
+def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    windows = config.sliding_windows
+    if (window := next((width for width in windows if width is not None), None)) is not None:
+        values["attention.sliding_window"] = window
+    # Both are 0 where there is no cap, since a missing key means the family's own.
+    if name == "gemma2":
+        values["attn_logit_softcapping"] = float(config.attention_softcap or 0.0)
+        values["final_logit_softcapping"] = float(config.logit_softcap or 0.0)
+    elif config.logit_softcap is not None:
+        values["final_logit_softcapping"] = float(config.logit_softcap)
+    if name == "gemma3":
+        full = [layer for layer, width in enumerate(windows) if width is None]
+        period = full[0] + 1 if full else 0
+        if window is not None and period != _GEMMA3_PERIOD:
+            values["attention.sliding_window_pattern"] = period
+        local = next((rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None), None)
+        if local is not None and local.theta != _GEMMA3_LOCAL_THETA:
+            values["rope.freq_base_swa"] = float(local.theta)
+    return values
+
+
+def _permuted(rows: Tensor, head: int) -> Tensor:
+    """Return rows in GGUF's order: within each head, those of the two halves in turn."""
+    heads = rows.numpy().reshape(-1, 2, head // 2, rows.shape[1])
+    return torch.from_numpy(np.ascontiguousarray(heads.swapaxes(1, 2))).view(rows.shape)
+
+
+def _unsupported(config: DecoderConfig, what: str) -> UnsupportedArchitectureError:
+    return UnsupportedArchitectureError(
+        f"a {config.model_type} model of this shape cannot be written: there is {what}",
+        architecture=config.model_type,
+        supported=ARCHITECTURES,
+    )

@@ -1,0 +1,282 @@
+"""Make the configs of GGUF's architectures that differ from llama in a few keys, as llama.cpp reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from paged_sdk.errors import shown
+from paged_sdk.weights.gguf.model import GgufModel
+
+__all__ = ["FAMILIES", "biases_of", "norm_eps"]
+
+# The field of architectures with layer norms that says what these add to the variance.
+_LAYER_NORM_EPS: Final = MappingProxyType(
+    {
+        "starcoder2": "norm_epsilon",
+        "command-r": "layer_norm_eps",
+        "cohere2": "layer_norm_eps",
+        "nemotron": "norm_eps",
+        "phi2": "layer_norm_eps",
+        "stablelm": "layer_norm_eps",
+        "falcon": "layer_norm_epsilon",
+        "bloom": "layer_norm_epsilon",
+        "mpt": "layer_norm_epsilon",
+    }
+)
+_NORMS: Final = frozenset({"attn_norm", "ffn_norm", "output_norm"})
+_QKV: Final = frozenset({"attn_q", "attn_k", "attn_v"})
+_MLP: Final = frozenset({"ffn_up", "ffn_down"})
+_BIASES: Final = MappingProxyType(
+    {
+        "starcoder2": _NORMS,
+        "nemotron": _NORMS,
+        "glm4": _QKV,
+        "seed_oss": _QKV,
+        "phi2": _NORMS | _QKV | _MLP | {"attn_output", "output"},
+        "stablelm": _NORMS | _QKV,
+        "falcon": _NORMS | {"attn_norm_2"},
+        "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
+        "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
+    }
+)
+_PERIOD: Final = 4  # of windows, and of layers without positions; files do not say it
+_EXAONE_WITH_WINDOWS: Final = 64  # layers: its smaller models have none
+
+
+def norm_eps(model: GgufModel) -> dict[str, Any]:
+    """Return what norms add to the variance, by the name of the config's field."""
+    if (field := _LAYER_NORM_EPS.get(model.architecture)) is not None:
+        return {field: model.number("attention.layer_norm_epsilon")}
+    return {"rms_norm_eps": model.number("attention.layer_norm_rms_epsilon")}
+
+
+def biases_of(architecture: str) -> frozenset[str]:
+    """Return the tensors that have a bias beside those that the config says."""
+    return _BIASES.get(architecture, frozenset())
+
+
+def _has(model: GgufModel, name: str) -> bool:
+    return f"blk.0.{name}" in model.tensors
+
+
+def _gemma(model: GgufModel) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": False}
+
+
+def _granite(model: GgufModel) -> dict[str, Any]:
+    """Return Granite's factors; 0 stands for none there."""
+    return {
+        "attention_multiplier": model.number("attention.scale", 0.0) or model.head_dim**-0.5,
+        "embedding_multiplier": model.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": model.number("residual_scale", 0.0) or 1.0,
+        "logits_scaling": model.number("logit_scale", 0.0) or 1.0,
+    }
+
+
+def _seed_oss(model: GgufModel) -> dict[str, Any]:
+    return {"attention_bias": _has(model, "attn_q.bias"), "attention_out_bias": False, "mlp_bias": False}
+
+
+def _smollm3(model: GgufModel) -> dict[str, Any]:
+    return {"no_rope_layer_interval": _PERIOD, "use_sliding_window": False, "sliding_window": None}
+
+
+def _arcee(model: GgufModel) -> dict[str, Any]:
+    return {"hidden_act": "relu2"}
+
+
+def _olmo2(model: GgufModel) -> dict[str, Any]:
+    """Return what OLMo 2 has, or OLMo 3, which has windows: layers with one rotate without any scaling."""
+    window = model.integer("attention.sliding_window", 0, minimum=0)
+    if window == 0:
+        return {"attention_bias": False}
+    types = _layer_types(model.num_layers, window)
+    pattern = model.metadata.get("olmo2.attention.sliding_window_pattern", _PERIOD)
+    if pattern not in (_PERIOD, [each == "sliding_attention" for each in types]):
+        raise model.unsupported(f"metadata olmo2.attention.sliding_window_pattern = {shown(pattern)}")
+    theta = model.number("rope.freq_base_swa", model.number("rope.freq_base", 10_000.0))
+    return {
+        "model_type": "olmo3",
+        "attention_bias": False,
+        "sliding_window": window,
+        "layer_types": types,
+        "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": theta}},
+    }
+
+
+def _ernie4_5(model: GgufModel) -> dict[str, Any]:
+    return {"use_bias": False}
+
+
+def _exaone4(model: GgufModel) -> dict[str, Any]:
+    layers = model.num_layers
+    window = model.integer("attention.sliding_window", 4096) if layers == _EXAONE_WITH_WINDOWS else None
+    return {"sliding_window": window, "sliding_window_pattern": _PERIOD, "layer_types": _layer_types(layers, window)}
+
+
+def _glm4(model: GgufModel) -> dict[str, Any]:
+    return {
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        "attention_bias": _has(model, "attn_q.bias"),
+    }
+
+
+def _starcoder2(model: GgufModel) -> dict[str, Any]:
+    # It has biases everywhere or nowhere, and no windows, whatever the file says.
+    has_bias = _has(model, "attn_q.bias")
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_bias": has_bias,
+        "attention_bias": has_bias,
+        "mlp_bias": has_bias,
+        "sliding_window": None,
+    }
+
+
+def _command_r(model: GgufModel) -> dict[str, Any]:
+    return {
+        "logit_scale": model.number("logit_scale", 0.0) or 1.0,
+        "use_qk_norm": _has(model, "attn_q_norm.weight"),
+        "attention_bias": False,
+    }
+
+
+def _cohere2(model: GgufModel) -> dict[str, Any]:
+    window = model.integer("attention.sliding_window")
+    return {
+        "logit_scale": model.number("logit_scale", 0.0) or 1.0,
+        "attention_bias": False,
+        "sliding_window": window,
+        "layer_types": _layer_types(model.num_layers, window),
+    }
+
+
+def _nemotron(model: GgufModel) -> dict[str, Any]:
+    return {
+        "hidden_act": "relu2",
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+    }
+
+
+def _olmoe(model: GgufModel) -> dict[str, Any]:
+    # Llama.cpp neither clips queries and keys of this architecture, nor makes weights of experts add up to 1.
+    return {"attention_bias": False, "clip_qkv": None, "norm_topk_prob": False}
+
+
+def _gpt_oss(model: GgufModel) -> dict[str, Any]:
+    """Return what files do not say, which is the same for all of these models: activations, alternating windows, and
+    the details of YaRN. llama.cpp rounds its range of frequencies, where the model does not.
+    """
+    yarn = {
+        "rope_type": "yarn",
+        "factor": model.number("rope.scaling.factor", 32.0),
+        "original_max_position_embeddings": model.integer("rope.scaling.original_context_length", 4096),
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    }
+    kinds = ("sliding_attention", "full_attention")
+    return {
+        "rope_scaling": yarn,
+        "intermediate_size": model.integer("expert_feed_forward_length", model.integer("feed_forward_length")),
+        "sliding_window": model.integer("attention.sliding_window", 128),
+        "layer_types": [kinds[layer % 2] for layer in range(model.num_layers)],
+        "attention_bias": True,
+    }
+
+
+def _phi2(model: GgufModel) -> dict[str, Any]:
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        "qk_layernorm": False,
+    }
+
+
+def _stablelm(model: GgufModel) -> dict[str, Any]:
+    return {
+        "partial_rotary_factor": model.rotary_dim / model.head_dim,
+        # What llama.cpp goes by; the key of the same name it does not ask.
+        "use_parallel_residual": not _has(model, "ffn_norm.weight"),
+        "use_qkv_bias": _has(model, "attn_q.bias"),
+        "qk_layernorm": _has(model, "attn_q_norm.weight"),
+    }
+
+
+def _falcon(model: GgufModel) -> dict[str, Any]:
+    _must_share(model)
+    num_kv_heads = model.integer("attention.head_count_kv", 1)
+    has_two = _has(model, "attn_norm_2.weight")
+    return {
+        "num_kv_heads": num_kv_heads,
+        "ffn_hidden_size": model.integer("feed_forward_length"),
+        "activation": "gelu",
+        "new_decoder_architecture": num_kv_heads > 1 or has_two,
+        "num_ln_in_parallel_attn": 2 if has_two else 1,
+        "multi_query": True,
+        "parallel_attn": True,
+        "alibi": False,
+        "bias": False,
+    }
+
+
+def _bloom(model: GgufModel) -> dict[str, Any]:
+    _must_share(model, expansion=4)
+    return {"seq_length": model.integer("context_length")}
+
+
+def _mpt(model: GgufModel) -> dict[str, Any]:
+    _must_share(model, expansion=4)
+    largest = model.number("attention.max_alibi_bias", 0.0)
+    if largest < 1 or largest != int(largest):
+        raise model.unsupported(f"metadata mpt.attention.max_alibi_bias = {largest}")
+    clip = model.number("attention.clamp_kqv", 0.0)
+    return {"attn_config": {"alibi": True, "alibi_bias_max": int(largest), "clip_qkv": clip or None}}
+
+
+def _must_share(model: GgufModel, expansion: int | None = None) -> None:
+    """Refuse heads that do not share the hidden size, and MLPs of another width, for which configs have no fields.
+
+    :param expansion: how many times the hidden size an MLP is wide; None: any
+    :raises UnsupportedArchitectureError: there are such
+    """
+    hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")
+    if model.head_dim * num_heads != hidden_size:
+        raise model.unsupported(f"{num_heads} heads of {model.head_dim} in a hidden size of {hidden_size}")
+    if expansion is not None and (width := model.integer("feed_forward_length")) != expansion * hidden_size:
+        raise model.unsupported(f"metadata {model.architecture}.feed_forward_length = {width}")
+
+
+def _layer_types(num_layers: int, window: int | None) -> list[str]:
+    """Return the types of layers of which each fourth attends to everything."""
+    windowed = "full_attention" if window is None else "sliding_attention"
+    return [windowed if (layer + 1) % _PERIOD else "full_attention" for layer in range(num_layers)]
+
+
+FAMILIES: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingProxyType(
+    {
+        "gemma": _gemma,
+        "granite": _granite,
+        "seed_oss": _seed_oss,
+        "smollm3": _smollm3,
+        "arcee": _arcee,
+        "olmo2": _olmo2,
+        "ernie4_5": _ernie4_5,
+        "exaone4": _exaone4,
+        "glm4": _glm4,
+        "starcoder2": _starcoder2,
+        "command-r": _command_r,
+        "cohere2": _cohere2,
+        "nemotron": _nemotron,
+        "olmoe": _olmoe,
+        "phi2": _phi2,
+        "gpt-oss": _gpt_oss,
+        "stablelm": _stablelm,
+        "falcon": _falcon,
+        "bloom": _bloom,
+        "mpt": _mpt,
+    }
+)
+"""Makes the part of a config that is an architecture's own, by its GGUF name."""

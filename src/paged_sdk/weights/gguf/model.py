@@ -1,0 +1,102 @@
+"""Give checked access to what a GGUF file says of its model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.gguf.tensor import GgufTensor
+
+__all__ = ["GgufModel"]
+
+_PARTLY_ROTATED: Final = frozenset({"phi3", "glm4", "nemotron", "phi2", "stablelm"})
+
+
+@frozen
+class GgufModel:
+    """Gives checked access to what a GGUF file says of its model."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, GgufTensor]
+    path: Path
+    architecture: str
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number >= 0 of the architecture's keys."""
+        full_key = f"{self.architecture}.{key}"
+        value = self.metadata.get(full_key, default)
+        if isinstance(value, list) and value and all(entry == value[0] for entry in value):
+            value = value[0]
+        if isinstance(value, list):
+            raise self.unsupported(f"{full_key} that differs from layer to layer")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise self.malformed(f"metadata {full_key} is {shown(value)}: expected a number")
+        return value
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """Return an int of the architecture's keys."""
+        value = self.number(key, default)
+        if not isinstance(value, int) or value < minimum:
+            raise self.malformed(f"metadata {self.architecture}.{key} is {shown(value)}: expected an int >= {minimum}")
+        return value
+
+    def tensor(self, name: str) -> GgufTensor:
+        found = self.tensors.get(name)
+        if found is None:
+            raise self.malformed(f"there is no tensor {shown(name)}")
+        return found
+
+    @property
+    def has_experts(self) -> bool:
+        return self.integer("expert_count", 0, minimum=0) > 0
+
+    def factors(self, name: str, rotary_dim: int) -> list[float]:
+        """Return a tensor of one divisor for each rotary frequency."""
+        tensor = self.tensor(name)
+        if tensor.shape != (rotary_dim // 2,):
+            raise self.malformed(f"tensor {shown(name)} has shape {list(tensor.shape)}: expected [{rotary_dim // 2}]")
+        divisors: list[float] = tensor.decoded().tolist()
+        return divisors
+
+    @property
+    def num_layers(self) -> int:
+        count = self.integer("block_count")
+        self.tensor(f"blk.{count - 1}.attn_output.weight")
+        return count
+
+    @property
+    def head_dim(self) -> int:
+        shared = self.integer("embedding_length") // self.integer("attention.head_count")
+        # Older llama files say only how much of a head is rotated, which for llama is all of it.
+        fallback = self.integer("rope.dimension_count", shared) if self.architecture == "llama" else shared
+        head_dim = self.integer("attention.key_length", fallback)
+        if head_dim % 2:
+            raise self.malformed(f"a head of {head_dim} elements cannot be rotated")
+        if self.integer("attention.value_length", head_dim) != head_dim:
+            raise self.unsupported("values of another head size than keys")
+        return head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Return how many elements of each head are rotated: in most architectures all of them."""
+        rotary_dim = self.integer("rope.dimension_count", self.head_dim)
+        if rotary_dim != self.head_dim and self.architecture not in _PARTLY_ROTATED:
+            raise self.unsupported(f"{rotary_dim} of {self.head_dim} elements per head rotated")
+        return rotary_dim
+
+    def malformed(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path} cannot be used: {what}", path=self.path)
+
+    def unsupported(self, what: str) -> UnsupportedArchitectureError:
+        return UnsupportedArchitectureError(
+            f"{self.path} is a {self.architecture} model with {what}, which is not supported",
+            path=self.path,
+            architecture=self.architecture,
+            supported=ARCHITECTURES,
+        )

@@ -1,0 +1,82 @@
+"""Describe a tensor of a GGUF file, and read it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, block_format, dequantize
+from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
+from paged_sdk.weights.weight_file import WeightFile
+
+__all__ = ["GgufTensor", "stored_matrix"]
+
+
+@frozen
+class GgufTensor:
+    """Describes one tensor of a GGUF file.
+
+    :ivar name: GGUF's name
+    :ivar shape: the shape in torch's order: the last dimension is contiguous
+    :ivar type: ggml's number of the tensor type
+    :ivar file: the file that holds it
+    :ivar offset: where its bytes begin there
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    file: WeightFile
+    offset: int
+    num_bytes: int
+
+    @property
+    def is_quantized(self) -> bool:
+        """Return whether several elements share a block."""
+        return block_format(self.type).elements > 1
+
+    def blocks(self) -> Tensor:
+        """Read the tensor as it is stored: a new uint8 [..., bytes of a row].
+
+        :raises CheckpointError: the file is closed, or has changed since it was opened
+        """
+        return self.file.tensor(self.offset, self.num_bytes).view(*self.shape[:-1], -1)
+
+    def unread_rows(self) -> UnreadRows:
+        """Return the tensor as a matrix, uint8 [rows, bytes of a row], whose rows are read when they are asked for."""
+        rows = math.prod(self.shape[:-1])
+        row_bytes = self.num_bytes // rows
+
+        def read(first: int, last: int) -> Tensor:
+            return self.file.tensor(self.offset + first * row_bytes, (last - first) * row_bytes).view(-1, row_bytes)
+
+        return UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read)
+
+    def unstacked(self) -> list[GgufTensor]:
+        """Return the tensor's parts along the first dimension; it must have at least two dimensions."""
+        count, *shape = self.shape
+        size = self.num_bytes // count
+        return [evolve(self, shape=tuple(shape), offset=self.offset + i * size, num_bytes=size) for i in range(count)]
+
+    def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Read the tensor's values."""
+        return dequantize(self.type, self.blocks(), dtype=dtype)
+
+
+def stored_matrix(tensor_type: int, rows: UnreadRows) -> StoredMatrix:
+    """Return a matrix whose rows are read when they are decoded.
+
+    :param rows: as a GGUF file has them
+    """
+    form = block_format(tensor_type)
+    if form.elements > 1:
+        return BlockMatrix(tensor_type, rows)
+
+    def read(first: int, last: int) -> Tensor:
+        return form.decode(rows[first:last].tensor())
+
+    shape = rows.shape[0], rows.shape[1] // form.num_bytes
+    return DenseMatrix(UnreadRows(shape=shape, itemsize=form.num_bytes, read=read))

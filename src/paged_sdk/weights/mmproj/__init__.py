@@ -1,0 +1,1 @@
+"""Reads and writes the GGUF files (mmproj) that hold an image encoder alone."""

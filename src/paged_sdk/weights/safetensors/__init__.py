@@ -1,0 +1,1 @@
+"""Reads and writes safetensors files, and directories of them."""
