@@ -14,12 +14,14 @@ __all__ = ["doctor"]
 
 Loaded = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="Load this model, and say what it uses and why."),
+    typer.Argument(metavar="MODEL", help="Also load this model, and report what it uses and why."),
     Setting("model"),
 ]
 Plan = Annotated[
     str | None,
-    typer.Option("--plan", metavar="MODEL", help="Say what memory this model would take. No weight is read."),
+    typer.Option(
+        "--plan", metavar="MODEL", help="Report how much memory this model would take, without reading weights."
+    ),
 ]
 CtxtLen = Annotated[
     int | None,
@@ -40,9 +42,9 @@ def doctor(
     paged: options.PagedOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Say what this machine has, what of it is used, and why.
+    """Report what this machine has, what of it is used, and why.
 
-    With a model also what that one uses; its options are those of run.
+    With a model, also report what that one uses; the options are those of run.
     """
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.diagnosis import Diagnosis
