@@ -293,7 +293,7 @@ class _ModelBuilder(ABC):
     def _with(self, **changes: Any) -> Self:
         for name, value in changes.items():
             if value is None and name != "paged_meta":  # which without_paged_attn() takes away
-                raise ConfigError.of(name, value, "a value: leave the call out to say nothing")
+                raise ConfigError.of(name, value, "a value: leave the call out for the default")
         return evolve(self, settings=evolve(self.settings, **changes))
 
 

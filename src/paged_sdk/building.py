@@ -44,7 +44,7 @@ class Building(Opening[Model]):
 
         def __getattr__(self, name: str) -> object:
             raise AttributeError(
-                f"{name!r} is nothing that build() has: it gives a model when it is awaited, as in "
+                f"build() has no {name!r}: await it to get a model, as in "
                 "`model = await builder.build()` or `async with builder.build() as model`"
             )
 

@@ -358,7 +358,7 @@ class RequestBuilder(MessageList):
 def _given(name: str, value: _T) -> _T:
     """Return a value that may not be None, which an option is when nothing was said about it."""
     if value is None:
-        raise InvalidRequestError.of(name, value, "a value: leave the call out to say nothing")
+        raise InvalidRequestError.of(name, value, "a value: leave the call out for the default")
     return value
 
 
