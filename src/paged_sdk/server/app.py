@@ -130,9 +130,9 @@ APIS: Final = (
     ),
 )
 OTHERS: Final = (
-    Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING, answer=Embeddings),
+    Operation(path="/v1/embeddings", summary="Embed texts.", body=EMBEDDING, answer=Embeddings),
     Operation(
-        path="/v1/rerank", summary="Say how well documents go with a query.", body=RERANK, answer=RankedDocuments
+        path="/v1/rerank", summary="Sort documents by their relevance to a query.", body=RERANK, answer=RankedDocuments
     ),
     Operation(
         path="/v1/messages/count_tokens",
@@ -149,9 +149,9 @@ OTHERS: Final = (
     Operation(
         path="/v1/unload_lora_adapter", summary="Unload an adapter.", body=UNLOAD_ADAPTER, answer=AdapterUnloaded
     ),
-    Operation(path="/health", summary="Tell whether the process answers.", answer=Health, unavailable=Health),
-    Operation(path="/ready", summary="Tell whether requests are taken.", answer=Health, unavailable=Health),
-    Operation(path="/metrics", summary="Show figures for Prometheus."),
+    Operation(path="/health", summary="Tell whether the process is healthy.", answer=Health, unavailable=Health),
+    Operation(path="/ready", summary="Tell whether requests are accepted.", answer=Health, unavailable=Health),
+    Operation(path="/metrics", summary="Show Prometheus metrics."),
 )
 
 
