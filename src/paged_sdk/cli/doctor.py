@@ -59,7 +59,7 @@ def doctor(
         of_a_model = [flag for group in (model_options, paged, engine) for flag in given_options(group)]
         of_a_model += [] if ctxt_len is None else ["--ctxt-len"]
         if named is None and of_a_model:
-            raise typer.BadParameter("it is a model's: name that, as MODEL or by --plan", param_hint=of_a_model[0])
+            raise typer.BadParameter("it needs a model: name one as MODEL or with --plan", param_hint=of_a_model[0])
         if ctxt_len is not None:
             paged = evolve(paged, pa_context_len=ctxt_len)
         builder = None if named is None else builder_of(named, model_options, paged, engine, output)
