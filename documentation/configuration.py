@@ -24,22 +24,21 @@ __all__ = ["builder_calls", "command_options", "configuration_page", "environmen
 
 VALUES: Final = {
     "The KV pool": paged_sdk.PagedAttentionMeta,
-    "Drafts": paged_sdk.SpeculativeConfig,
+    "Speculative decoding": paged_sdk.SpeculativeConfig,
     "Layers": paged_sdk.LayerTopology,
     "Images": paged_sdk.ImageLimits,
-    "Replicas that hang": paged_sdk.HangLimits,
-    "How tokens are chosen": paged_sdk.SamplingParams,
-    "Repetitions": paged_sdk.DryParams,
+    "Hung replicas": paged_sdk.HangLimits,
+    "Sampling": paged_sdk.SamplingParams,
+    "DRY": paged_sdk.DryParams,
 }
 
 INTRODUCTION: Final = """\
 # Configuration
 
-Every setting, from the code that reads it: this page is made when the site is built.
+All settings, generated from the code that reads them.
 
-Of two settings for the same thing, the first of these counts: the request, the builder's call or the command line's
-option, the environment, the checkpoint's own files, the default. A value that cannot be used is a `ConfigError` that
-names the setting and says what is allowed.
+Precedence: the request, then the builder call or command-line option, the environment, the checkpoint's own files, and
+the default. An invalid value is a `ConfigError` that names the setting and says what is allowed.
 """
 
 
@@ -77,23 +76,22 @@ def command_options() -> dict[str, dict[str, str]]:
 
 def configuration_page() -> str:
     """Return the page."""
-    parts = [INTRODUCTION, "## Environment\n", "They are read when a model is built.\n"]
-    parts.append(_table(("variable", "what it says"), _rows_of_environment()))
+    parts = [INTRODUCTION, "## Environment variables\n", "Models read them when they are built.\n"]
+    parts.append(_table(("variable", "meaning"), _rows_of_environment()))
     first = builder_calls(paged_sdk.TextModelBuilder)
-    with_images = builder_calls(paged_sdk.VisionModelBuilder)
-    calls = {
-        "a builder": first,
-        "`VisionModelBuilder`, beside these": {name: with_images[name] for name in with_images.keys() - first.keys()},
-        "a request": builder_calls(paged_sdk.RequestBuilder),
-    }
+    calls = {"a builder": first}
+    for builder in (paged_sdk.GgufModelBuilder, paged_sdk.VisionModelBuilder):
+        own = {name: text for name, text in builder_calls(builder).items() if name not in first}
+        calls[f"`{builder.__name__}`, in addition"] = own
+    calls["a request"] = builder_calls(paged_sdk.RequestBuilder)
     for owner, rows in calls.items():
-        parts += [f"## Calls of {owner}\n", _table(("call", "what it does"), _code_first(rows))]
+        parts += [f"## Methods of {owner}\n", _table(("method", "meaning"), _code_first(rows))]
     for title, value in {**VALUES, "The server": ServerSettings}.items():
         fields = [(f"`{name}`", default, text) for name, (default, text) in fields_of(value).items()]
         parts += [f"## {title}\n", f"Fields of `{value.__name__}`.\n", _table(("field", "default", "meaning"), fields)]
     parts.append("## Commands\n")
     for command, options in command_options().items():
-        parts += [f"### `{command}`\n", _table(("option", "what it says"), _code_first(options))]
+        parts += [f"### `{command}`\n", _table(("option", "meaning"), _code_first(options))]
     return "\n".join(parts)
 
 
@@ -107,12 +105,13 @@ def _parameters() -> dict[str, list[Any]]:
 
 
 def _rows_of_environment() -> list[tuple[str, str]]:
-    of_options = {
-        str(each.envvar): f"What `{each.opts[0]}` of `{command}` says, where it is not given."
-        for command, parameters in _parameters().items()
-        for each in parameters
-        if each.envvar
-    }
+    of_options: dict[str, str] = {}
+    for command, parameters in _parameters().items():
+        for each in parameters:
+            if each.envvar:
+                before = of_options.get(each.envvar)
+                option = f"`{each.opts[0]}` of `{command}`"
+                of_options[each.envvar] = f"{before[:-1]}, {option}." if before else f"Default of {option}."
     return [(f"`{name}`", text) for name, text in {**environment_variables(), **of_options}.items()]
 
 

@@ -142,7 +142,7 @@ def _examples() -> str:
 
 def _api_pages() -> dict[str, str]:
     pages: dict[str, str] = {}
-    contents = ["# API reference\n", "The names that programs may use, from the docstrings of the code.\n"]
+    contents = ["# API reference\n", "The public names, from the code's docstrings.\n"]
     for page, (title, names) in api_names().items():
         pages[f"api/{page}.md"] = f"# {title}\n\n" + "\n".join(_directive(name) for name in names)
         shown = ", ".join(f"[`{name.rpartition('.')[2]}`][{name}]" for name in names)

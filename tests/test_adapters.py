@@ -251,7 +251,7 @@ async def test_names(model: Model, directory: Path) -> None:
 
 async def test_a_closed_model_and_one_without_weights(plain: TextModelBuilder, directory: Path) -> None:
     async with plain.build() as model:
-        with pytest.raises(InvalidRequestError, match="None: no adapter is loaded"):
+        with pytest.raises(InvalidRequestError, match="None, as no adapter is loaded"):
             await text(model, "first")
     with pytest.raises(ModelClosedError):
         await model.load_adapter(directory / "first")

@@ -10,7 +10,13 @@ from typing import Any, Final, cast
 
 import pytest
 import yaml
-from documentation.configuration import builder_calls, command_options, environment_variables, fields_of
+from documentation.configuration import (
+    builder_calls,
+    command_options,
+    configuration_page,
+    environment_variables,
+    fields_of,
+)
 from documentation.pages import api_names, generated_pages, with_links_of_the_site, without_contents
 
 import paged_sdk
@@ -53,12 +59,26 @@ def test_every_environment_variable_says_what_it_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "builder", [paged_sdk.TextModelBuilder, paged_sdk.VisionModelBuilder, paged_sdk.RequestBuilder]
+    "builder",
+    [
+        paged_sdk.TextModelBuilder,
+        paged_sdk.GgufModelBuilder,
+        paged_sdk.VisionModelBuilder,
+        paged_sdk.RequestBuilder,
+    ],
 )
-def test_every_call_says_what_it_does(builder: type) -> None:
+def test_every_call_says_what_it_does_on_the_page_of_settings(builder: type) -> None:
     calls = builder_calls(builder)
+    page = configuration_page()
     assert {call.partition("(")[0] for call in calls} == {name for name in dir(builder) if name.startswith("with")}
     assert all(calls.values())
+    assert all(f"| `{call}` |" in page for call in calls)
+
+
+def test_a_variable_of_several_commands_names_them_all() -> None:
+    (row,) = (line for line in configuration_page().splitlines() if line.startswith("| `PAGED_SDK_API_KEY` |"))
+    assert "paged-sdk serve" in row
+    assert "paged-sdk top" in row
 
 
 @pytest.mark.parametrize("value", [paged_sdk.SamplingParams, paged_sdk.PagedAttentionMeta, ServerSettings])

@@ -81,7 +81,7 @@ class BlockingStream(OfOneProcess, Generic[ResponseT, ChunkT]):
             self._model._run(self._stream.aclose)
 
     def collect(self) -> ResponseT:
-        """Read what is left and return the whole response."""
+        """Read the rest and return the whole response."""
         return self._model._call(self._stream.collect)
 
     def response_so_far(self) -> ResponseT:
@@ -94,15 +94,15 @@ BlockingCompletionStream: TypeAlias = BlockingStream[CompletionResponse, Complet
 
 
 class BlockingModel(OfOneProcess):
-    """Wraps a :class:`Model` in methods that wait. May be used from many threads at once: their requests are batched.
+    """Wraps a :class:`Model` in blocking methods. Several threads may use it at once: their requests are batched.
 
-    It runs an event loop in a thread of its own; every method means what the model's method of that name does. A logits
-    processor of the model's runs on the engine's thread, for which the methods would wait: there, those that ask
-    something of the engine raise :class:`EngineError`, and so does :meth:`close`.
+    It runs an event loop in its own thread; every method does what the model's method of that name does. Logits
+    processors run on the engine's thread, where blocking on the engine would deadlock: methods that wait for it, and
+    :meth:`close`, raise :class:`EngineError` there.
 
-    :param building: ``TextModelBuilder(...).build()``, or whatever else gives a model when it is awaited
+    :param building: ``TextModelBuilder(...).build()``, or anything else that gives a model when awaited
     :raises ConfigError: it cannot be awaited
-    :raises PagedError: as building the model does
+    :raises PagedError: as for building the model
     """
 
     def __init__(self, building: Awaitable[Model]) -> None:
@@ -121,7 +121,7 @@ class BlockingModel(OfOneProcess):
 
     @property
     def name(self) -> str:
-        """Return the model's name, as responses have it."""
+        """Return the model's name, as in responses."""
         return self._model.name
 
     @property
@@ -141,27 +141,27 @@ class BlockingModel(OfOneProcess):
 
     @property
     def config(self) -> EngineConfig:
-        """Return the engine's settings, with everything that was left open filled in."""
+        """Return the engine's settings, defaults filled in."""
         return self._model.config
 
     @property
     def max_sequence_length(self) -> int:
-        """Return the most tokens that a sequence may have, prompt and output together."""
+        """Return the maximum number of tokens in a sequence, prompt and output together."""
         return self._model.max_sequence_length
 
     @property
     def takes_images(self) -> bool:
-        """Tell whether messages may have images beside text."""
+        """Tell whether messages may contain images."""
         return self._model.takes_images
 
     @property
     def generates_text(self) -> bool:
-        """Tell whether it writes text; a model that does not makes vectors, or ranks texts."""
+        """Tell whether it generates text. Embedding models and rerankers do not."""
         return self._model.generates_text
 
     @property
     def ranks_texts(self) -> bool:
-        """Tell whether it says how well documents go with a query; see :attr:`Model.ranks_texts`."""
+        """Tell whether it is a reranker; see :meth:`Model.rank`."""
         return self._model.ranks_texts
 
     def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
@@ -189,8 +189,8 @@ class BlockingModel(OfOneProcess):
         on_error: OnToolError = "tell",
         tool_timeout: float | None = None,
     ) -> ToolRun:
-        """Answer a conversation, and run the tools that the model calls; see :meth:`Model.send_chat_with_tools`. Async
-        functions run in the event loop of this object, in a thread of its own.
+        """Answer a conversation, running the tools that the model calls; see :meth:`Model.send_chat_with_tools`. Async
+        functions run in this object's event loop, in its own thread.
         """
         return self._call(
             self._model.send_chat_with_tools,
@@ -223,7 +223,7 @@ class BlockingModel(OfOneProcess):
         truncation: bool = False,
         **options: Unpack[ReadingOptions],
     ) -> EmbeddingResponse:
-        """Make a vector of each text; see :meth:`Model.embed`."""
+        """Return an embedding of each text; see :meth:`Model.embed`."""
         return self._call(
             self._model.embed,
             texts,
@@ -238,13 +238,13 @@ class BlockingModel(OfOneProcess):
     def score(
         self, texts: PromptsLike, *, prefix: PromptLike | None = None, **options: Unpack[ReadingOptions]
     ) -> ScoreResponse:
-        """Say how likely texts are; see :meth:`Model.score`."""
+        """Return how likely texts are; see :meth:`Model.score`."""
         return self._call(self._model.score, texts, prefix=prefix, **options)
 
     def rank(
         self, query: str, documents: Sequence[str], *, truncation: bool = False, **options: Unpack[ReadingOptions]
     ) -> RankResponse:
-        """Say how well documents go with a query; see :meth:`Model.rank`."""
+        """Sort documents by their relevance to a query; see :meth:`Model.rank`."""
         return self._call(self._model.rank, query, documents, truncation=truncation, **options)
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -259,11 +259,11 @@ class BlockingModel(OfOneProcess):
         return self._run(self._model.detokenize, token_ids, skip_special_tokens=skip_special_tokens)
 
     def count_tokens(self, request: ChatRequestLike) -> int:
-        """Return how many tokens the prompt of a chat request has: see :meth:`Model.count_tokens`."""
+        """Return the number of prompt tokens of a chat request: see :meth:`Model.count_tokens`."""
         return self._run(self._model.count_tokens, request)
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix; requests under way keep their KV."""
+        """Forget all cached prefixes; running requests keep their KV."""
         self._call(self._model.reset_prefix_cache)
 
     def re_isq_model(self, isq: IsqType) -> None:
@@ -277,19 +277,19 @@ class BlockingModel(OfOneProcess):
 
     @property
     def adapter_infos(self) -> tuple[AdapterInfo, ...]:
-        """Return what the loaded adapters are: their content's digests, ranks and sizes."""
+        """Return the loaded adapters' names, content digests, ranks and sizes."""
         return self._model.adapter_infos
 
     def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
-        """Load an adapter beside those that there are; see :meth:`Model.load_adapter`."""
+        """Load another adapter; see :meth:`Model.load_adapter`."""
         self._call(self._model.load_adapter, path, name=name)
 
     def unload_adapter(self, name: str) -> None:
-        """Refuse new requests of an adapter, and wait for those under way; see :meth:`Model.unload_adapter`."""
+        """Refuse new requests of an adapter, and wait for running ones; see :meth:`Model.unload_adapter`."""
         self._call(self._model.unload_adapter, name)
 
     def check(self) -> None:
-        """Raise what any request would be refused with, for whoever watches over the model.
+        """Raise the error that any request would get; return if the model can serve requests. For health checks.
 
         :raises ModelClosedError: it is closed
         :raises EngineDeadError: the engine stopped because of an exception
@@ -303,7 +303,7 @@ class BlockingModel(OfOneProcess):
     def close(self) -> None:
         """Close the model as :meth:`Model.aclose` does, and end the event loop's thread. Idempotent.
 
-        A tool that the model has called may do so, too: the thread, which waits for the tool, ends after it.
+        It may be called from a tool that the model has called; the thread then ends after the tool.
         """
         if self._finalizer.alive:
             self._check_thread()

@@ -1,4 +1,4 @@
-"""Defines the builders, by which an application says which model it wants and how it is to run."""
+"""Defines the builders, with which an application chooses a model and its settings."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ class _ModelBuilder(ABC):
         """Set the dtype of weights and activations: "auto", "bfloat16", "float16", "float32" or "float64" ("bf16" and
         so on).
 
-        "auto" is bfloat16 where the hardware computes in it or, as on CPUs with AVX2, the native kernels lose nothing
-        by it, else float32.
+        "auto" is bfloat16 where the hardware computes in it, and on CPUs with AVX2, where the native kernels lose
+        nothing by it; otherwise float32.
         """
         return self._with(dtype=dtype)
 
     def with_isq(self, isq: IsqType) -> Self:
-        """Quantize the weights while loading, layer by layer, so that the peak of memory stays near their final size.
+        """Quantize the weights while loading, layer by layer, so that peak memory stays near their final size.
 
         :raises ConfigError: for anything but an :class:`IsqType`
         """
         return self._with(isq=isq)
 
     def with_auto_isq(self, bits: int) -> Self:
-        """Quantize to the best format of so many bits for the device: 2, 3, 4, 5, 6 or 8.
+        """Quantize while loading to the best type for the device with this number of bits: 2, 3, 4, 5, 6 or 8.
 
         :raises ConfigError: another number of bits; the error names the allowed ones
         """
@@ -83,39 +83,40 @@ class _ModelBuilder(ABC):
         return self._with(isq=IsqType.parse(str(number)))
 
     def with_topology(self, topology: Topology) -> Self:
-        """Say what single layers are to be, and on which device; where it says something, it counts before
-        :meth:`with_isq` and :meth:`with_device`.
+        """Set the quantization and device of single layers or matrices. It wins over :meth:`with_isq` and
+        :meth:`with_device`.
 
         :raises ConfigError: for anything but a :class:`Topology`
         """
         return self._with(topology=topology)
 
     def with_imatrix(self, path: str | PathLike[str]) -> Self:
-        """Weigh errors of quantized weights by an importance matrix, a file of llama.cpp's llama-imatrix of either
-        form: those of columns that are multiplied by larger numbers count for more. Types of GGUF's blocks, Q2K to
-        Q8_1, use it, here and in :meth:`Model.re_isq_model`; building raises a ``CheckpointError`` where it is of
-        another model.
+        """Weight quantization errors by an importance matrix: a file of llama.cpp's llama-imatrix, GGUF or .dat.
 
-        :raises ConfigError: for anything but a path, or beside :meth:`with_calibration_file`
+        Errors in columns that are multiplied by larger activations then count for more. The GGUF block types, Q2K to
+        Q8_1, use it, also in :meth:`Model.re_isq_model`. Building raises a ``CheckpointError`` if it belongs to another
+        model.
+
+        :raises ConfigError: for anything but a path, or together with :meth:`with_calibration_file`
         """
         return self._with(imatrix=Path(path_text("with_imatrix", path, "a path")))
 
     def with_calibration_file(self, path: str | PathLike[str]) -> Self:
-        """Collect an importance matrix, as :meth:`with_imatrix` reads one, by running a file of text through the model
-        as it is stored, before its weights are quantized.
+        """Compute an importance matrix, as for :meth:`with_imatrix`, by running a text file through the unquantized
+        model.
 
-        :raises ConfigError: for anything but a path, or beside :meth:`with_imatrix`
+        :raises ConfigError: for anything but a path, or together with :meth:`with_imatrix`
         """
         return self._with(calibration_file=Path(path_text("with_calibration_file", path, "a path")))
 
     def with_isq_cache(self, directory: str | PathLike[str]) -> Self:
-        """Keep weights that are quantized while loading in a directory, which is made if it is missing: the next start
-        with the same checkpoint and settings reads them instead of quantizing again.
+        """Cache the weights that are quantized while loading in a directory, which is created if missing: the next
+        start with the same checkpoint and settings reads them instead of quantizing again.
 
-        A checkpoint that has changed, other settings and other versions are quantized anew, as is what is damaged. A
-        file takes as many bytes as the quantized weights. Where none are quantized, a warning says so.
+        A changed checkpoint, other settings, another version of this package and damaged files are quantized again. A
+        file is as large as the quantized weights. A warning says if nothing is quantized.
 
-        :raises ConfigError: for anything but a path; when building, on another device than the CPU
+        :raises ConfigError: for anything but a path; when building, on a device other than the CPU
         """
         return self._with(isq_cache=Path(path_text("with_isq_cache", directory, "a path")))
 
@@ -140,12 +141,13 @@ class _ModelBuilder(ABC):
         return self._with(paged_attn=True, paged_meta=meta)
 
     def without_paged_attn(self) -> Self:
-        """Use contiguous KV that grows with each sequence, without paged attention."""
+        """Use contiguous KV that grows with each sequence instead of paged attention."""
         return self._with(paged_attn=False, paged_meta=None)
 
     def with_prefix_cache_n(self, n: int | None) -> Self:
-        """Turn the prefix cache off with 0 or None. With paged attention any other number turns it on; without it that
-        many finished sequences are kept."""
+        """Turn the prefix cache off with 0 or None. Any other number turns it on; without paged attention, it is the
+        number of finished sequences to keep.
+        """
         return self._with(prefix_cache_n=0 if n is None else n)
 
     def with_max_num_seqs(self, n: int) -> Self:
@@ -153,29 +155,32 @@ class _ModelBuilder(ABC):
         return self._with(max_num_seqs=n)
 
     def with_max_queue(self, n: int) -> Self:
-        """Set how many requests may wait; more get :class:`QueueFullError`."""
+        """Set how many requests may wait; further ones raise :class:`QueueFullError`."""
         return self._with(max_queue=n)
 
     def with_max_num_batched_tokens(self, n: int) -> Self:
-        """Set the most tokens of one step: with more, the memory of a step grows, and long prompts may be faster."""
+        """Set the maximum number of tokens per step. More tokens take more memory per step and may speed up long
+        prompts.
+        """
         return self._with(max_num_batched_tokens=n)
 
     def with_max_slowdown(self, factor: float) -> Self:
-        """Set by what factor the tokens of a text may take longer while a prompt is computed beside it.
+        """Set how many times longer a sequence's tokens may take while a prompt is prefilled beside it.
 
-        The more, the sooner the prompt has its first token: with 3, a token takes three times as long as without the
-        prompt, and the prompt one and a half times as long as without the text; with 2, each takes twice as long. 0
-        computes as much of the prompt in each step as :meth:`with_max_num_batched_tokens` allows.
+        The larger the factor, the sooner the prompt has its first token: with 3, a token takes three times as long as
+        without the prompt, and the prompt one and a half times as long as alone; with 2, each takes twice as long. 0
+        sets no limit: each step computes as much of the prompt as :meth:`with_max_num_batched_tokens` allows.
 
         :raises ConfigError: for anything but 0 and finite numbers above 1
         """
         return self._with(max_slowdown=factor)
 
     def with_speculation(self, speculation: SpeculativeConfig | None) -> Self:
-        """Guess tokens ahead from what was written before, and verify several of them in one step; None: do not.
+        """Turn on speculative decoding: draft tokens from earlier text, and verify several of them in one step. None
+        turns it off.
 
-        Texts stay as they are. Those that repeat parts of their prompt, such as edited code, come several times as
-        fast; where nothing is gained, nothing is guessed.
+        The output does not change. Text that repeats parts of its prompt, such as edited code, is generated several
+        times as fast; where drafts do not pay, none are made.
 
         :raises ConfigError: for anything but :class:`SpeculativeConfig` or None
         """
@@ -184,7 +189,7 @@ class _ModelBuilder(ABC):
         return self._with(gamma=0 if speculation is None else speculation.gamma)
 
     def with_max_model_len(self, n: int) -> Self:
-        """Set the most tokens of a sequence, prompt and output together; at most the model's own context."""
+        """Set the maximum number of tokens per sequence, prompt and output together; at most the model's context."""
         return self._with(max_model_len=n)
 
     def with_logging(self) -> Self:
@@ -212,21 +217,22 @@ class _ModelBuilder(ABC):
         return self._with(tokenizer_json=Path(path_text("with_tokenizer_json", path, "a path")))
 
     def with_tok_model_id(self, model_id_or_dir: str | PathLike[str]) -> Self:
-        """Use the tokenizer of another model instead of the checkpoint's, and its chat template where a GGUF file has
+        """Use the tokenizer of another model instead of the checkpoint's, and its chat template if a GGUF file has
         none.
 
-        :param model_id_or_dir: a directory or hub id with a tokenizer.json, or that file
-        :raises ConfigError: for anything else, or beside :meth:`with_tokenizer_json`
+        :param model_id_or_dir: a directory or Hub id with a tokenizer.json, or that file
+        :raises ConfigError: for anything else, or together with :meth:`with_tokenizer_json`
         """
         return self._with(tok_model_id=path_text("with_tok_model_id", model_id_or_dir, "a path or a hub id"))
 
     def with_hf_revision(self, revision: str) -> Self:
-        """Load a branch, tag or commit of the hub's repository."""
+        """Load a branch, tag or commit of the Hub repository."""
         return self._with(revision=revision)
 
     def with_token_source(self, source: str) -> Self:
-        """Set where the hub's access token comes from: "cache" (the default), "none", "literal:...", "env:NAME" or
-        "path:FILE"."""
+        """Set where the Hub's access token comes from: "cache" (the default), "none", "literal:...", "env:NAME" or
+        "path:FILE".
+        """
         return self._with(token_source=source)
 
     def with_num_threads(self, n: int) -> Self:
@@ -234,43 +240,43 @@ class _ModelBuilder(ABC):
         return self._with(num_threads=n)
 
     def with_tensor_parallel(self, n: int | Literal["auto"]) -> Self:
-        """Have ``n`` processes compute the model together, each with a part of every matrix and of the KV cache; those
-        of one machine use the CPU threads that one would (docs/parallel.md).
+        """Divide the model among ``n`` processes, each with a part of every matrix and of the KV cache. Those on one
+        machine share the CPU threads that one process would use (docs/parallel.md).
 
-        :param n: "auto": one for each GPU; on the CPU, one for each NUMA node whose processors this process may use
+        :param n: "auto": one per GPU; on the CPU, one per NUMA node whose processors this process may use
         """
         return self._with(tensor_parallel=n)
 
     def with_batch_invariance(self) -> Self:
-        """Use the same arithmetic for every row count, so that a text does not depend on the batch around it.
+        """Make a sequence's results independent of the batch around it, by the same arithmetic for every number of
+        rows.
 
-        It requires the CPU's native kernels. Long prompts take longer: they do without the int8 products of quantized
-        weights, and without attention in int8 or bfloat16.
+        It requires the native CPU kernels. Long prompts take longer, without int8 products of quantized weights and
+        without attention in int8 or bfloat16.
         """
         return self._with(batch_invariance=True)
 
     def with_lean_memory(self) -> Self:
-        """Hold each quantized weight once. Every model does by now, so this changes nothing; it is kept for programs
-        that ask for it.
+        """Hold each quantized weight only once. Every model does so anyway: this has no effect, and is kept for
+        programs that call it.
         """
         return self._with(lean_memory=True)
 
     def with_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> Self:
-        """Load an adapter with the model, for requests to name; see :meth:`Model.load_adapter`.
+        """Load a LoRA adapter with the model, for requests to choose; see :meth:`Model.load_adapter`.
 
-        :param path: a directory as PEFT saves it, a GGUF file, or a hub id
-        :param name: what requests call it; None: the last part of the path, without ``.gguf``
+        :param path: a PEFT directory, a GGUF file, or a Hub id
+        :param name: its name for requests; None: the last part of the path, without ``.gguf``
         :raises ConfigError: another adapter has that name
         """
         source = AdapterSource.of("with_adapter", path, name)
         return self._with(adapters=(*self.settings.adapters, source))
 
     def with_token_healing(self) -> Self:
-        """Let the last tokens of a plain-text prompt be chosen anew, together with what follows them.
+        """Regenerate the last tokens of a plain-text prompt together with what follows them.
 
-        A prompt that ends within what the model knows as one token, such as "http:", is then continued as a whole
-        text would be. What was in the prompt is not repeated in the completion. Chats are not changed, and neither
-        are prompts of token ids.
+        A prompt that ends in the middle of what the model knows as one token, such as "http:", is then continued as a
+        whole text would be. The completion does not repeat the prompt. Chats and prompts of token ids are not changed.
         """
         return self._with(token_healing=True)
 
@@ -279,7 +285,7 @@ class _ModelBuilder(ABC):
 
         Weights are loaded in a helper thread.
 
-        :raises ConfigError: a setting or an environment variable cannot be used
+        :raises ConfigError: a setting or an environment variable is invalid
         :raises ModelLoadError: the model cannot be loaded
         """
         return Building(self.source, self.settings)
@@ -287,7 +293,7 @@ class _ModelBuilder(ABC):
     def _with(self, **changes: Any) -> Self:
         for name, value in changes.items():
             if value is None and name != "paged_meta":  # which without_paged_attn() takes away
-                raise ConfigError.of(name, value, "a value: leave the call out to say nothing")
+                raise ConfigError.of(name, value, "a value: leave the call out for the default")
         return evolve(self, settings=evolve(self.settings, **changes))
 
 
@@ -295,7 +301,7 @@ class _ModelBuilder(ABC):
 class TextModelBuilder(_ModelBuilder):
     """Builds a text model from a Hugging Face checkpoint.
 
-    :param model_id_or_dir: a directory with config.json and safetensors, a GGUF file, or a hub id
+    :param model_id_or_dir: a directory with config.json and safetensors, a GGUF file, or a Hub id
     :raises ConfigError: for anything but a path or an id
     """
 
@@ -310,13 +316,12 @@ class TextModelBuilder(_ModelBuilder):
 class GgufModelBuilder(_ModelBuilder):
     """Builds a model from GGUF files.
 
-    It takes images, if it has an image encoder, which is in a file of its own with "mmproj" in its name:
-    :meth:`with_mmproj` names it, or ``filenames`` do, or it is the only one in the directory. Images need
-    ``pip install 'paged-sdk[vision]'``.
+    It takes images if it has an image encoder, a separate file with "mmproj" in its name: named by :meth:`with_mmproj`
+    or in ``filenames``, or the only one in the directory. Images need ``pip install 'paged-sdk[vision]'``.
 
-    :param dir_or_repo: a GGUF file, a directory with GGUF files, or a hub id, also as ``repo:Q4_K_M``
+    :param dir_or_repo: a GGUF file, a directory with GGUF files, or a Hub id, such as ``repo:Q4_K_M``
     :param filenames: which files of the directory or repository; empty: the only model in it
-    :param mmproj: the image encoder's file, as :meth:`with_mmproj` takes it
+    :param mmproj: the image encoder's file, as for :meth:`with_mmproj`
     :raises ConfigError: for anything but a path or an id
     """
 
@@ -335,7 +340,7 @@ class GgufModelBuilder(_ModelBuilder):
         )
 
     def with_mmproj(self, path: str | PathLike[str]) -> Self:
-        """Take images by the encoder of this file, as llama.cpp's tools write it (mmproj).
+        """Take images, with the image encoder in this file, as llama.cpp's tools write it (mmproj).
 
         :param path: a file, or its name in the model's directory or repository
         :raises ConfigError: for anything but a path
@@ -343,7 +348,7 @@ class GgufModelBuilder(_ModelBuilder):
         return evolve(self, mmproj=path_text("with_mmproj", path, "a path"))
 
     def with_image_limits(self, limits: ImageLimits) -> Self:
-        """Set how large and how many images may be, of a model that takes some.
+        """Limit the number and size of images.
 
         :raises ConfigError: for anything but :class:`ImageLimits`
         """
@@ -352,11 +357,11 @@ class GgufModelBuilder(_ModelBuilder):
 
 @frozen
 class VisionModelBuilder(_ModelBuilder):
-    """Builds a model that takes images beside text, from a Hugging Face checkpoint with an image encoder.
+    """Builds a model that takes images as well as text, from a Hugging Face checkpoint with an image encoder.
 
     It needs ``pip install 'paged-sdk[vision]'``: transformers computes the encoder, and Pillow reads images.
 
-    :param model_id_or_dir: a directory with config.json, safetensors and the image processor's settings, or a hub id
+    :param model_id_or_dir: a directory with config.json, safetensors and the image processor's settings, or a Hub id
     :raises ConfigError: for anything but a path or an id
     """
 
@@ -370,7 +375,7 @@ class VisionModelBuilder(_ModelBuilder):
         return ModelSource(location=self.model_id_or_dir, gguf=False)
 
     def with_image_limits(self, limits: ImageLimits) -> Self:
-        """Set how large and how many images may be.
+        """Limit the number and size of images.
 
         :raises ConfigError: for anything but :class:`ImageLimits`
         """

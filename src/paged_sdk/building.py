@@ -1,4 +1,4 @@
-"""Defines a build under way, which loads a model when it is awaited."""
+"""Defines a build in progress, which loads a model when it is awaited."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ __all__ = ["Building"]
 class Building(Opening[Model]):
     """Loads a model when awaited; as an async context manager it also closes the model on exit.
 
-    It loads one model: to await or enter it again is a :class:`ConfigError`. In a process that was started as another
-    rank of the model than the first (:attr:`rank`), it computes for the first one until that closes the model, and then
-    raises ``SystemExit``.
+    It loads one model: awaiting or entering it again raises :class:`ConfigError`. In a process that was started as
+    another rank than 0 (:attr:`rank`), it computes until rank 0 closes the model, and then raises ``SystemExit``.
     """
 
     def __init__(self, source: ModelSource, settings: BuildSettings) -> None:
@@ -33,10 +32,10 @@ class Building(Opening[Model]):
 
     @property
     def rank(self) -> int:
-        """Return which of a model's processes this one is, where each was started by itself, as torchrun starts them:
-        others than 0 do not have the model, but compute for the one that has it as long as building takes.
+        """Return this process's rank, if a model's processes are started one by one, as by torchrun. Other ranks than 0
+        get no model: they compute for rank 0 for as long as building takes.
 
-        :raises ConfigError: an environment variable cannot be read
+        :raises ConfigError: an environment variable is invalid
         """
         launch = read_launch() if self._settings.is_to_be_divided else None
         return 0 if launch is None else launch.rank
@@ -45,7 +44,7 @@ class Building(Opening[Model]):
 
         def __getattr__(self, name: str) -> object:
             raise AttributeError(
-                f"{name!r} is nothing that build() has: it gives a model when it is awaited, as in "
+                f"build() has no {name!r}: await it to get a model, as in "
                 "`model = await builder.build()` or `async with builder.build() as model`"
             )
 

@@ -1,4 +1,4 @@
-"""Defines the builders made of others: of a model with adapters, and of one for which a smaller one guesses."""
+"""Defines the builders made of others: a model with adapters, and a model with a draft model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _is_builder(instance: object, attribute: Attribute[Any], value: object) -> N
 class LoraModelBuilder:
     """Builds a model together with adapters. :meth:`TextModelBuilder.with_adapter` does the same for one.
 
-    A request that names none of them goes through the base alone.
+    A request that names no adapter uses the base alone.
 
     :param text_builder: the base
     :raises ConfigError: for anything else
@@ -43,8 +43,8 @@ class LoraModelBuilder:
     ) -> LoraModelBuilder:
         """Make a builder of a base and its adapters.
 
-        :param adapters: directories or hub ids, whose last parts are the adapters' names; or these by name
-        :raises ConfigError: two adapters have one name
+        :param adapters: directories or Hub ids, whose last parts become the names; or a mapping of names to these
+        :raises ConfigError: two adapters have the same name
         """
         if isinstance(adapters, str | bytes | PathLike) or not isinstance(adapters, Iterable):
             raise ConfigError.of("adapters", adapters, "a list of paths, or paths by name")
@@ -74,15 +74,15 @@ class LoraModelBuilder:
 
 @frozen
 class TextSpeculativeBuilder:
-    """Builds a model for which a smaller one guesses tokens, several of which it verifies in one step.
+    """Builds a model with a smaller draft model, whose guesses it verifies, several in one step.
 
-    Texts are what the model would write by itself. Both models need the same vocabulary.
+    The output is what the model would generate by itself. Both models need the same vocabulary.
 
     :param target_builder: the model
-    :param draft_builder: the smaller one. How it is loaded is its own (dtype, quantization, files); how requests are
-        run follows the target
-    :param config: the most tokens guessed at a time; fewer are where fewer pay
-    :raises ConfigError: for anything else, or a draft on another device
+    :param draft_builder: the draft model. It sets how the draft model is loaded (dtype, quantization, files); the
+        target sets how requests are run
+    :param config: the maximum number of draft tokens at a time; fewer are made where fewer pay
+    :raises ConfigError: for anything else, or a draft model on another device
     """
 
     target_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)

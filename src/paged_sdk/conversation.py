@@ -18,14 +18,15 @@ __all__ = ["Conversation"]
 
 
 class Conversation:
-    """Keeps the turns with one model; each request sends the whole conversation, whose KV the prefix cache keeps.
+    """Keeps the turns of a chat with one model. Each request contains the whole conversation, and the prefix cache
+    keeps its KV.
 
     :param system: the system message, if any
     :param sampling: how to sample the answers; None is greedy
-    :param tools: typed functions that :meth:`send` runs when the model calls them, with the turns that this takes
-        part of the conversation; see :meth:`Model.send_chat_with_tools`
-    :param max_rounds: how often tools are run for one turn at most
-    :param tool_timeout: how many seconds a call of a tool may take; None: as long as it likes
+    :param tools: typed functions that :meth:`send` runs when the model calls them; their turns become part of the
+        conversation. See :meth:`Model.send_chat_with_tools`
+    :param max_rounds: the maximum number of rounds of tool calls per turn
+    :param tool_timeout: the maximum number of seconds per tool call; None: no limit
     :raises InvalidRequestError: a malformed tool
     """
 
@@ -54,7 +55,7 @@ class Conversation:
         return self._messages.messages
 
     async def send(self, text: str) -> ChatCompletionResponse:
-        """Send a user turn and return the answer; both become part of the conversation once the answer is whole.
+        """Send a user turn and return the answer. Both become part of the conversation once the answer is complete.
 
         :raises RequestError: the request failed; the conversation does not change
         """
@@ -68,10 +69,10 @@ class Conversation:
         return run.response
 
     def stream(self, text: str) -> ChatStream:
-        """Send a user turn and stream the answer; both become part of the conversation once its end has been read.
+        """Send a user turn and stream the answer. Both become part of the conversation once its end has been read.
 
-        A stream that fails, or that is left before its end, does not change the conversation. What was said until then
-        can be kept with :meth:`add_turn`.
+        A stream that fails or is left early does not change the conversation; :meth:`add_turn` can keep the partial
+        answer.
 
         :raises InvalidRequestError: the conversation has tools, which only :meth:`send` runs
         """
@@ -86,19 +87,19 @@ class Conversation:
         return stream
 
     async def continue_answer(self) -> ChatCompletionResponse:
-        """Have the model go on with the last answer, as where it ended with "length", and return what follows; the
-        conversation then holds both as one turn. Tools are not called there.
+        """Continue the last answer, for example after finish reason "length", and return the continuation. The
+        conversation then holds both as one turn. Tools are not called here.
 
-        :raises InvalidRequestError: the last turn is not the assistant's, or has no text that can go on
+        :raises InvalidRequestError: the last turn is not the assistant's, or has no text to continue
         :raises RequestError: the request failed; the conversation does not change
         """
         return await self.stream_continued_answer().collect()
 
     def stream_continued_answer(self) -> ChatStream:
-        """Stream what :meth:`continue_answer` returns. A stream that fails, or that is left before its end, does not
-        change the conversation.
+        """Stream what :meth:`continue_answer` returns. A stream that fails or is left early does not change the
+        conversation.
 
-        :raises InvalidRequestError: as :meth:`continue_answer`
+        :raises InvalidRequestError: as for :meth:`continue_answer`
         """
         place = len(self.messages) - 1
         builder = self._sampled(RequestBuilder.from_messages(self._messages))

@@ -63,8 +63,8 @@ JOIN_SECONDS = 30.0
 class Model(OfOneProcess):
     """Holds a model and the worker thread that runs it. Build one with ``await TextModelBuilder(...).build()``.
 
-    Every method may be used from any number of tasks, event loops (asyncio and trio) and threads at once; requests
-    are batched together. Cancelling a task that awaits a response ends the request.
+    Every method may be used from any number of tasks, event loops (asyncio and trio) and threads at once; their
+    requests are batched. Cancelling a task that awaits a response ends the request.
     """
 
     def __init__(self, parts: ModelParts) -> None:
@@ -85,60 +85,63 @@ class Model(OfOneProcess):
 
     @property
     def name(self) -> str:
-        """Return the model's name, as responses have it."""
+        """Return the model's name, as in responses."""
         return self._insides.name
 
     @property
     def model_type(self) -> str:
-        """Return the checkpoint's family, as Hugging Face's ``model_type`` names it: with an image encoder it is
-        another, "llava" or "gemma3", than :attr:`architecture`."""
+        """Return the checkpoint's family, in the words of Hugging Face's ``model_type``. With an image encoder it
+        differs from :attr:`architecture`: "llava", "gemma3".
+        """
         return self._insides.model_type
 
     @property
     def architecture(self) -> str:
-        """Return the decoder's family, as Hugging Face's ``model_type`` names it: "llama", "qwen2", "gemma3_text"
-        ..."""
+        """Return the decoder's family, in the words of Hugging Face's ``model_type``: "llama", "qwen2", "gemma3_text"
+        ...
+        """
         return self._insides.architecture
 
     @property
     def generation_defaults(self) -> GenerationDefaults:
-        """Return the defaults of the checkpoint's generation_config.json, which sampled requests use for open
-        settings."""
+        """Return the defaults of the checkpoint's generation_config.json, which sampled requests use for unset
+        parameters.
+        """
         return self._preparer.text.defaults
 
     @property
     def config(self) -> EngineConfig:
-        """Return the engine's settings, with everything that was left open filled in."""
+        """Return the engine's settings, defaults filled in."""
         return self._preparer.config
 
     @property
     def max_sequence_length(self) -> int:
-        """Return the most tokens that a sequence may have, prompt and output together."""
+        """Return the maximum number of tokens in a sequence, prompt and output together."""
         return self._preparer.config.max_model_len
 
     @property
     def takes_images(self) -> bool:
-        """Tell whether messages may have images beside text."""
+        """Tell whether messages may contain images."""
         return self._preparer.images is not None
 
     @property
     def generates_text(self) -> bool:
-        """Tell whether it writes text; a model that does not makes vectors, or ranks texts."""
+        """Tell whether it generates text. Embedding models and rerankers do not."""
         return self._preparer.why_no_text is None
 
     @property
     def ranks_texts(self) -> bool:
-        """Tell whether it says how well documents go with a query: see :meth:`rank`."""
+        """Tell whether it is a reranker: see :meth:`rank`."""
         return self._insides.recipe.ranks is not None
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.
 
         :param request: ``TextMessages``, ``RequestBuilder`` or a list of ``{"role": ..., "content": ...}``; bare
-            messages are greedy
+            messages are answered greedily
         :raises InvalidRequestError: a malformed request, or one that the chat template refuses
         :raises ContextLengthError: the prompt can never fit
-        :raises RequestError: see :class:`ResponseStream` for what else may go wrong on the way
+        :raises RequestError: any other error of :class:`ResponseStream`
         """
         return await self.stream_chat_request(request).collect()
 
@@ -152,14 +155,14 @@ class Model(OfOneProcess):
 
     async def generate_structured(self, messages: ChatRequestLike, type_: type[InstanceT]) -> InstanceT:
         """Answer a conversation with an instance of a type: an attrs class, a dataclass, a TypedDict or a pydantic
-        model. The model is not told of the type: say in the messages what is wanted.
+        model. The model is not told about the type: describe it in the messages.
 
         :param messages: as for :meth:`send_chat_request`
         :raises InvalidRequestError: a request with a constraint, or with several choices
-        :raises ConstraintError: the type cannot be said in JSON, or its schema cannot be enforced; the answer was cut
-            off, or the type refuses it for a reason of its own: ``partial_response`` then holds it
-        :raises ModelClosedError: the model is closed, or was meanwhile
-        :raises RequestError: as :meth:`send_chat_request`
+        :raises ConstraintError: JSON cannot express the type, or its schema cannot be enforced; or the answer was cut
+            off, or rejected by a validator of the type: ``partial_response`` then holds it
+        :raises ModelClosedError: the model is closed, or was closed meanwhile
+        :raises RequestError: as for :meth:`send_chat_request`
         """
         structure = Structure.of(type_)
         return structure.read(await self.send_chat_request(structure.asked(as_request(messages))))
@@ -167,7 +170,7 @@ class Model(OfOneProcess):
     async def send_chat_requests(self, requests: Sequence[ChatRequestLike]) -> list[ChatCompletionResponse]:
         """Answer several conversations at once, in order. The first error ends them all and is raised.
 
-        :raises RequestError: as :meth:`send_chat_request`
+        :raises RequestError: as for :meth:`send_chat_request`
         """
         if isinstance(requests, str | bytes) or not isinstance(requests, Sequence):
             raise InvalidRequestError.of("requests", requests, "a list of requests")
@@ -181,22 +184,22 @@ class Model(OfOneProcess):
         on_error: OnToolError = "tell",
         tool_timeout: float | None = None,
     ) -> ToolRun:
-        """Answer a conversation, and run the tools that the model calls on the way.
+        """Answer a conversation, running the tools that the model calls, until it answers without a call.
 
-        The calls of one answer run at once: async functions in this event loop, others each in a thread. What they
-        return goes back to the model, a text as it is and other values as JSON, until it answers without a call.
+        The calls of one answer run concurrently: async functions in this event loop, others in a thread each. Their
+        results go back to the model, texts as they are and other values as JSON.
 
-        :param request: has its tools from :meth:`RequestBuilder.with_tools`, each with a function. Where it requires a
-            call, that is one of the first answer; the later ones are free to answer
-        :param max_rounds: how often tools are run at most
-        :param on_error: what an exception in a tool does, or arguments that do not fit its annotations: "tell" tells
-            the model of it, "raise" ends the run
-        :param tool_timeout: seconds that each call may take; one that takes longer counts as an exception, and a
-            function in a thread is not waited for any more
+        :param request: has its tools from :meth:`RequestBuilder.with_tools`, each with a function. If it requires a
+            call, only the first answer has to make one
+        :param max_rounds: the maximum number of rounds of calls
+        :param on_error: what happens if a tool raises or its arguments do not fit its annotations: "tell" reports it to
+            the model, "raise" ends the run
+        :param tool_timeout: the maximum number of seconds per call. A call that takes longer counts as an exception; a
+            function in a thread keeps running, but is no longer waited for
         :raises InvalidRequestError: a tool without a function, or several choices
         :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
-        :raises ToolRoundsError: the model called tools again after so many rounds
-        :raises RequestError: as :meth:`send_chat_request`
+        :raises ToolRoundsError: the model called tools again after ``max_rounds`` rounds
+        :raises RequestError: as for :meth:`send_chat_request`
         """
         return await run_tools(
             self.send_chat_request,
@@ -211,7 +214,7 @@ class Model(OfOneProcess):
     ) -> CompletionResponse:
         """Continue a text, without a chat template.
 
-        :param prompt: text, or token ids; or a list of prompts, which are continued at once: the response has the
+        :param prompt: a text or token ids; or a list of prompts, which are continued at once: the response has the
             choices of the first prompt, then those of the second, and so on
         :param sampling: how to sample; None is greedy
         :param options: ``priority``, ``timeout``, ``cache_salt``, ``truncation``, ``logits_processors``,
@@ -239,21 +242,21 @@ class Model(OfOneProcess):
         truncation: bool = False,
         **options: Unpack[ReadingOptions],
     ) -> EmbeddingResponse:
-        """Make a vector of each text, as the checkpoint says: of its hidden states after the last norm. Where it says
-        nothing, the last token's is taken, and divided by its length.
+        """Return an embedding of each text, pooled from the hidden states after the last norm as the checkpoint says.
+        If it says nothing, that is the last token's state (for an encoder, the mean of all), normalized.
 
-        :param texts: a text, or token ids; or a list of them. A text gets the tokens around it that the model's
-            tokenizer puts there; token ids are taken as they are
-        :param pooling: "last", "mean", "cls", "max" or "weighted_mean", instead of what the checkpoint says
-        :param normalize: whether vectors have length 1; None: as the checkpoint says
-        :param dimensions: only the first so many numbers of each vector, for models that are trained for that; what is
-            left is divided by its length, too
-        :param prompt_name: which of the checkpoint's prompts is put before each text; None: its default, mostly none
+        :param texts: a text or token ids; or a list of them. Texts get the special tokens that the tokenizer adds;
+            token ids are used as they are
+        :param pooling: "last", "mean", "cls", "max" or "weighted_mean", instead of the checkpoint's
+        :param normalize: whether embeddings have length 1; None: as the checkpoint says
+        :param dimensions: keep only the first so many numbers of each embedding, and normalize these again if
+            embeddings are normalized; for models trained for that (Matryoshka)
+        :param prompt_name: which of the checkpoint's prompts to put before each text; None: its default, usually none
         :param truncation: cut a text that is too long at its end instead of refusing it
         :param options: ``priority``, ``timeout``, ``cache_salt`` and ``adapter``: see :class:`ReadingOptions`
-        :raises InvalidRequestError: an empty text, token ids outside the vocabulary, or a value that cannot be used
+        :raises InvalidRequestError: an empty text, token ids outside the vocabulary, or an invalid argument
         :raises ContextLengthError: a text is too long
-        :raises QueueFullError: too many requests are waiting; a long list of texts waits for its own first ones
+        :raises QueueFullError: too many requests are waiting; the later texts of a long list do not count
         :raises NumericalError: NaN or Inf in hidden states
         :raises RequestTimeoutError: the timeout has passed
         :raises EngineDeadError: the engine stopped
@@ -274,20 +277,20 @@ class Model(OfOneProcess):
     async def score(
         self, texts: PromptsLike, *, prefix: PromptLike | None = None, **options: Unpack[ReadingOptions]
     ) -> ScoreResponse:
-        """Say how likely texts are, token by token: their log-probabilities, sum and perplexity, and whether greedy
-        sampling would say them.
+        """Return how likely texts are: each token's log-probability, their sum, the perplexity, and whether greedy
+        sampling would generate the text.
 
-        With a prefix, each text is scored as what follows it, and its own tokens alone are; the prefix is computed
-        once, as far as the prefix cache can hold it. However long a text is, logits are made for a few tokens at a
-        time.
+        With a prefix, each text is scored as its continuation, and only the text's own tokens count; the prefix is
+        computed once, as far as the prefix cache can hold it. Logits are made for a few tokens at a time, however long
+        the texts are.
 
-        :param texts: a text, or token ids; or a list of them
-        :param prefix: what comes before each text; None: what the tokenizer puts before a text. Where that is nothing,
-            the first token of each text has no score
+        :param texts: a text or token ids; or a list of them
+        :param prefix: what comes before each text; None: what the tokenizer puts before a text. If that is nothing, the
+            first token of each text has no score
         :param options: ``priority``, ``timeout``, ``cache_salt`` and ``adapter``: see :class:`ReadingOptions`
-        :raises InvalidRequestError: an empty text, token ids outside the vocabulary, or a value that cannot be used
-        :raises ContextLengthError: a text is too long, with the prefix
-        :raises RequestError: as :meth:`embed`
+        :raises InvalidRequestError: an empty text, token ids outside the vocabulary, or an invalid argument
+        :raises ContextLengthError: a text is too long, together with the prefix
+        :raises RequestError: as for :meth:`embed`
         """
         prompts, checked = as_prompts(texts, "texts"), reading_options(options)
         request_id = f"score-{uuid.uuid4().hex}"
@@ -297,15 +300,15 @@ class Model(OfOneProcess):
     async def rank(
         self, query: str, documents: Sequence[str], *, truncation: bool = False, **options: Unpack[ReadingOptions]
     ) -> RankResponse:
-        """Say how well documents go with a query, the best first, by a model that was trained to rank (a
-        cross-encoder): it reads each document together with the query.
+        """Sort documents by their relevance to a query, with a reranker (cross-encoder), which reads each document
+        together with the query.
 
         :param documents: at least one text
         :param truncation: cut a document that is too long at its end instead of refusing it
         :param options: ``priority``, ``timeout``, ``cache_salt`` and ``adapter``: see :class:`ReadingOptions`
-        :raises InvalidRequestError: the model ranks no texts, a text is empty, or a value cannot be used
-        :raises ContextLengthError: a document is too long, with the query, or the query is too long for any document
-        :raises RequestError: as :meth:`embed`
+        :raises InvalidRequestError: the model is not a reranker, a text is empty, or an argument is invalid
+        :raises ContextLengthError: a document is too long together with the query, or the query leaves no room for one
+        :raises RequestError: as for :meth:`embed`
         """
         checked = reading_options(options)
         return await self._ranker.rank(query, documents, checked, f"rank-{uuid.uuid4().hex}", truncation=truncation)
@@ -313,7 +316,7 @@ class Model(OfOneProcess):
     async def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the token ids of a text.
 
-        :raises InvalidRequestError: no text, or one with lone surrogates
+        :raises InvalidRequestError: not a text, or one with lone surrogates
         """
         _check_flag("add_special_tokens", add_special_tokens)
         tokenizer = self._preparer.text.tokenizer
@@ -330,8 +333,7 @@ class Model(OfOneProcess):
         return await in_thread(partial(tokenizer.decode, checked, skip_special_tokens=skip_special_tokens))
 
     async def count_tokens(self, request: ChatRequestLike) -> int:
-        """Return how many tokens the prompt of a chat request has, its tools, images and the chat template's own
-        included.
+        """Return the number of prompt tokens of a chat request, including its tools, images and chat template.
 
         :raises InvalidRequestError: a malformed request, or one that the chat template refuses
         """
@@ -345,22 +347,22 @@ class Model(OfOneProcess):
         return len(prompt.token_ids)
 
     async def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix; requests under way keep their KV."""
+        """Forget all cached prefixes; running requests keep their KV."""
         await self._worker.reset_prefix_cache()
 
     async def re_isq_model(self, isq: IsqType) -> None:
-        """Quantize the weights to another type, read anew from the files of the model, which must be as they were.
+        """Quantize the weights to another type, reading them again from the model's files, which must be unchanged.
 
-        Requests under way finish first, and those that come meanwhile wait. Cached prefixes are forgotten. Old layers
-        make room for new ones, so that memory beyond the larger of both is that of a few layers. What a topology says
-        of layers goes on to count; a draft model stays as it is. Should the caller be cancelled, nothing happens, or
-        everything if it has begun.
+        Running requests finish first, and new ones wait. Cached prefixes are forgotten. Layers are replaced one after
+        the other, which takes a few layers' memory more than the larger of the two models. Layers with a type in the
+        topology and draft models stay as they are. Cancelling the call before the work has begun prevents it; later,
+        the work completes.
 
-        :raises ConfigError: no :class:`IsqType`, or one that the device has no kernels for
-        :raises ModelLoadError: the files are gone or others, or a weight cannot be quantized: the model goes on with
-            the weights that it had
-        :raises EngineDeadError: that failed too; so will all requests
-        :raises ModelClosedError: the model is closed, or was meanwhile
+        :raises ConfigError: not an :class:`IsqType`, or one that the device has no kernels for
+        :raises ModelLoadError: the files are missing or have changed, or a weight cannot be quantized: the model
+            continues with its old weights
+        :raises EngineDeadError: that failed too, and so will all requests
+        :raises ModelClosedError: the model is closed, or was closed meanwhile
         """
         if not isinstance(isq, IsqType):
             raise ConfigError.of("isq", isq, "an IsqType")
@@ -375,30 +377,30 @@ class Model(OfOneProcess):
 
     @property
     def adapter_infos(self) -> tuple[AdapterInfo, ...]:
-        """Return what the loaded adapters are: their content's digests, ranks and sizes."""
+        """Return the loaded adapters' names, content digests, ranks and sizes."""
         return self._adapters.infos
 
     async def load_adapter(self, path: str | PathLike[str], *, name: str | None = None) -> None:
-        """Load an adapter beside those that there are; requests under way go on.
+        """Load another adapter; running requests are not affected.
 
-        :param path: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``, a GGUF file, or a hub
+        :param path: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``, a GGUF file, or a Hub
             id
-        :param name: what requests call it, in :meth:`RequestBuilder.with_adapter`; None: the last part of the path,
-            without ``.gguf``
+        :param name: its name for :meth:`RequestBuilder.with_adapter`; None: the last part of the path, without
+            ``.gguf``
         :raises ConfigError: another adapter has that name
         :raises AdapterError: it cannot be read, or was made for another model
         """
         await self._adapters.load(path, name)
 
     async def unload_adapter(self, name: str) -> None:
-        """Refuse new requests of an adapter, wait for those under way, and free its memory.
+        """Refuse new requests of an adapter, wait for running ones, and free its memory.
 
         :raises ConfigError: no loaded adapter has that name
         """
         await self._adapters.unload(name)
 
     def check(self) -> None:
-        """Raise what any request would be refused with, for whoever watches over the model.
+        """Raise the error that any request would get; return if the model can serve requests. For health checks.
 
         :raises ModelClosedError: it is closed
         :raises EngineDeadError: the engine stopped because of an exception
@@ -407,7 +409,7 @@ class Model(OfOneProcess):
 
     @property
     def replicas(self) -> tuple[Model, ...]:
-        """Return the models that it consists of: of a :class:`ReplicaSet` each, otherwise this one."""
+        """Return the models of a :class:`ReplicaSet`; for any other model, that model alone."""
         return (self,)
 
     def stats(self) -> ModelStats:
@@ -415,10 +417,10 @@ class Model(OfOneProcess):
         return self._worker.stats
 
     async def aclose(self, *, drain: bool = False) -> None:
-        """Refuse new work, end the requests under way and join the worker thread. Idempotent.
+        """Refuse new requests, end running ones and join the worker thread. Idempotent.
 
-        :param drain: let requests under way finish first; otherwise they end now with finish reason "canceled" and
-            the text they have
+        :param drain: let running requests finish first; otherwise they end now, with finish reason "canceled" and the
+            text so far
         """
         self._worker.close(drain=drain)
         join = partial(self._worker.join, None if drain else JOIN_SECONDS)

@@ -35,10 +35,10 @@ ChunkT = TypeVar("ChunkT")
 class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     """Iterates over the chunks of one response; as an async context manager it ends the request on exit.
 
-    The request starts with the first chunk that is asked for, or on entering the context. Whatever ends the reading -
-    the end of the text, :meth:`aclose`, leaving the context, cancellation, a timeout, or dropping the stream - gives
-    the request's KV blocks back within two engine steps. A stream belongs to the event loop that it was started in: in
-    another one, reading it is an :class:`InvalidRequestError`.
+    The request starts when the first chunk is asked for or the context is entered. However reading ends - the end of
+    the text, :meth:`aclose`, leaving the context, cancellation, a timeout, or dropping the stream - the request's KV
+    blocks are free within two engine steps. A stream belongs to the event loop that it was started in; reading it in
+    another one raises :class:`InvalidRequestError`.
 
     :raises RequestTimeoutError: the request's own timeout has passed
     :raises NumericalError: NaN or Inf logits
@@ -77,7 +77,7 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
 
     @property
     def request_id(self) -> str:
-        """Return the id that the response has."""
+        """Return the id of the request, which the response has too."""
         return self._header.id
 
     @property
@@ -113,13 +113,13 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the request if it has not ended; what was read stays in :meth:`response_so_far`. Idempotent."""
+        """End the request if it has not ended; :meth:`response_so_far` keeps what was read. Idempotent."""
         self._ended = True
         self._waiting.clear()
         self._abort()
 
     async def collect(self) -> ResponseT:
-        """Read what is left and return the whole response."""
+        """Read the rest and return the whole response."""
         with _Reading(self):
             is_left = bool(self._waiting) or not self._ended
             try:
@@ -133,15 +133,15 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
         return self.response_so_far()
 
     def response_so_far(self) -> ResponseT:
-        """Return a response of what has been read, and its usage so far; a choice that has not ended has finish reason
-        "canceled"."""
+        """Return a response of what has been read, with its usage so far. A choice that has not ended has finish reason
+        "canceled".
+        """
         return self._shape.response(self._header, self._parts)
 
     def when_whole(self, act: Callable[[ResponseT], object]) -> None:
-        """Have a function called with the whole response once its end has been read.
+        """Set a function to be called with the whole response once its end has been read. It replaces an earlier one.
 
-        It is not called if the reading ends before, by an error, by leaving the stream or by closing the model. An
-        earlier function is called no more.
+        It is not called if reading ends before, by an error, by leaving the stream or by closing the model.
         """
         self._when_whole = act
 

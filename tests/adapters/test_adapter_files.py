@@ -251,7 +251,7 @@ def test_some_layers_only(tmp_path: Path, bank: AdapterBank, adapter: Path) -> N
         ({"0__embed_tokens__lora_embedding_A": torch.ones(4, 4)}, "lacks tensor '.*lora_embedding_B'"),
         (
             {f"0__self_attn__k_proj__lora_embedding_{side}": torch.ones(4, 4) for side in "AB"},
-            "a module that the model has not",
+            "a module that the model does not have",
         ),
         ({"0__self_attn__q_proj__lora_embedding_A": torch.ones(4, 64)}, "lacks tensor '.*lora_embedding_B'"),
         ({"0__self_attn__q_proj__bias": torch.ones(4)}, "no update of a linear layer"),
@@ -337,7 +337,7 @@ def test_modules_that_the_model_has_not(adapter: Path, bank: AdapterBank, name: 
     sides = {f"base_model.model.{name}.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}
     save_file(load_file(path) | sides, path)
     with pytest.raises(
-        AdapterError, match=r"a module that the model has not.*down_proj, embed_tokens, gate_proj"
+        AdapterError, match=r"a module that the model does not have.*down_proj, embed_tokens, gate_proj"
     ) as caught:
         bank.read(str(adapter))
     assert caught.value.value == name

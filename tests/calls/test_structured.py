@@ -127,7 +127,7 @@ class Picky:
 
 @pytest.mark.anyio
 async def test_what_a_type_refuses_for_itself_is_an_error_with_the_answer(model: Model) -> None:
-    with pytest.raises(ConstraintError, match="Picky refuses the answer: no number is good") as raised:
+    with pytest.raises(ConstraintError, match="the answer is not a valid Picky: no number is good") as raised:
         await model.generate_structured(ASKED, Picky)
     assert raised.value.partial_response is not None
     assert isinstance(raised.value.__cause__, RuntimeError)

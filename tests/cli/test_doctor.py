@@ -177,7 +177,7 @@ def test_one_model_at_a_time(model: Path) -> None:
 def test_options_of_a_model_need_one(flags: tuple[str, ...]) -> None:
     result = doctor(*flags)
     assert result.exit_code == 2, result.output
-    assert f"{'--arch' if flags[0] == '-a' else flags[0]}: it is a model's" in " ".join(result.stderr.split())
+    assert f"{'--arch' if flags[0] == '-a' else flags[0]}: it needs a model" in " ".join(result.stderr.split())
 
 
 def test_no_draft_model_is_planned(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from paged_sdk import (
     PagedAttentionMetaBuilder,
     PagedCacheType,
     SamplingParams,
+    TextModelBuilder,
+    TextSpeculativeBuilder,
+    VisionModelBuilder,
 )
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.engine import EngineConfig
@@ -120,6 +124,17 @@ def test_a_bad_value_says_what_is_allowed(make: Callable[[], object]) -> None:
     assert caught.value.allowed
     assert caught.value.allowed in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+def test_errors_of_builders_name_their_methods() -> None:
+    builders = (TextModelBuilder, VisionModelBuilder, TextSpeculativeBuilder)
+    known = {name for builder in builders for name in (*dir(builder), *inspect.signature(builder).parameters)}
+    assert {BuildSettings.call_of(field.name) for field in attrs.fields(BuildSettings)} <= known
+    with pytest.raises(ConfigError, match=r"^with_max_num_seqs = 0 is not allowed: expected an int >= 1$") as raised:
+        TextModelBuilder("model").with_max_num_seqs(0)
+    assert raised.value.setting == "with_max_num_seqs"
+    with pytest.raises(ConfigError, match=r"^with_hf_revision = '' is not allowed"):
+        TextModelBuilder("model").with_hf_revision("")
 
 
 def test_numbers_of_numpy_become_python_s_own() -> None:

@@ -61,4 +61,4 @@ async def test_isq_of_weights_that_are_quantized_already(
     assert "it is quantized already" in caplog.text
     with caplog.at_level(logging.INFO, logger="paged_sdk"):
         assert await logprobs(builder.with_isq(IsqType.Q4_0)) != plain
-    assert "is decoded and quantized again" in caplog.text
+    assert "are requantized to" in caplog.text

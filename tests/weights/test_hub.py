@@ -176,7 +176,7 @@ class TestLocal:
         with pytest.raises(ModelLoadError, match=r"has neither a GGUF file nor a config\.json$"):
             resolve_model(tmp_path, gguf=True)
         (tmp_path / "config.json").touch()
-        with pytest.raises(ModelLoadError, match=r"has no GGUF file$"):
+        with pytest.raises(ModelLoadError, match=r"has no GGUF file: TextModelBuilder loads Hugging Face checkpoints$"):
             resolve_model(tmp_path, gguf=True)
 
     @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ class TestHub:
             (errors.RevisionNotFoundError("404", response=response(404)), "has no revision 'v9'"),
             (errors.LocalEntryNotFoundError("no network"), "the Hub cannot be reached"),
             (errors.OfflineModeIsEnabled("offline"), "the Hub cannot be reached"),
-            (errors.HFValidationError("bad id"), "nor an id of the Hub"),
+            (errors.HFValidationError("bad id"), "nor a Hub id"),
             (errors.HfHubHTTPError("500 Server Error", response=response(500)), "could not be downloaded: 500"),
             (OSError(28, "No space left on device"), "could not be downloaded.*No space left"),
         ],
@@ -277,7 +277,7 @@ class TestHub:
                 resolve_model(model)
 
     def test_ids_that_cannot_be(self) -> None:
-        with pytest.raises(ModelLoadError, match="nor an id of the Hub"):
+        with pytest.raises(ModelLoadError, match="nor a Hub id"):
             resolve_model("not an id")
 
 

@@ -53,7 +53,7 @@ class TestWhatIsNoFile:
 
     def test_a_directory_with_a_files_name(self, tmp_path: Path) -> None:
         (tmp_path / "model.gguf").mkdir()
-        with pytest.raises(ModelLoadError, match="is no model: it has neither"):
+        with pytest.raises(ModelLoadError, match="is not a model: it has neither"):
             open_checkpoint(resolve_model(tmp_path, gguf=True))
         with pytest.raises(CheckpointError, match="no safetensors weights"):
             open_checkpoint(tmp_path / "model.gguf")

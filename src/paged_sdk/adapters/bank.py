@@ -134,8 +134,8 @@ class AdapterBank:
             if linear is None or update.looks_up != (linear.name == self._embedding):
                 kinds = sorted({module.rpartition(".")[2] for module in self._linears})
                 raise AdapterError(
-                    f"{adapter.path}: tensor {shown(update.tensor)} is of a module that the model has not, or that "
-                    f"cannot be adapted{_made_for(adapter)}; its layers have {', '.join(kinds)}",
+                    f"{adapter.path}: tensor {shown(update.tensor)} is of a module that the model does not have, or "
+                    f"that cannot be adapted{_made_for(adapter)}; its layers have {', '.join(kinds)}",
                     path=adapter.path,
                     tensor=update.tensor,
                     value=name,

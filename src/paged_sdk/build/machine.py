@@ -47,10 +47,10 @@ FEATURES: Final = (
 class GpuReport:
     """Describes a CUDA device.
 
-    :ivar name: what its maker calls it
+    :ivar name: the vendor's name for it
     :ivar capability: its compute capability, such as "9.0"
-    :ivar memory_mib: MiB that it has
-    :ivar free_mib: of them, those that nobody uses
+    :ivar memory_mib: its memory in MiB
+    :ivar free_mib: its free memory in MiB
     :ivar why_no_triton: why Triton's kernels cannot run there; None: they can
     """
 
@@ -68,18 +68,18 @@ class MachineReport:
     :ivar package: this package's version
     :ivar python: the interpreter's version
     :ivar system: the operating system
-    :ivar processor: its name; empty: the system does not say
-    :ivar num_processors: how many this process may use, by its affinity and the quotas of its control groups
-    :ivar features: instruction sets of the processor that kernels exist for; empty where the system does not say
-    :ivar kernel_level: the instruction-set level that the native CPU kernels run on; None: they are absent
+    :ivar processor: its name; empty if unknown
+    :ivar num_processors: how many this process may use, by its affinity and cgroup quotas
+    :ivar features: the processor's instruction sets that kernels exist for; empty if unknown
+    :ivar kernel_level: the instruction-set level of the native CPU kernels; None: there are none
     :ivar kernel_levels: all levels that this machine can run, best first
-    :ivar why_no_kernels: why the native kernels are absent, and torch's operations serve; None: they are there
-    :ivar dtype: what "auto" stands for on the CPU
-    :ivar memory_mib: MiB that this process may have
-    :ivar free_mib: of them, those that are free
-    :ivar address_mib: MiB of addresses that the process may have (``ulimit -v``); None: no limit
+    :ivar why_no_kernels: why there are no native kernels, so that torch operations are used; None: there are
+    :ivar dtype: what "auto" means on the CPU
+    :ivar memory_mib: memory that this process may use, in MiB
+    :ivar free_mib: of that, what is free
+    :ivar address_mib: limit of the process's address space in MiB (``ulimit -v``); None: no limit
     :ivar gpus: the CUDA devices
-    :ivar versions: of torch, and of the packages that matter beside it; None: it is not installed
+    :ivar versions: of torch and other relevant packages; None: not installed
     """
 
     package: str
@@ -100,12 +100,12 @@ class MachineReport:
 
     @property
     def processor_name(self) -> str:
-        """Return the processor's name, for people."""
+        """Return the processor's name, for display."""
         return self.processor or "unknown processor"
 
     @property
     def kernels(self) -> str:
-        """Say which CPU kernels serve: the level of the native ones, or why they do not."""
+        """Say which CPU kernels are used: the level of the native ones, or why there are none."""
         return self.kernel_level or f"torch's, because {self.why_no_kernels}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class MachineReport:
 
 
 def describe_machine() -> MachineReport:
-    """Find out what models would run on. Nothing is changed; where there is a CUDA device, it is opened."""
+    """Describe the machine that models would run on. This changes nothing, but opens a CUDA device if there is one."""
     # Imported here and below, because the tensor libraries take over a second.
     import torch
 

@@ -1,4 +1,4 @@
-"""Says what memory a model would take."""
+"""Says how much memory a model would take."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ class Planned(Protocol):
 
 
 def plan_memory(builder: Planned) -> MemoryPlan:
-    """Compute what memory a model would take here, and how many tokens its KV cache would have room for, as it is
-    computed when the model is built, the environment's settings included. No weight is read; a model on the hub is
-    downloaded first.
+    """Compute how much memory a model would take here, and how many tokens its KV cache would hold, as for a real
+    build, environment variables included. No weights are read, but a model on the Hub is downloaded first.
 
-    What steps and images need beside is measured when a model is built, so a pool on a CUDA device that is to take what
-    is free will have somewhat fewer blocks.
+    Memory for steps and images is only measured when a model is built, so a KV pool on a CUDA device that takes all
+    free memory will have somewhat fewer blocks.
 
     :param builder: the model and its settings
-    :raises ConfigError: a setting cannot be used with this model or machine
+    :raises ConfigError: a setting is invalid for this model or machine
     :raises ModelLoadError: the model cannot be read
     :raises OutOfMemoryError: weights and cache do not fit
     """

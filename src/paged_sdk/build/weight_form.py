@@ -42,7 +42,7 @@ def weight_policy(
     """
     isq, setting = settings.isq, "isq"
     if isq is not None and checkpoint.is_quantized:
-        again = "What %s holds quantized is decoded and quantized again, to %s, which does not give back what it lost."
+        again = "The already quantized weights of %s are requantized to %s, which does not restore what they have lost."
         _log.info(again, checkpoint.path, isq.value)
     if isq is None and environment.isq is not None:
         if checkpoint.is_quantized:

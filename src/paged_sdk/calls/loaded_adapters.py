@@ -145,7 +145,7 @@ def found_adapter(uses: Mapping[str, AdapterUse | None], name: str | None) -> Ad
     use = uses.get(name)
     if use is None:
         names = ", ".join(each for each, loaded in uses.items() if loaded is not None)
-        raise InvalidRequestError.of("adapter", name, f"one of {names}" if names else "None: no adapter is loaded")
+        raise InvalidRequestError.of("adapter", name, f"one of {names}" if names else "None, as no adapter is loaded")
     return use
 
 

@@ -35,8 +35,8 @@ class Ranker:
         pooling = self.recipe.ranks
         if pooling is None:
             raise InvalidRequestError(
-                f"{self.model} has no layers that rank texts: expected a checkpoint of an encoder for the "
-                "classification of sequences, with one label",
+                f"{self.model} is not a reranker: expected an encoder whose class ends in ForSequenceClassification, "
+                "with one label",
                 field="query",
             )
         if not isinstance(truncation, bool):

@@ -77,13 +77,13 @@ class Structure(Generic[InstanceT]):
         """
         choice = response.choices[0]
         if choice.finish_reason == "canceled":
-            raise ModelClosedError("the model was closed before the answer was whole")
+            raise ModelClosedError("the model was closed before the answer was complete")
         if choice.finish_reason == "stop":
             try:
                 return self.parse(choice.message.content or "")
             except Exception as error:  # a validator's, of the type's own
                 problem: Exception = error
-            reason = f"{self.name} refuses the answer: {shortened(str(problem))}"
+            reason = f"the answer is not a valid {self.name}: {shortened(str(problem))}"
         else:
             problem, reason = ValueError("cut off"), f"the answer was cut off ({choice.finish_reason})"
         raise ConstraintError(

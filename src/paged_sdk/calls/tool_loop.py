@@ -32,11 +32,11 @@ OnToolError: TypeAlias = Literal["tell", "raise"]
 
 @frozen(kw_only=True)
 class ToolRun:
-    """Holds what came of a request whose tools were run.
+    """Holds the result of a request whose tools were run.
 
-    :ivar responses: the model's, in order; the last one calls no tool, unless it was cut off: the model was closed amid
-        it, so that its finish reason is "canceled", and what it calls was not run
-    :ivar messages: the turns after those of the request: calls, what tools answered, and the answer
+    :ivar responses: the model's response in each round; the last one has no calls to run, unless the model was closed:
+        then its finish reason is "canceled", and its calls were not run
+    :ivar messages: the turns after those of the request: calls, tool results, and the answer
     """
 
     responses: tuple[ChatCompletionResponse, ...]

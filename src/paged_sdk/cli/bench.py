@@ -23,9 +23,9 @@ def bench(
     paged: options.PagedOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Measure how fast a model computes prompts and generates texts here.
+    """Measure a model's prefill and decode speed on this machine.
 
-    Text is generated greedily, from prompts of random tokens that no cache has.
+    Prompts are random tokens, which no cache holds; texts are generated greedily.
     """
     # Imported here, because help does not need them and should appear at once.
     import asyncio

@@ -9,7 +9,7 @@ from attrs import frozen
 
 __all__ = ["BenchOptions"]
 
-MEASURED = "What is measured"
+MEASURED = "Measurements"
 
 
 @frozen(kw_only=True)
@@ -19,15 +19,15 @@ class BenchOptions:
     prompt_len: Annotated[
         int,
         typer.Option(
-            "--prompt-len", min=0, help="Tokens of a prompt that is computed; 0: none.", rich_help_panel=MEASURED
+            "--prompt-len", min=0, help="Tokens per measured prompt; 0: measure no prompts.", rich_help_panel=MEASURED
         ),
     ] = 512
-    gen_len: Annotated[int, typer.Option("--gen-len", min=2, help="Tokens of each text.", rich_help_panel=MEASURED)] = (
-        128
-    )
+    gen_len: Annotated[
+        int, typer.Option("--gen-len", min=2, help="Tokens to generate per text.", rich_help_panel=MEASURED)
+    ] = 128
     depth: Annotated[
         int,
-        typer.Option("--depth", min=1, help="Tokens of the prompt in front of each text.", rich_help_panel=MEASURED),
+        typer.Option("--depth", min=1, help="Prompt tokens before each text.", rich_help_panel=MEASURED),
     ] = 4
     streams: Annotated[
         tuple[int, ...],
@@ -35,7 +35,7 @@ class BenchOptions:
             "--streams",
             min=1,
             metavar="N",
-            help="Texts at once; may be given several times. By default 1 and 4.",
+            help="Concurrent texts; repeatable. Default: 1 and 4.",
             rich_help_panel=MEASURED,
         ),
     ] = ()
@@ -44,13 +44,14 @@ class BenchOptions:
         typer.Option(
             "--replicas",
             min=1,
-            help="Processes that hold the model, each as a whole, as serve has them.",
+            help="Number of processes, each with the whole model, as for serve.",
             rich_help_panel=MEASURED,
         ),
     ] = 1
     iterations: Annotated[
-        int, typer.Option("--iterations", min=1, help="Runs, of which the median counts.", rich_help_panel=MEASURED)
+        int,
+        typer.Option("--iterations", min=1, help="Measured runs; the median is reported.", rich_help_panel=MEASURED),
     ] = 3
     warmup: Annotated[
-        int, typer.Option("--warmup", min=0, help="Runs before them that do not count.", rich_help_panel=MEASURED)
+        int, typer.Option("--warmup", min=0, help="Runs before these that are not measured.", rich_help_panel=MEASURED)
     ] = 1

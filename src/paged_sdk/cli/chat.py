@@ -99,7 +99,7 @@ class Chat:
                 self._opening = opening(rest.strip() or None)
                 self._start_over()
             case _ if command.startswith("/"):
-                self._terminal.reply(f"There is no command {command}; /help lists those there are.")
+                self._terminal.reply(f"Unknown command {command}; /help lists the commands.")
             case _:
                 self.say(line)
 

@@ -14,12 +14,14 @@ __all__ = ["doctor"]
 
 Loaded = Annotated[
     str | None,
-    typer.Argument(metavar="MODEL", help="Load this model, and say what it uses and why."),
+    typer.Argument(metavar="MODEL", help="Also load this model, and report what it uses and why."),
     Setting("model"),
 ]
 Plan = Annotated[
     str | None,
-    typer.Option("--plan", metavar="MODEL", help="Say what memory this model would take. No weight is read."),
+    typer.Option(
+        "--plan", metavar="MODEL", help="Report how much memory this model would take, without reading weights."
+    ),
 ]
 CtxtLen = Annotated[
     int | None,
@@ -40,9 +42,9 @@ def doctor(
     paged: options.PagedOptions,
     engine: options.EngineOptions,
 ) -> None:
-    """Say what this machine has, what of it is used, and why.
+    """Report what this machine has, what of it is used, and why.
 
-    With a model also what that one uses; its options are those of run.
+    With a model, also report what that one uses; the options are those of run.
     """
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.diagnosis import Diagnosis
@@ -57,7 +59,7 @@ def doctor(
         of_a_model = [flag for group in (model_options, paged, engine) for flag in given_options(group)]
         of_a_model += [] if ctxt_len is None else ["--ctxt-len"]
         if named is None and of_a_model:
-            raise typer.BadParameter("it is a model's: name that, as MODEL or by --plan", param_hint=of_a_model[0])
+            raise typer.BadParameter("it needs a model: name one as MODEL or with --plan", param_hint=of_a_model[0])
         if ctxt_len is not None:
             paged = evolve(paged, pa_context_len=ctxt_len)
         builder = None if named is None else builder_of(named, model_options, paged, engine, output)

@@ -12,13 +12,13 @@ __all__ = ["from_config"]
 File = Annotated[
     Path | None, typer.Argument(metavar="FILE", help="A .yaml, .json or .toml file.", exists=True, dir_okay=False)
 ]
-Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON schema of such files instead.")]
+Schema = Annotated[bool, typer.Option("--schema", help="Print the JSON schema of such files.")]
 
 
 def from_config(ctx: typer.Context, file: File = None, schema: Schema = False) -> None:
-    """Run a command whose options are in a file.
+    """Run a command with options from a file.
 
-    Keys are the command's options without dashes in front, and "command" names it.
+    "command" names the command; the other keys are its options without the leading dashes.
     """
     from paged_sdk.cli.config_file import json_schema, read_arguments  # which help does without
 

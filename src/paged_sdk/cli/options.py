@@ -55,7 +55,7 @@ ModelId = Annotated[
         "--model",
         "-m",
         metavar="PATH_OR_ID",
-        help="A directory, a GGUF file or a hub id. Without it: the embedded SmolLM2-135M.",
+        help="A directory, a GGUF file or a Hub id. Default: the embedded SmolLM2-135M.",
         rich_help_panel=MODEL,
     ),
     Setting("model"),
@@ -67,16 +67,14 @@ ModelIds = Annotated[
         "--model",
         "-m",
         metavar="PATH_OR_ID",
-        help="A directory, a GGUF file or a hub id; may be given several times. Without it: the embedded SmolLM2-135M.",
+        help="A directory, a GGUF file or a Hub id; repeatable. Default: the embedded SmolLM2-135M.",
         rich_help_panel=MODEL,
     ),
     Setting("model"),
 ]
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="MODEL", help="A directory, a GGUF file or a hub id. Without it: the embedded SmolLM2-135M."
-    ),
+    typer.Argument(metavar="MODEL", help="A directory, a GGUF file or a Hub id. Default: the embedded SmolLM2-135M."),
     Setting("model"),
 ]
 # As options of mistral.rs's commands have it.
@@ -87,7 +85,7 @@ Adapter = Annotated[
     typer.Option(
         "--adapter",
         metavar="[NAME=]PATH",
-        help="A LoRA adapter that the text goes through: a directory as PEFT saves it, a GGUF file, or a hub id.",
+        help="A LoRA adapter to use: a PEFT directory, a GGUF file or a Hub id.",
         rich_help_panel=MODEL,
     ),
     Setting("with_adapter"),
@@ -103,7 +101,7 @@ class OutputOptions:
         typer.Option("--verbose", help="Show log lines, and tracebacks of errors."),
         BuilderSetting("logging"),
     ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but texts, results and errors.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show only output, results and errors.")] = False
 
 
 @frozen(kw_only=True)
@@ -114,7 +112,7 @@ class ModelOptions:
 
     format: Annotated[
         ModelFormat | None,
-        typer.Option("--format", help="What the model is stored as, if it is not plain to see.", rich_help_panel=MODEL),
+        typer.Option("--format", help="The model's file format, if it cannot be detected.", rich_help_panel=MODEL),
     ] = None
     # mistral.rs has to be told.
     arch: Annotated[str | None, typer.Option("--arch", "-a", hidden=True)] = None
@@ -124,7 +122,7 @@ class ModelOptions:
             "--quantized-file",
             "-f",
             metavar="NAME",
-            help="The GGUF file within the directory or repository; repeat it for a model in several files.",
+            help="The GGUF file within the directory or repository; repeatable, for a model in several files.",
             rich_help_panel=MODEL,
         ),
         Setting("filenames"),
@@ -134,7 +132,7 @@ class ModelOptions:
         typer.Option(
             "--hf-revision",
             metavar="NAME",
-            help="A branch, tag or commit of the hub's repository.",
+            help="Branch, tag or commit of the Hub repository.",
             rich_help_panel=MODEL,
         ),
         BuilderSetting("hf_revision"),
@@ -145,7 +143,7 @@ class ModelOptions:
         typer.Option(
             "--token-source",
             metavar="SOURCE",
-            help="Where the hub's token is: cache, none, env:NAME or path:FILE.",
+            help="Where to find the Hub token: cache, none, env:NAME or path:FILE.",
             rich_help_panel=MODEL,
         ),
         BuilderSetting("token_source"),
@@ -155,7 +153,7 @@ class ModelOptions:
         typer.Option(
             "--mmproj",
             metavar="FILE",
-            help="The image encoder of a GGUF model; not needed where it is the only one in the model's directory.",
+            help="The image encoder of a GGUF model. Default: the one in the model's directory, if there is only one.",
             rich_help_panel=MODEL,
         ),
         Setting("with_mmproj"),
@@ -166,7 +164,7 @@ class ModelOptions:
             "--tok-model-id",
             "-t",
             metavar="PATH_OR_ID",
-            help="A directory or hub id with a tokenizer.json, or that file, instead of the model's own tokenizer.",
+            help="Another tokenizer: a directory or Hub id with a tokenizer.json, or that file.",
             rich_help_panel=MODEL,
         ),
         BuilderSetting("tok_model_id"),
@@ -176,14 +174,14 @@ class ModelOptions:
         typer.Option(
             "--chat-template",
             metavar="PATH_OR_TEXT",
-            help="A Jinja chat template instead of the model's own.",
+            help="Another Jinja chat template.",
             rich_help_panel=MODEL,
         ),
         BuilderSetting("chat_template"),
     ] = None
     cpu: Annotated[
         bool,
-        typer.Option("--cpu", help="Run on the CPU whatever else there is.", rich_help_panel=MODEL),
+        typer.Option("--cpu", help="Run on the CPU even if there is a GPU.", rich_help_panel=MODEL),
         BuilderSetting("force_cpu"),
     ] = False
     device: Annotated[
@@ -201,8 +199,7 @@ class ModelOptions:
         typer.Option(
             "--isq",
             metavar="TYPE",
-            help="Quantize while loading: 4, 8, Q4K, Q8_0 ... "
-            "What a file holds quantized is decoded and quantized again.",
+            help="Quantize while loading: 4, 8, Q4K, Q8_0 ... Requantizes already quantized files.",
             rich_help_panel=MODEL,
         ),
     ] = None
@@ -211,7 +208,7 @@ class ModelOptions:
         typer.Option(
             "--topology",
             metavar="FILE",
-            help="YAML: what single layers are quantized to, and where they are.",
+            help="YAML: quantization type and device per layer.",
             rich_help_panel=MODEL,
         ),
     ] = None
@@ -220,7 +217,7 @@ class ModelOptions:
         typer.Option(
             "--imatrix",
             metavar="FILE",
-            help="An importance matrix of llama.cpp's: errors count for more where activations are large.",
+            help="A llama.cpp importance matrix, to weight quantization errors by.",
             rich_help_panel=MODEL,
         ),
         BuilderSetting("imatrix"),
@@ -230,7 +227,7 @@ class ModelOptions:
         typer.Option(
             "--calibration-file",
             metavar="TEXT",
-            help="A file of text to run through the model first, which shows where activations are large.",
+            help="A text file to compute an importance matrix from, before quantizing.",
             rich_help_panel=MODEL,
         ),
         BuilderSetting("calibration_file"),
@@ -240,14 +237,14 @@ class ModelOptions:
         typer.Option(
             "--isq-cache",
             metavar="DIRECTORY",
-            help="Keep weights that are quantized while loading there, for the next start.",
+            help="Cache quantized weights there for the next start.",
             rich_help_panel=MODEL,
         ),
         BuilderSetting("isq_cache"),
     ] = None
     num_threads: Annotated[
         int | None,
-        typer.Option("--num-threads", help="CPU threads that compute a step.", rich_help_panel=MODEL),
+        typer.Option("--num-threads", help="CPU threads per step.", rich_help_panel=MODEL),
         BuilderSetting("num_threads"),
     ] = None
     tensor_parallel: Annotated[
@@ -255,7 +252,7 @@ class ModelOptions:
         typer.Option(
             "--tensor-parallel",
             metavar="N|auto",
-            help="Processes that compute the model together; auto: one for each GPU or NUMA node.",
+            help="Processes that share the model; auto: one per GPU or NUMA node.",
             rich_help_panel=MODEL,
         ),
         Setting("with_tensor_parallel"),
@@ -267,7 +264,8 @@ class PagedOptions:
     """Says whether the KV cache is paged, and how, in the spellings of mistral.rs's command line, earlier ones too."""
 
     paged_attn: Annotated[
-        PagedAttnMode, typer.Option(PAGED_ATTN, help="A paged KV cache; alone: on.", rich_help_panel=PAGED)
+        PagedAttnMode,
+        typer.Option(PAGED_ATTN, help="Whether the KV cache is paged; without a value: on.", rich_help_panel=PAGED),
     ] = PagedAttnMode.AUTO
     pa_context_len: Annotated[
         int | None,
@@ -282,7 +280,9 @@ class PagedOptions:
     pa_memory_fraction: Annotated[
         float | None,
         typer.Option(
-            "--pa-memory-fraction", help="Size of the KV pool as a share of the device's memory.", rich_help_panel=PAGED
+            "--pa-memory-fraction",
+            help="Size of the KV pool as a fraction of the device's memory.",
+            rich_help_panel=PAGED,
         ),
         Setting("fraction"),
     ] = None
@@ -296,7 +296,7 @@ class PagedOptions:
         typer.Option(
             "--pa-cache-type",
             case_sensitive=False,
-            help="What a KV element is stored as: the model's dtype, or 8 bits.",
+            help="Type of KV elements: the model's dtype, or 8 bits.",
             rich_help_panel=PAGED,
         ),
     ] = None
@@ -314,19 +314,19 @@ class EngineOptions:
 
     max_seqs: Annotated[
         int | None,
-        typer.Option("--max-seqs", help="Sequences that are computed at once (32).", rich_help_panel=ENGINE),
+        typer.Option("--max-seqs", help="Sequences computed at once (32).", rich_help_panel=ENGINE),
         BuilderSetting("max_num_seqs"),
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option("--max-num-batched-tokens", help="Tokens in one step.", rich_help_panel=ENGINE),
+        typer.Option("--max-num-batched-tokens", help="Tokens per step.", rich_help_panel=ENGINE),
         BuilderSetting("max_num_batched_tokens"),
     ] = None
     max_slowdown: Annotated[
         float | None,
         typer.Option(
             "--max-slowdown",
-            help="By what factor texts may be slower while a prompt is computed beside them (3 on the CPU).",
+            help="How many times slower decoding may get while a prompt is prefilled (3 on the CPU).",
             rich_help_panel=ENGINE,
         ),
         BuilderSetting("max_slowdown"),
@@ -335,7 +335,7 @@ class EngineOptions:
         bool,
         typer.Option(
             "--batch-invariance",
-            help="Compute a text the same, whatever is computed beside it.",
+            help="Make results independent of the batch.",
             rich_help_panel=ENGINE,
         ),
         BuilderSetting("batch_invariance"),
@@ -344,21 +344,21 @@ class EngineOptions:
         int | None,
         typer.Option(
             "--prefix-cache-n",
-            help="0: no prefix cache. Not paged: finished sequences that are kept (16).",
+            help="0: no prefix cache. Without paged attention: finished sequences to keep (16).",
             rich_help_panel=ENGINE,
         ),
         BuilderSetting("prefix_cache_n"),
     ] = None
     max_seq_len: Annotated[
         int | None,
-        typer.Option("--max-seq-len", help="Tokens in a sequence, prompt and output together.", rich_help_panel=ENGINE),
+        typer.Option("--max-seq-len", help="Tokens per sequence, prompt and output together.", rich_help_panel=ENGINE),
         BuilderSetting("max_model_len"),
     ] = None
     throughput_logging: Annotated[
         bool,
         typer.Option(
             "--throughput-logging",
-            help="Show speeds and the KV pool's state every few seconds of work.",
+            help="Show speed and KV pool usage every few seconds of work.",
             rich_help_panel=ENGINE,
         ),
         BuilderSetting("throughput_logging"),
@@ -368,7 +368,7 @@ class EngineOptions:
         typer.Option(
             SPECULATE,
             metavar="[N]",
-            help="Guess up to N tokens ahead (16) from what was written before: the same text, sooner.",
+            help="Speculative decoding: draft up to N tokens (16) from earlier text. Output is unchanged.",
             rich_help_panel=ENGINE,
         ),
         Setting("gamma"),
@@ -377,7 +377,7 @@ class EngineOptions:
         str | None,
         typer.Option(
             "--draft-model",
-            help="A smaller model with the same vocabulary that guesses tokens: the same text, sooner.",
+            help="A smaller model with the same vocabulary, for speculative decoding.",
             rich_help_panel=ENGINE,
         ),
         Setting("draft"),

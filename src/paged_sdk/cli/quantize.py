@@ -12,11 +12,11 @@ from paged_sdk.cli.groups import Setting, grouped
 
 __all__ = ["quantize"]
 
-Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A directory, a GGUF file or a hub id.")]
+Source = Annotated[str, typer.Argument(metavar="SOURCE", help="A directory, a GGUF file or a Hub id.")]
 Target = Annotated[
     Path,
     typer.Argument(
-        metavar="TARGET", help="The GGUF file, or with --safetensors the directory, to write, which must not exist."
+        metavar="TARGET", help="The GGUF file, or with --safetensors the directory, to write; must not exist."
     ),
 ]
 Type = Annotated[
@@ -25,8 +25,8 @@ Type = Annotated[
         "--type",
         metavar="NAME",
         help="F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K_S, Q3_K_M, Q3_K_L, Q4_K_S, Q4_K_M, Q5_K_S, "
-        "Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 or MXFP4_MOE; by default Q4_K_M. With --safetensors F32, F16 or "
-        "BF16, which is then the default.",
+        "Q5_K_M, Q6_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 or MXFP4_MOE. Default: Q4_K_M. With --safetensors: F32, F16 or "
+        "BF16, the default there.",
     ),
 ]
 Override = Annotated[
@@ -34,8 +34,8 @@ Override = Annotated[
     typer.Option(
         "--override",
         metavar="REGEX=TYPE",
-        help="The type of tensors in whose name the expression is found, such as 'ffn_down=Q6_K'; the last that is "
-        "found decides. It can be repeated.",
+        help="The type of tensors whose name matches the expression, such as 'ffn_down=Q6_K'; the last match "
+        "wins; repeatable.",
     ),
     Setting("overrides"),
 ]
@@ -44,7 +44,7 @@ Imatrix = Annotated[
     typer.Option(
         "--imatrix",
         metavar="FILE",
-        help="An importance matrix of llama.cpp's, as GGUF or .dat: errors count for more where activations are large.",
+        help="A llama.cpp importance matrix (GGUF or .dat), to weight quantization errors by.",
     ),
 ]
 Calibrate = Annotated[
@@ -52,7 +52,7 @@ Calibrate = Annotated[
     typer.Option(
         "--calibrate",
         metavar="TEXT",
-        help="A file of text to run through the model first, which shows where activations are large.",
+        help="A text file to compute an importance matrix from, before quantizing.",
     ),
 ]
 ImatrixOut = Annotated[
@@ -60,7 +60,7 @@ ImatrixOut = Annotated[
     typer.Option(
         "--imatrix-out",
         metavar="FILE",
-        help="Keep what --calibrate learns, added to what --imatrix says, as an importance matrix of llama.cpp's.",
+        help="Save what --calibrate computes, added to --imatrix, as a llama.cpp importance matrix.",
     ),
 ]
 TopologyFile = Annotated[
@@ -68,7 +68,7 @@ TopologyFile = Annotated[
     typer.Option(
         "--topology",
         metavar="FILE",
-        help="A YAML file of types for single layers, or for matrices by their names: see docs/quantization.md.",
+        help="A YAML file with types per layer or matrix name: see docs/quantization.md.",
     ),
 ]
 Mmproj = Annotated[
@@ -76,20 +76,20 @@ Mmproj = Annotated[
     typer.Option(
         "--mmproj",
         metavar="FILE",
-        help='Also write the image encoder, which GGUF models have in a file of its own: with "mmproj" in its name.',
+        help='Also write the image encoder, to a separate GGUF file with "mmproj" in its name.',
     ),
 ]
 MmprojType = Annotated[
     str | None,
     typer.Option(
-        "--mmproj-type", metavar="NAME", help="The type of its matrices: F32, F16, BF16 or Q8_0; by default F16."
+        "--mmproj-type", metavar="NAME", help="The type of its matrices: F32, F16, BF16 or Q8_0. Default: F16."
     ),
 ]
 Safetensors = Annotated[
     bool,
     typer.Option(
         "--safetensors",
-        help="Write a directory of safetensors that are not quantized, as transformers reads.",
+        help="Write a directory of unquantized safetensors, for transformers.",
     ),
 ]
 
@@ -110,7 +110,7 @@ def quantize(
     safetensors: Safetensors = False,
     output: options.OutputOptions,
 ) -> None:
-    """Write a model as a GGUF file, quantized, or as safetensors."""
+    """Write a model as a quantized GGUF file, or as safetensors."""
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk import Topology, write_gguf, write_mmproj, write_safetensors
     from paged_sdk.cli.flags import exclusive, reporting

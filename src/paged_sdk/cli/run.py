@@ -22,9 +22,9 @@ def run(
     adapter: options.Adapter = None,
     sampling: SamplingOptions,
 ) -> None:
-    """Ask a model something, or chat with it.
+    """Send a prompt to a model, or chat with it.
 
-    Without a prompt, on a terminal, it is a chat.
+    Without a prompt, on a terminal, it starts a chat.
     """
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.answer import sampling_of

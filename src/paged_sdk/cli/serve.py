@@ -20,7 +20,7 @@ Adapters = Annotated[
     typer.Option(
         "--adapter",
         metavar="[NAME=]PATH",
-        help="A LoRA adapter, which clients call as a model. It can be repeated.",
+        help="A LoRA adapter, which clients select as a model; repeatable.",
         rich_help_panel=options.MODEL,
     ),
     Setting("with_adapter"),
@@ -29,7 +29,7 @@ Vision = Annotated[
     bool,
     typer.Option(
         "--vision",
-        help="Take images: the checkpoint has an image encoder.",
+        help="Accept images; for checkpoints with an image encoder.",
         rich_help_panel=options.MODEL,
     ),
 ]
@@ -38,7 +38,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="JSON: the models, and how they are served. Options of the command line count before it.",
+        help="A JSON file with models and settings. Command-line options override it.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -80,7 +80,7 @@ def serve(
     engine: options.EngineOptions,
     adapter: Adapters = None,
 ) -> None:
-    """Serve models over HTTP, as OpenAI's and Anthropic's APIs have it."""
+    """Serve models over HTTP, with OpenAI's and Anthropic's APIs."""
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.flags import exclusive, reporting
     from paged_sdk.cli.loading import with_rivals

@@ -33,11 +33,13 @@ class ServerOptions:
     host: Annotated[
         str,
         typer.Option(
-            "--host", help="The address to listen at. Others than this machine's need a key.", rich_help_panel=SERVER
+            "--host",
+            help="The address to listen on. Addresses that other machines reach need a key.",
+            rich_help_panel=SERVER,
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, typer.Option("--port", "-p", min=0, max=65535, help="0: any that is free.", rich_help_panel=SERVER)
+        int, typer.Option("--port", "-p", min=0, max=65535, help="The port; 0: any free one.", rich_help_panel=SERVER)
     ] = 8000
     api_key: Annotated[
         tuple[str, ...],
@@ -45,7 +47,7 @@ class ServerOptions:
             "--api-key",
             metavar="KEY",
             envvar="PAGED_SDK_API_KEY",
-            help="Answer those alone who send it. It can be repeated.",
+            help="Require this key from clients; repeatable.",
             rich_help_panel=SERVER,
         ),
         Setting("api_keys"),
@@ -55,7 +57,7 @@ class ServerOptions:
         typer.Option(
             "--served-model-name",
             metavar="NAME",
-            help="What clients call the model; of several models each has one, in their order.",
+            help="The model's name for clients; with several models, one each, in order.",
             rich_help_panel=SERVER,
         ),
     ] = ()
@@ -64,14 +66,16 @@ class ServerOptions:
         typer.Option(
             "--cors-origin",
             metavar="ORIGIN",
-            help="Web pages of this origin may ask, written as browsers do: https://example.org. It can be repeated.",
+            help="Allow web pages of this origin, such as https://example.org; repeatable.",
             rich_help_panel=SERVER,
         ),
         Setting("cors_origins"),
     ] = ()
     max_queue: Annotated[
         int | None,
-        typer.Option("--max-queue", help="Requests that may wait; more are refused (4096).", rich_help_panel=SERVER),
+        typer.Option(
+            "--max-queue", help="Requests that may wait; further ones are refused (4096).", rich_help_panel=SERVER
+        ),
         BuilderSetting("max_queue"),
     ] = None
     replicas: Annotated[
@@ -79,7 +83,7 @@ class ServerOptions:
         typer.Option(
             "--replicas",
             min=1,
-            help="Processes that hold the model, each as a whole; a request goes where it is served soonest.",
+            help="Number of processes, each with the whole model; requests go where they are served soonest.",
             rich_help_panel=SERVER,
         ),
     ] = 1
@@ -96,27 +100,27 @@ class ServerOptions:
         typer.Option(
             "--max-replicas",
             min=1,
-            help="With --ray: have up to so many replicas, as there is more or less to do.",
+            help="With --ray: scale up to this many replicas with the load.",
             rich_help_panel=SERVER,
         ),
     ] = None
     max_body_mb: Annotated[
-        int, typer.Option("--max-body-mb", min=1, help="MiB that a request may have.", rich_help_panel=SERVER)
+        int, typer.Option("--max-body-mb", min=1, help="Maximum size of a request in MiB.", rich_help_panel=SERVER)
     ] = 64
     timeout: Annotated[
-        float | None, typer.Option("--timeout", help="Seconds that an answer may take.", rich_help_panel=SERVER)
+        float | None, typer.Option("--timeout", help="Maximum seconds per answer.", rich_help_panel=SERVER)
     ] = None
     drain_timeout: Annotated[
         float,
         typer.Option(
-            "--drain-timeout", help="Seconds that requests are given to finish when it ends.", rich_help_panel=SERVER
+            "--drain-timeout", help="Seconds for running requests to finish on shutdown.", rich_help_panel=SERVER
         ),
     ] = 60.0
     log_json: Annotated[
         bool,
         typer.Option(
             "--log-json",
-            help="Write a line of JSON for every request, and for what else is logged.",
+            help="Log as JSON, with a line for every request.",
             rich_help_panel=SERVER,
         ),
     ] = False
@@ -125,7 +129,7 @@ class ServerOptions:
         typer.Option(
             "--image-host",
             metavar="NAME",
-            help="Fetch images from there, by address; *: from any public host. It can be repeated.",
+            help="Allow image URLs on this host; *: any public host; repeatable.",
             rich_help_panel=SERVER,
         ),
         Setting("image_hosts"),
@@ -136,7 +140,7 @@ class ServerOptions:
             "--adapter-folder",
             metavar="DIR",
             parser=folder,
-            help="Clients may load adapters from there.",
+            help="Let clients load adapters from this directory.",
             rich_help_panel=SERVER,
         ),
     ] = None

@@ -26,8 +26,8 @@ __all__ = ["ModelEntry", "ServiceFile", "is_service_file", "service_file_schema"
 class Layer(TypedDict, total=False):
     """Says what layers are to be."""
 
-    isq: Annotated[str | None, "What their weights are quantized to."]
-    device: Annotated[str | None, "Where they are to be."]
+    isq: Annotated[str | None, "Their quantization type."]
+    device: Annotated[str | None, "Their device."]
 
 
 class Paged(TypedDict, total=False):
@@ -36,84 +36,84 @@ class Paged(TypedDict, total=False):
     mode: Annotated[Literal["auto", "on", "off"], "Whether it is paged."]
     context_len: Annotated[int | None, Bounds(1), "Size of the KV pool in tokens."]
     memory_mb: Annotated[int | None, Bounds(1), "Size of the KV pool in MiB."]
-    memory_fraction: Annotated[float | None, Bounds(0, 1), "Size of the KV pool as a share of the device's memory."]
+    memory_fraction: Annotated[float | None, Bounds(0, 1), "Size of the KV pool as a fraction of the device's memory."]
     block_size: Annotated[int | None, Bounds(1), "Tokens per block."]
-    cache_type: Annotated[Literal["auto", "f8e4m3"] | None, "What a KV element is stored as."]
+    cache_type: Annotated[Literal["auto", "f8e4m3"] | None, "Type of KV elements."]
 
 
 class Server(TypedDict, total=False):
     """Says who may ask, and where."""
 
-    host: Annotated[str, "The address to listen at. Others than this machine's need a key."]
-    port: Annotated[int, Bounds(0, 65535), "0: any that is free."]
-    api_keys: Annotated[list[str], "Answer those alone who send one. PAGED_SDK_API_KEY keeps it out of files."]
-    cors_origins: Annotated[list[str], "Web pages from there may ask."]
-    image_hosts: Annotated[list[str], "Fetch images from there, by address."]
-    max_body_mb: Annotated[int, Bounds(1), "MiB that a request may have."]
-    timeout: Annotated[float | None, Bounds(0), "Seconds that an answer may take."]
-    drain_timeout: Annotated[float, Bounds(0), "Seconds that requests are given to finish when it ends."]
-    adapter_folder: Annotated[str | None, "Clients may load adapters from there."]
+    host: Annotated[str, "The address to listen on. Addresses that other machines reach need a key."]
+    port: Annotated[int, Bounds(0, 65535), "The port; 0: any free one."]
+    api_keys: Annotated[list[str], "Require one of these keys. PAGED_SDK_API_KEY keeps a key out of files."]
+    cors_origins: Annotated[list[str], "Allow web pages of these origins."]
+    image_hosts: Annotated[list[str], "Allow image URLs on these hosts."]
+    max_body_mb: Annotated[int, Bounds(1), "Maximum size of a request in MiB."]
+    timeout: Annotated[float | None, Bounds(0), "Maximum seconds per answer."]
+    drain_timeout: Annotated[float, Bounds(0), "Seconds for running requests to finish on shutdown."]
+    adapter_folder: Annotated[str | None, "Let clients load adapters from this directory."]
     page: Annotated[bool, "Whether there is a chat page at /."]
-    log_json: Annotated[bool, "Write a line of JSON for every request, and for what else is logged."]
+    log_json: Annotated[bool, "Log as JSON, with a line for every request."]
 
 
 class ModelFile(TypedDict, total=False):
     """Says what a model is, and how it runs."""
 
-    model: Annotated[str | None, "A directory, a GGUF file or a hub id; null: the embedded SmolLM2-135M."]
-    name: Annotated[str | None, "What clients call the model."]
-    format: Annotated[Literal["plain", "gguf"] | None, "What the model is stored as, if it is not plain to see."]
-    arch: Annotated[str | None, "The family that the model has to be of."]
+    model: Annotated[str | None, "A directory, a GGUF file or a Hub id; null: the embedded SmolLM2-135M."]
+    name: Annotated[str | None, "The model's name for clients."]
+    format: Annotated[Literal["plain", "gguf"] | None, "The model's file format, if it cannot be detected."]
+    arch: Annotated[str | None, "The model family, to be checked."]
     quantized_files: Annotated[list[str], "GGUF files within the directory or repository."]
-    hf_revision: Annotated[str | None, "A branch, tag or commit of the hub's repository."]
-    token_source: Annotated[str | None, "Where the hub's token is: cache, none, env:NAME or path:FILE."]
+    hf_revision: Annotated[str | None, "Branch, tag or commit of the Hub repository."]
+    token_source: Annotated[str | None, "Where to find the Hub token: cache, none, env:NAME or path:FILE."]
     mmproj: Annotated[str | None, "The image encoder of a GGUF model."]
-    tokenizer: Annotated[str | None, "A directory or hub id with a tokenizer.json, or that file."]
-    chat_template: Annotated[str | None, "A Jinja chat template, or its path."]
-    vision: Annotated[bool, "Take images: the checkpoint has an image encoder."]
+    tokenizer: Annotated[str | None, "Another tokenizer: a directory or Hub id with a tokenizer.json, or that file."]
+    chat_template: Annotated[str | None, "Another Jinja chat template, or its path."]
+    vision: Annotated[bool, "Accept images; for checkpoints with an image encoder."]
     device: Annotated[str | None, "auto, cpu, cuda, cuda:1, mps ..."]
     dtype: Annotated[str | None, "auto, bfloat16, float16, float32 ..."]
     isq: Annotated[str | None, "Quantize while loading: 4, 8, Q4K, Q8_0 ..."]
-    isq_cache: Annotated[str | None, "Keep weights that are quantized while loading there."]
-    imatrix: Annotated[str | None, "An importance matrix of llama.cpp's."]
-    calibration_file: Annotated[str | None, "A text to run through the model first."]
-    topology: Annotated[str | dict[str, Layer] | None, "What single layers are: a YAML file, or its content."]
-    num_threads: Annotated[int | None, Bounds(1), "CPU threads that compute a step."]
+    isq_cache: Annotated[str | None, "A directory to cache quantized weights in."]
+    imatrix: Annotated[str | None, "A llama.cpp importance matrix."]
+    calibration_file: Annotated[str | None, "A text file to compute an importance matrix from."]
+    topology: Annotated[str | dict[str, Layer] | None, "Settings of single layers: a YAML file, or its content."]
+    num_threads: Annotated[int | None, Bounds(1), "CPU threads per step."]
     tensor_parallel: Annotated[
         int | Literal["auto"] | None,
         Bounds(1),
-        "Processes that compute the model together; auto: per GPU or NUMA node.",
+        "Processes that share the model; auto: one per GPU or NUMA node.",
     ]
     paged: Annotated[Paged, "The KV cache."]
     prefix_cache_n: Annotated[int | None, Bounds(0), "0: no prefix cache."]
-    max_seqs: Annotated[int | None, Bounds(1), "Sequences that are computed at once."]
-    max_num_batched_tokens: Annotated[int | None, Bounds(1), "Tokens in one step."]
-    max_seq_len: Annotated[int | None, Bounds(1), "Tokens in a sequence."]
-    max_queue: Annotated[int | None, Bounds(1), "Requests that may wait; more are refused."]
-    replicas: Annotated[int, Bounds(1), "Processes that hold the model, each as a whole."]
+    max_seqs: Annotated[int | None, Bounds(1), "Sequences computed at once."]
+    max_num_batched_tokens: Annotated[int | None, Bounds(1), "Tokens per step."]
+    max_seq_len: Annotated[int | None, Bounds(1), "Tokens per sequence."]
+    max_queue: Annotated[int | None, Bounds(1), "Requests that may wait; further ones are refused."]
+    replicas: Annotated[int, Bounds(1), "Number of processes, each with the whole model."]
     ray: Annotated[bool, "Run the replicas under Ray Serve."]
-    max_replicas: Annotated[int | None, Bounds(1), "Under Ray Serve: up to so many, as there is more or less to do."]
-    max_slowdown: Annotated[float | None, "By what factor texts may be slower while a prompt is computed beside them."]
-    batch_invariance: Annotated[bool, "Compute a text the same, whatever is computed beside it."]
-    throughput_logging: Annotated[bool, "Show speeds and the KV pool's state every few seconds of work."]
-    speculate: Annotated[int | None, Bounds(1), "Guess up to so many tokens ahead."]
-    draft_model: Annotated[str | None, "A smaller model that guesses tokens."]
-    adapters: Annotated[dict[str, str], "LoRA adapters by name, which clients call as models."]
+    max_replicas: Annotated[int | None, Bounds(1), "Under Ray Serve: scale up to this many replicas with the load."]
+    max_slowdown: Annotated[float | None, "How many times slower decoding may get while a prompt is prefilled."]
+    batch_invariance: Annotated[bool, "Make results independent of the batch."]
+    throughput_logging: Annotated[bool, "Show speed and KV pool usage every few seconds of work."]
+    speculate: Annotated[int | None, Bounds(1), "Maximum number of draft tokens."]
+    draft_model: Annotated[str | None, "A draft model."]
+    adapters: Annotated[dict[str, str], "LoRA adapters by name, which clients select as models."]
 
 
 # What editors look for is no name of Python's.
-_Schema = TypedDict("_Schema", {"$schema": Annotated[str, "Where an editor finds this schema."]}, total=False)
+_Schema = TypedDict("_Schema", {"$schema": Annotated[str, "The path of this schema, for editors."]}, total=False)
 
 
 class Service(_Schema, ModelFile, total=False):
     """Says what is served, and to whom."""
 
-    command: Annotated[Literal["serve"], "What makes it a file for from-config, too."]
+    command: Annotated[Literal["serve"], "Makes it a file for from-config too."]
     models: Annotated[
-        list[ModelFile], Bounds(1), "Several models, in place of one. What stands beside holds where they say nothing."
+        list[ModelFile], Bounds(1), "Several models instead of one. Settings next to this are their defaults."
     ]
-    sampling: Annotated[SamplingDefaults, "What requests get that leave it open; else the checkpoint's."]
-    server: Annotated[Server, "Who may ask, and where."]
+    sampling: Annotated[SamplingDefaults, "Defaults for requests; otherwise the checkpoint's."]
+    server: Annotated[Server, "Settings of the server."]
 
 
 READER: Final = BodyReader(Service)

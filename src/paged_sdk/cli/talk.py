@@ -37,7 +37,7 @@ def talk(
     prompt = _prompt(options)
     constraint = None if options.json_schema is None else _constraint(options.json_schema)
     if builder.source.gguf and builder.settings.isq is not None:
-        terminal.note(f"What the file holds quantized is decoded and quantized again, to {builder.settings.isq.value}.")
+        terminal.note(f"The file's already quantized weights are requantized to {builder.settings.isq.value}.")
     with terminal.loading(builder.source.location):
         model = BlockingModel(builder.build())
     adapter = next((source.name for source in builder.settings.adapters), None)

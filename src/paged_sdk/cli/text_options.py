@@ -21,16 +21,18 @@ class PromptOptions:
 
     prompt: Annotated[
         str | None,
-        typer.Argument(metavar="PROMPT", help="What to say. Without it: stdin if that is a pipe or file, else a chat."),
+        typer.Argument(
+            metavar="PROMPT", help="The prompt. Default: stdin if that is a pipe or file, otherwise a chat."
+        ),
     ] = None
-    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Chat, keeping the turns.")] = False
+    interactive: Annotated[bool, typer.Option("--interactive", "-i", help="Chat over several turns.")] = False
     system: Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message.")] = None
     image: Annotated[
         tuple[Path, ...],
         typer.Option(
             "--image",
             metavar="FILE",
-            help="An image that the prompt is about; may be given several times.",
+            help="An image for the prompt; repeatable.",
             exists=True,
             dir_okay=False,
         ),
@@ -38,7 +40,9 @@ class PromptOptions:
     json_schema: Annotated[
         str | None,
         typer.Option(
-            "--json-schema", metavar="FILE_OR_JSON", help="Hold answers to a JSON schema: a file, or the schema itself."
+            "--json-schema",
+            metavar="FILE_OR_JSON",
+            help="Constrain answers to a JSON schema: a file, or the schema itself.",
         ),
     ] = None
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as plain text, without a chat template.")] = (
@@ -52,14 +56,14 @@ class SamplingOptions:
 
     max_tokens: Annotated[
         int | None,
-        typer.Option("--max-tokens", help="Tokens to generate at most.", rich_help_panel=SAMPLING),
+        typer.Option("--max-tokens", help="Maximum number of tokens to generate.", rich_help_panel=SAMPLING),
         Setting("max_len"),
     ] = None
     temperature: Annotated[
         float | None,
         typer.Option(
             "--temperature",
-            help="Divides the logits; 0 is greedy. Without any option but --max-tokens the choice is greedy.",
+            help="Divides the logits; 0 is greedy. Without any sampling option but --max-tokens, sampling is greedy.",
             rich_help_panel=SAMPLING,
         ),
     ] = None
@@ -73,9 +77,9 @@ class SamplingOptions:
     min_p: Annotated[
         float | None,
         typer.Option(
-            "--min-p", help="Keep tokens at least this times as likely as the likeliest.", rich_help_panel=SAMPLING
+            "--min-p", help="Keep tokens at least this fraction as likely as the likeliest.", rich_help_panel=SAMPLING
         ),
     ] = None
-    seed: Annotated[int | None, typer.Option("--seed", help="Repeat the same choices.", rich_help_panel=SAMPLING)] = (
-        None
-    )
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Random seed, for repeatable output.", rich_help_panel=SAMPLING)
+    ] = None

@@ -11,13 +11,13 @@ from paged_sdk.cli.groups import Setting, grouped
 
 __all__ = ["top"]
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="Where the server is."), Setting("url")]
+Url = Annotated[str, typer.Argument(metavar="URL", help="The server's address."), Setting("url")]
 ApiKey = Annotated[
     str | None,
-    typer.Option("--api-key", metavar="KEY", envvar="PAGED_SDK_API_KEY", help="The server's key, if it has one."),
+    typer.Option("--api-key", metavar="KEY", envvar="PAGED_SDK_API_KEY", help="The server's API key, if it has one."),
 ]
-Interval = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds from one look to the next.")]
-Once = Annotated[bool, typer.Option("--once", help="Print one table, and end.")]
+Interval = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between updates.")]
+Once = Annotated[bool, typer.Option("--once", help="Print one table and exit.")]
 
 
 @grouped
@@ -30,9 +30,9 @@ def top(
     json: options.Json = False,
     output: options.OutputOptions,
 ) -> None:
-    """Watch what a server is doing: sequences, tokens per second, memory, the prefix cache, drafts.
+    """Show live statistics of a server: sequences, tokens per second, memory, prefix cache, drafts.
 
-    It reads the server's /metrics. Where stdout is no terminal, it prints one table.
+    It reads the server's /metrics. If stdout is not a terminal, it prints one table.
     """
     # Imported here, because help does not need them and should appear at once.
     from paged_sdk.cli.dashboard import Dashboard

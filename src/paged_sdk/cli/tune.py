@@ -21,9 +21,9 @@ def tune(
     output: options.OutputOptions,
     model_options: options.ModelOptions,
 ) -> None:
-    """Measure how a model runs here, and suggest settings.
+    """Try settings for a model on this machine, and suggest the best.
 
-    It tries types of weights, numbers of threads and sizes of the KV cache in runs of a second or two each.
+    It measures weight types, numbers of threads and KV cache sizes in runs of a second or two each.
     """
     # Imported here, because help does not need them and should appear at once.
     import asyncio

@@ -10,22 +10,20 @@ from attrs import frozen
 
 __all__ = ["TuneOptions"]
 
-USE = "What it is for"
+USE = "Intended use"
 
 
 @frozen(kw_only=True)
 class TuneOptions:
     """Says what the model is for, and what may be suggested."""
 
-    streams: Annotated[
-        int, typer.Option("--streams", min=1, help="Texts that are generated at once.", rich_help_panel=USE)
-    ] = 4
+    streams: Annotated[int, typer.Option("--streams", min=1, help="Concurrent texts.", rich_help_panel=USE)] = 4
     context_len: Annotated[
         int | None,
         typer.Option(
             "--context-len",
             min=1,
-            help="Tokens of each, prompt and output together: 4096, or what the model takes.",
+            help="Tokens per text, prompt and output together. Default: 4096, or the model's context if that is less.",
             rich_help_panel=USE,
         ),
     ] = None
@@ -35,7 +33,7 @@ class TuneOptions:
             "--max-loss",
             min=0,
             metavar="PERCENT",
-            help="How much higher the perplexity of a short text may become by quantizing.",
+            help="How much quantization may raise the perplexity of a short text.",
             rich_help_panel=USE,
         ),
     ] = 3.0
@@ -44,7 +42,7 @@ class TuneOptions:
         typer.Option(
             "--try",
             metavar="TYPE",
-            help="A type that weights are quantized to; may be given several times. By default Q8_0, Q6K and Q4K.",
+            help="A quantization type to try; repeatable. Default: Q8_0, Q6K and Q4K.",
             rich_help_panel=USE,
         ),
     ] = ()
@@ -53,7 +51,7 @@ class TuneOptions:
         typer.Option(
             "--emit-config",
             metavar="FILE",
-            help="Write what is suggested as a file for from-config and serve --config: JSON, which must not exist.",
+            help="Write the suggestion to a new JSON file for from-config and serve --config.",
             rich_help_panel=USE,
         ),
     ] = None

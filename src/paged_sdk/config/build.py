@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 from attrs import Attribute, field, frozen
 
@@ -154,6 +155,18 @@ class DraftSource:
     settings: BuildSettings
 
 
+_CALLS: Final = MappingProxyType(
+    {
+        "adapters": "with_adapter",
+        "draft": "draft_builder",
+        "gamma": "with_speculation",
+        "images": "with_image_limits",
+        "paged_meta": "with_paged_attn",
+        "revision": "with_hf_revision",
+    }
+)
+
+
 def _is_beside_no_tokenizer(instance: BuildSettings, attribute: Attribute[Any], value: object) -> None:
     if value is not None and instance.tokenizer_json is not None:
         raise ConfigError.of("with_tok_model_id", value, "nothing beside with_tokenizer_json")
@@ -219,6 +232,11 @@ class BuildSettings:
     num_threads: int | None = field(
         default=None, converter=as_optional_int, validator=IntAtLeast(1, maximum=MAX_THREADS, optional=True)
     )
+
+    @staticmethod
+    def call_of(name: str) -> str:
+        """Return what sets a setting, a builder's method or parameter: errors name that."""
+        return _CALLS.get(name, f"with_{name}")
 
     @property
     def is_to_be_divided(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from os import PathLike, fsencode, fspath
 from types import NoneType
@@ -103,8 +103,10 @@ def is_unicode(text: str) -> bool:
 
 
 def name_of(instance: object, attribute: Attribute[Any]) -> str:
-    """Return a field's name for the text of an error."""
-    return f"{type(instance).__name__}.{attribute.alias or attribute.name}"
+    """Return a field's name for the text of an error: as applications have it, where the class says how that is."""
+    name = attribute.alias or attribute.name
+    call_of: Callable[[str], str] | None = getattr(instance, "call_of", None)
+    return f"{type(instance).__name__}.{name}" if call_of is None else call_of(name)
 
 
 class IsInt:
@@ -180,7 +182,7 @@ def is_optional_slowdown(instance: object, attribute: Attribute[Any], value: obj
 def _members(kind: type[Enum]) -> str:
     """List an enumeration's members so that many of them fit a message, too."""
     names = [member.name for member in kind]
-    return " or ".join(map(str, kind)) if len(names) < 8 else f"{kind.__name__}, one of {', '.join(names)}"
+    return " or ".join(map(str, kind)) if len(names) < 8 else f"a member of {kind.__name__}: {', '.join(names)}"
 
 
 class IsA:

@@ -31,51 +31,54 @@ __all__ = [
 ]
 
 PAGED_ATTN = "MISTRALRS_PAGED_ATTN"
-"""Whether keys and values are kept in a pool of blocks: ``true``, ``1``, ``on``, ``false``, ``0`` or ``off``; on for
-CPU and CUDA unless it is said."""
+"""Whether the KV cache is paged: ``true``, ``1``, ``on``, ``false``, ``0`` or ``off``. Default: on for CPU and CUDA."""
 BLOCK_SIZE = "MISTRALRS_PAGED_ATTN_BLOCK_SIZE"
-"""Tokens in a block, 1 to 1024; 32 unless it is said."""
+"""Tokens per block, 1 to 1024. Default: 32."""
 CACHE_TYPE = "MISTRALRS_PAGED_ATTN_CACHE_TYPE"
-"""What keys and values are stored as: ``auto``, the model's dtype, or ``f8e4m3``; ``auto`` unless it is said."""
+"""Type of KV elements: ``auto``, the model's dtype, or ``f8e4m3``. Default: ``auto``."""
 GPU_MEM = "MISTRALRS_PAGED_ATTN_GPU_MEM"
-"""The size of the pool in MiB. At most one of the three sizes may be set."""
+"""Size of the KV pool in MiB. At most one of the three sizes may be set."""
 GPU_MEM_USAGE = "MISTRALRS_PAGED_ATTN_GPU_MEM_USAGE"
-"""The size of the pool as a share of the device's memory, above 0 and at most 1; weights count in it."""
+"""Size of the KV pool as a fraction of the device's memory, above 0 and at most 1, weights included."""
 CONTEXT_LEN = "MISTRALRS_PAGED_ATTN_CONTEXT_LEN"
-"""The size of the pool in tokens, over all sequences."""
+"""Size of the KV pool in tokens, over all sequences."""
 PREFIX_CACHE_N = "MISTRALRS_PREFIX_CACHE_N"
-"""``0``, ``false`` or ``none`` turn the prefix cache off; any other number turns it on, and says how many finished
-sequences are kept where there are no blocks. 16 unless it is said."""
+"""``0``, ``false`` or ``none`` turn the prefix cache off. Any other number turns it on; without paged attention it is
+the number of finished sequences to keep. Default: 16.
+"""
 ISQ = "MISTRALRS_ISQ"
 """Quantize weights while loading, to a type such as ``Q4K`` or to ``2``, ``3``, ``4``, ``5``, ``6`` or ``8`` bits;
-``false`` and ``none`` are off. Checkpoints that are quantized already stay as they are."""
+``false`` and ``none`` are off. Already quantized checkpoints stay as they are. Default: off.
+"""
 GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
-"""The most tokens that are guessed ahead of a text in one step, 1 to 1024; off unless it is said."""
+"""Maximum number of draft tokens per sequence and step, 1 to 1024. Default: off."""
 DRAFT_MODEL = "MISTRALRS_SPECULATIVE_DRAFT_MODEL"
-"""The path or hub id of a smaller model with the same vocabulary that guesses tokens."""
+"""Path or Hub id of a draft model: a smaller one with the same vocabulary."""
 SILENT_SECONDS = "PAGED_SDK_SILENT_SECONDS"
-"""A replica in a process of its own has hung if nothing is heard of it for so many seconds; ``none`` and ``false`` are
-no limit. 60 unless it is said."""
+"""A replica in its own process has hung if nothing is heard from it for so many seconds; ``none`` and ``false``: no
+limit. Default: 60.
+"""
 STEP_SECONDS = "PAGED_SDK_STEP_SECONDS"
-"""It has hung, too, if one of its engine's steps takes so many seconds; ``none`` and ``false`` are no limit. 600 unless
-it is said."""
+"""It has also hung if one of its engine's steps takes so many seconds; ``none`` and ``false``: no limit. Default: 600.
+"""
 WORLD_SIZE = "WORLD_SIZE"
-"""How many processes compute a model together, where each was started by itself, as torchrun starts them. It counts for
-models with ``with_tensor_parallel`` alone."""
+"""Number of processes that share a model, if they are started one by one, as by torchrun. It affects only models with
+``with_tensor_parallel``.
+"""
 RANK = "RANK"
-"""Which of them this process is, from 0 on; the first one runs the application."""
+"""This process's number among them, from 0; number 0 runs the application."""
 MASTER_ADDR = "MASTER_ADDR"
-"""The name or address of the first one's machine, by which all reach it."""
+"""Name or address of number 0's machine, by which all reach it."""
 MASTER_PORT = "MASTER_PORT"
-"""The port at which the first one, or torchrun there, has the others find each other."""
+"""Port at which number 0, or torchrun there, listens while the others find each other."""
 LOCAL_RANK = "LOCAL_RANK"
-"""Which one of its machine's processes this one is; 0 unless it is said."""
+"""This process's number on its machine. Default: 0."""
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-"""How many processes compute on its machine, which divide its processors; 1 unless it is said."""
+"""Number of processes on its machine, which divide the processors. Default: 1."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""``True``: torchrun itself listens at the port, which it says to the processes that it starts."""
+"""``True`` if torchrun itself listens at the port; set by torchrun."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
-"""How many times torchrun has started the processes again, which it says to them."""
+"""How often torchrun has restarted the processes; set by torchrun."""
 
 _INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
 # What CUDA's libraries and compilers read; NCCL has dozens of its own.

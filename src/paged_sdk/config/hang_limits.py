@@ -11,15 +11,15 @@ __all__ = ["HangLimits"]
 
 @frozen(kw_only=True)
 class HangLimits:
-    """Says when a replica that runs in a process of its own has hung, so that it is ended as one that has died.
+    """Says when a replica in its own process counts as hung, and is killed and treated as dead.
 
-    Loading a model is not limited, nor is what goes on between steps, such as ``re_isq_model``.
+    Loading a model and work between steps, such as ``re_isq_model``, are not limited.
 
-    :ivar silent_seconds: a process has hung of which nothing is heard for so long, as one that was stopped; it is asked
-        ten times meanwhile, under Ray Serve three times. None: it may be silent for ever
-    :ivar step_seconds: an engine has hung one step of which takes so long, as one that waits for a device that is gone.
-        A first step that compiles, or a long prompt on a slow CPU, takes minutes: set it lower where steps are
-        short. None: a step may take for ever
+    :ivar silent_seconds: nothing was heard from the process, for example because it was stopped. It is polled ten times
+        in that time, under Ray Serve three times. None: no limit
+    :ivar step_seconds: one engine step takes this long, for example because the device is gone. A first step that
+        compiles, or a long prompt on a slow CPU, can take minutes: set a lower limit where steps are short. None: no
+        limit
     :raises ConfigError: a limit that is not a number of seconds > 0
     """
 

@@ -1,4 +1,4 @@
-"""Say how large and how many images may be."""
+"""Limit the number and size of images."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["ImageLimits"]
 
 @frozen(kw_only=True)
 class ImageLimits:
-    """Limits the images of a request. They are checked before an image is decoded, from what its file says of itself.
+    """Limits the images of a request. They are checked against the file's header, before an image is decoded.
 
-    :ivar max_images: the most images of a request
-    :ivar max_pixels: the most pixels of an image, height times width
-    :ivar max_bytes: the most bytes of an image's file
+    :ivar max_images: maximum number of images per request
+    :ivar max_pixels: maximum number of pixels per image, height times width
+    :ivar max_bytes: maximum file size of an image in bytes
     :raises ConfigError: a limit below 1
     """
 

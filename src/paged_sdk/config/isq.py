@@ -32,9 +32,9 @@ class IsqFamily(Enum):
 
 
 class IsqType(Enum):
-    """Names the types that weights can be quantized to; the number is the bits of a weight's code.
+    """Names the types that weights can be quantized to; the number in a name is the bits per code.
 
-    :ivar bits: the bits of a weight's code
+    :ivar bits: bits per code
     :ivar family: how weights are grouped
     """
 
@@ -74,10 +74,10 @@ class IsqType(Enum):
 
     @classmethod
     def parse(cls, text: str, *, setting: str = "isq") -> IsqType:
-        """Read a type by its name in any case ("Q4K", "q4_k", "q8_0"), or by a bare number of bits. "Q8K", ggml's form
-        of activations, is Q8_0.
+        """Read a type by its name in any case ("Q4K", "q4_k", "q8_0"), or by a bare number of bits. "Q8K", ggml's type
+        for activations, is read as Q8_0.
 
-        :raises ConfigError: naming ``setting`` and the types there are
+        :raises ConfigError: naming ``setting`` and the known types
         """
         name = text.strip().upper() if isinstance(text, str) else ""
         best = {str(member.bits): member for member in (cls.Q2K, cls.Q3K, cls.Q4K, cls.Q5K, cls.Q6K, cls.Q8_0)}

@@ -1,4 +1,4 @@
-"""Say how much memory the paged KV cache gets."""
+"""Set the size of the paged KV cache."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ LARGEST = 2**53
 
 
 class MemoryGpuConfig:
-    """Gives the size of the KV pool in one of three ways; each is a subclass, so ``match`` can tell them apart.
+    """Sets the size of the KV pool, in one of three ways; each is a subclass, so ``match`` can tell them apart.
 
-    - ``MemoryGpuConfig.ContextSize(tokens)``: capacity for that many tokens, over all sequences
-    - ``MemoryGpuConfig.Fraction(fraction)``: that share of the device's memory, less what the weights take
+    - ``MemoryGpuConfig.ContextSize(tokens)``: room for that many tokens, over all sequences
+    - ``MemoryGpuConfig.Fraction(fraction)``: that fraction of the device's memory, minus what is in use once the
+      weights are loaded
     - ``MemoryGpuConfig.MB(megabytes)``: that many MiB
     """
 
@@ -38,9 +39,9 @@ class MemoryGpuConfig:
 
 @frozen
 class ContextSize(MemoryGpuConfig):
-    """Sizes the pool by the tokens that it holds.
+    """Sets the size of the pool in tokens.
 
-    :ivar tokens: tokens that fit the pool, rounded up to whole blocks
+    :ivar tokens: tokens that fit into the pool, rounded up to whole blocks
     """
 
     tokens: int = field(converter=as_int, validator=IntAtLeast(1, maximum=LARGEST))
@@ -48,9 +49,9 @@ class ContextSize(MemoryGpuConfig):
 
 @frozen
 class Fraction(MemoryGpuConfig):
-    """Sizes the pool by a share of the device's memory.
+    """Sets the size of the pool as a fraction of the device's memory.
 
-    :ivar fraction: share of the device's total memory, above 0 and at most 1
+    :ivar fraction: fraction of the device's total memory, above 0 and at most 1
     """
 
     fraction: float = field(converter=as_float, validator=NumberBetween(0, 1, low_open=True))
@@ -58,7 +59,7 @@ class Fraction(MemoryGpuConfig):
 
 @frozen
 class MB(MemoryGpuConfig):
-    """Sizes the pool in MiB.
+    """Sets the size of the pool in MiB.
 
     :ivar megabytes: size of the pool in MiB (2**20 bytes)
     """

@@ -17,7 +17,7 @@ MEMORY = "MemoryGpuConfig.ContextSize(tokens), .Fraction(fraction), .MB(megabyte
 
 
 class PagedCacheType(Enum):
-    """Says how a KV element is stored."""
+    """Names the types of KV elements."""
 
     AUTO = "auto"
     """Stores elements in the model's own dtype."""
@@ -42,9 +42,9 @@ class PagedAttentionMeta:
     """Holds the settings of the paged KV cache.
 
     :ivar block_size: tokens per block
-    :ivar gpu_memory: size of the pool; None lets the engine choose: nine tenths of a CUDA device, on CPU capacity for
-        ``max_num_seqs`` sequences of up to 4096 tokens within a quarter of the memory that the process may use
-    :ivar cache_type: the type that a KV element is stored as
+    :ivar gpu_memory: size of the pool; None: nine tenths of a CUDA device's memory; on the CPU, room for
+        ``max_num_seqs`` sequences of up to 4096 tokens, within a quarter of the memory that the process may use
+    :ivar cache_type: the type of KV elements
     :raises ConfigError: at construction
     """
 
@@ -60,7 +60,7 @@ class PagedAttentionMetaBuilder:
     _meta: PagedAttentionMeta = field(default=PagedAttentionMeta(), validator=IsA(PagedAttentionMeta))
 
     def with_block_size(self, block_size: int) -> PagedAttentionMetaBuilder:
-        """Set how many tokens a block holds.
+        """Set the number of tokens per block.
 
         :raises ConfigError: for anything but 1 to 1024
         """
@@ -74,7 +74,7 @@ class PagedAttentionMetaBuilder:
         return PagedAttentionMetaBuilder(evolve(self._meta, gpu_memory=gpu_memory))
 
     def with_cache_type(self, cache_type: PagedCacheType) -> PagedAttentionMetaBuilder:
-        """Set the type that a KV element is stored as.
+        """Set the type of KV elements.
 
         :raises ConfigError: for anything but a :class:`PagedCacheType`
         """

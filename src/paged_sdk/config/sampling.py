@@ -1,4 +1,4 @@
-"""Define how the next token is chosen."""
+"""Define how tokens are sampled."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ class DryParams:
 
     :ivar multiplier: strength; 0 is off
     :ivar base: growth per repeated token
-    :ivar allowed_length: repetitions up to this length are free
-    :ivar sequence_breakers: strings across which no repetition is counted. At most 256, of 16,384 characters together
+    :ivar allowed_length: repetitions up to this length are not penalized
+    :ivar sequence_breakers: strings across which repetitions are not counted. At most 256, of 16,384 characters
+        together
     """
 
     multiplier: float = field(default=0.0, converter=as_float, validator=NumberBetween(0))
@@ -90,7 +91,7 @@ class DryParams:
 
 @frozen(kw_only=True)
 class GenerationDefaults:
-    """Holds what a checkpoint's generation_config.json says, for requests that leave it open."""
+    """Holds the sampling defaults of a checkpoint's generation_config.json."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -102,32 +103,32 @@ class GenerationDefaults:
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """Says how the next token is chosen.
+    """Says how tokens are sampled.
 
-    Its settings are applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
+    Settings are applied in this order: bias, penalties, temperature, top-k, top-p, min-p.
 
     Unset temperature, top_k, top_p, min_p and repetition_penalty come from the checkpoint's generation_config.json.
 
     :ivar temperature: divides the logits; 0 (or below 1e-7) is greedy
     :ivar top_k: keep the k likeliest tokens; 0 or -1 keeps all
     :ivar top_p: keep the smallest set of likeliest tokens whose probabilities reach p
-    :ivar min_p: keep tokens at least this times as likely as the likeliest
+    :ivar min_p: keep tokens at least this fraction as likely as the likeliest
     :ivar frequency_penalty: subtracted once per earlier occurrence in the output, -2 to 2
     :ivar presence_penalty: subtracted once if the token occurs in the output, -2 to 2
     :ivar repetition_penalty: divides positive logits (multiplies negative ones) of tokens in prompt or output, 0.01 to
         100
-    :ivar max_len: tokens to generate at most; None: until the end token or the context's end. ``max_tokens`` is another
-        name for it
-    :ivar stop: strings that end the text; they are not part of it. At most 256, of 16,384 characters together
-    :ivar ignore_eos: go on past the end token
+    :ivar max_len: maximum number of tokens to generate; None: until the end token or the context's end. ``max_tokens``
+        is an alias
+    :ivar stop: strings that end the text, and are not part of it. At most 256, of 16,384 characters together
+    :ivar ignore_eos: continue past the end token
     :ivar logits_bias: token id to a number added to its logit; -inf bans it
-    :ivar n_choices: how many texts, sharing the prompt's KV blocks
-    :ivar top_n_logprobs: None: no logprobs; n: the chosen token's and the n likeliest ones', n at most 1,024
-    :ivar seed: the same random numbers for the same request, whatever else is in the batch; None draws a seed
+    :ivar n_choices: number of texts, which share the prompt's KV blocks
+    :ivar top_n_logprobs: None: no logprobs; n: those of the chosen token and the n likeliest ones, at most 1,024
+    :ivar seed: gives the same random numbers for the same request, whatever else is in the batch; None draws a seed
     :ivar dry_params: repetition control, see :class:`DryParams`
-    :ivar stop_token_ids: tokens that end the text, beside the model's end tokens
+    :ivar stop_token_ids: tokens that end the text, besides the model's end tokens
     :ivar min_tokens: end tokens are banned before that many; at most ``max_len``
-    :ivar prompt_logprobs: None: off; n: logprobs of every prompt token but the first, and the n likeliest ones', n at
+    :ivar prompt_logprobs: None: off; n: logprobs of every prompt token but the first, and of the n likeliest ones, at
         most 128
     :raises ConfigError: at construction
     """
@@ -193,7 +194,7 @@ class SamplingParams:
 
     @classmethod
     def deterministic(cls) -> SamplingParams:
-        """Return settings that are greedy, whatever generation_config.json says."""
+        """Return greedy settings, whatever generation_config.json says."""
         return cls(temperature=0.0, top_k=1, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
     @property
@@ -202,7 +203,7 @@ class SamplingParams:
         return self.temperature is not None and self.temperature < GREEDY_BELOW
 
     def with_defaults(self, defaults: GenerationDefaults) -> SamplingParams:
-        """Return the same, with what is unset taken from the checkpoint. What is None then is off."""
+        """Return these settings with unset ones taken from the checkpoint. Those that are still None are off."""
         if not isinstance(defaults, GenerationDefaults):
             raise ConfigError.of("defaults", defaults, "GenerationDefaults")
 

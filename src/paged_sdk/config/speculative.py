@@ -1,4 +1,4 @@
-"""Say how many tokens a step may guess ahead of a text."""
+"""Configure speculative decoding."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST_DRAFTS: Final = 1024
 
 @frozen
 class SpeculativeConfig:
-    """Turns on drafts: guesses at the tokens that follow a text, several of which the model verifies in one step.
+    """Turns on speculative decoding: tokens are guessed ahead, and the model verifies several of them in one step.
 
-    How many there are is chosen anew for each text and step, from how many were right and from what steps take on this
-    machine. A text never depends on it.
+    The number of guesses is chosen for each sequence and step, from how many were right and how long steps take on this
+    machine. The output never depends on it.
 
-    :ivar gamma: the most tokens that a step guesses for one text, 1 to 1,024
+    :ivar gamma: maximum number of draft tokens per sequence and step, 1 to 1,024
     :raises ConfigError: at construction
     """
 

@@ -1,4 +1,4 @@
-"""Say what single layers of a model are to be, apart from the rest: built in Python, or read from a YAML file."""
+"""Set the quantization and device of single layers, in Python or from a YAML file."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SELECTORS: Final = "a layer such as 5, layers such as 0-8 (8 is not among them)
 
 @frozen
 class LayerTopology:
-    """Says what layers are to be; None says nothing.
+    """Holds settings of layers; None leaves a setting to the model's.
 
     :param isq: the type to quantize their weights to
-    :param device: where they are to be, such as "cpu" or "cuda:1"
+    :param device: their device, such as "cpu" or "cuda:1"
     :raises ConfigError: for anything else
     """
 
@@ -48,10 +48,10 @@ def _is_selection(instance: object, attribute: Attribute[Any], value: object) ->
 
 @frozen
 class LayerSelector:
-    """Selects layers, and says what they are to be.
+    """Selects layers, and holds their settings.
 
-    :ivar selection: numbers of layers, or an expression that is searched in the names of tensors
-    :ivar layer: what they are to be
+    :ivar selection: layer numbers, or a regular expression that is searched in tensor names
+    :ivar layer: their settings
     """
 
     selection: range | re.Pattern[str] = field(validator=_is_selection)
@@ -80,14 +80,14 @@ def _are_devices(instance: object, attribute: Attribute[Any], value: object) -> 
 
 @frozen
 class Topology:
-    """Says what single layers of a model are to be. It is immutable: each ``with_*`` returns a new one.
+    """Holds settings of single layers. It is immutable: each ``with_*`` returns a new one.
 
-    A regular expression counts before a range, a later expression before an earlier one, and of ranges the one with the
-    higher end, else the later one; all count before the model's own setting. What the first does not say the next may
-    say.
+    Precedence: regular expressions before ranges, later expressions before earlier ones; among ranges, the one with the
+    higher end, then the later one; all before the model's own settings. What a selector leaves None is taken from the
+    next.
 
     :ivar selectors: in the order in which they were given
-    :ivar devices: the devices among which every matrix is divided; None: the settings of the model say it
+    :ivar devices: devices to divide every matrix among; None: as the builder says
     """
 
     selectors: tuple[LayerSelector, ...] = field(default=(), validator=_are_selectors)
@@ -95,14 +95,14 @@ class Topology:
 
     @classmethod
     def empty(cls) -> Topology:
-        """Return a topology that says nothing."""
+        """Return a topology without settings."""
         return cls()
 
     @classmethod
     def new(cls, devices: Iterable[int]) -> Topology:
-        """Divide every matrix among devices: tensor parallelism, as of :meth:`TextModelBuilder.with_tensor_parallel`.
+        """Divide every matrix among devices: tensor parallelism, as in :meth:`TextModelBuilder.with_tensor_parallel`.
 
-        :param devices: numbers of GPUs, or of NUMA nodes where the model is on the CPU
+        :param devices: numbers of GPUs, or on the CPU of NUMA nodes
         :raises ConfigError: anything else, or the same device twice
         """
         if devices is None:
@@ -110,10 +110,10 @@ class Topology:
         return cls(devices=as_tuple(devices))
 
     def with_range(self, layers: range, layer: LayerTopology) -> Topology:
-        """Say what some layers are to be.
+        """Set the settings of a range of layers.
 
         :param layers: their numbers, as in ``range(0, 8)``
-        :raises ConfigError: no layers, or anything but a range in steps of 1
+        :raises ConfigError: no layers, or anything but a range with step 1
         """
         if not isinstance(layers, range):
             raise ConfigError.of("layers", layers, "a range, such as range(0, 8)")
@@ -122,10 +122,10 @@ class Topology:
         return evolve(self, selectors=(*self.selectors, LayerSelector(layers, layer)))
 
     def with_regex(self, pattern: str | re.Pattern[str], layer: LayerTopology) -> Topology:
-        """Say what the matrices are to be in whose names a regular expression is found.
+        """Set the settings of all matrices whose names match a regular expression.
 
         :param pattern: searched in Hugging Face's names, such as ``model.layers.0.mlp.down_proj.weight``
-        :raises ConfigError: it is no regular expression
+        :raises ConfigError: not a regular expression
         """
         if not isinstance(layer, LayerTopology):
             raise ConfigError.of("layer", layer, "a LayerTopology")
@@ -133,7 +133,7 @@ class Topology:
 
     @classmethod
     def from_yaml(cls, path: str | PathLike[str]) -> Topology:
-        """Read a topology from a file that maps selectors to what layers are to be::
+        """Read a topology from a file that maps selectors to settings::
 
             0-8:
               isq: Q3K
@@ -141,9 +141,9 @@ class Topology:
             "/down_proj/":
               isq: Q6K
 
-        :param path: a selector in it is the number of a layer, two numbers of which the second is not among the layers,
-            or a regular expression between slashes
-        :raises ConfigError: the file cannot be read, or says something else
+        :param path: the file. A selector is a layer number, a range with an exclusive end, or a regular expression
+            between slashes
+        :raises ConfigError: the file cannot be read, or has other content
         """
         file = Path(path_text("topology", path, "a path"))
         try:
@@ -154,10 +154,10 @@ class Topology:
 
     @classmethod
     def from_dict(cls, layers: Mapping[str, Mapping[str, str | None]]) -> Topology:
-        """Make a topology of what such a file says, as in ``Topology.from_dict({"0-8": {"isq": "Q3K"}})``.
+        """Make a topology from the content of such a file, as in ``Topology.from_dict({"0-8": {"isq": "Q3K"}})``.
 
-        :param layers: what layers are to be, by selector
-        :raises ConfigError: it says something else
+        :param layers: settings by selector
+        :raises ConfigError: other content
         """
         if not isinstance(layers, Mapping):
             raise ConfigError.of("layers", layers, "selectors, each with isq and device")

@@ -1,7 +1,7 @@
-"""Computes on plain tensors: every operation has a reference in torch, and most have native kernels beside it.
+"""Computes on plain tensors: every operation has a reference in torch, and most also have native kernels.
 
-People who bring their own model use :class:`PagedAttention` and :class:`InputMetadata`, which are loaded when they are
-first used, and the functions of :mod:`paged_sdk.kernels.ops`. docs/kernels.md shows how they go together.
+To use paged attention in a model of your own, use :class:`PagedAttention` and :class:`InputMetadata`, which are loaded
+on first use, and the functions of :mod:`paged_sdk.kernels.ops`. docs/kernels.md shows how they work together.
 """
 
 from __future__ import annotations

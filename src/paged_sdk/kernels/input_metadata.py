@@ -1,4 +1,4 @@
-"""Says which tokens of a batch belong to which sequence, and where their keys and values lie."""
+"""Says which tokens of a batch belong to which sequence, and where their keys and values are stored."""
 
 from __future__ import annotations
 
@@ -15,41 +15,39 @@ __all__ = ["InputMetadata"]
 
 @frozen(eq=False)
 class InputMetadata:
-    """Describes a batch of tokens; it is made once per step and used by every layer.
+    """Describes a batch of tokens. It is made once per step and used by every layer.
 
-    Tensors hold int32 or int64, on one device.
+    Tensors are int32 or int64, on one device. The tokens of all sequences follow one another without padding.
 
-    Tokens of all sequences lie one after another, without padding between them.
+    **Decode** (``is_prefill=False``): one query token per sequence. ``block_tables`` and ``context_lens`` are required.
 
-    **Decode** (``is_prefill=False``): one query token per sequence. ``block_tables`` and ``context_lens`` are needed.
+    **Prefill** (``is_prefill=True``): any number of query tokens per sequence, including single ones of decoding
+    sequences. With ``block_tables``, tokens attend to their sequence's keys in the cache, their own included. Without,
+    they attend to the given keys only.
 
-    **Prefill** (``is_prefill=True``): any number of query tokens per sequence, decodes among them too. With
-    ``block_tables``, tokens attend over what the cache holds of their sequence, their own keys included. Without, they
-    attend over the keys that are given with them, and nothing is before these.
-
-    ``cu_seqlens_q`` has one entry more than there are rows. A row is a sequence, or a part of one: a long prompt may be
-    given as several chunks, which all see what lies before them. Each row has its own row of the block tables and its
+    ``cu_seqlens_q`` has one entry more than there are rows. A row is a sequence or a part of one: a long prompt may be
+    given as several chunks, which all see the tokens before them. Each row has its own row of the block tables and its
     own context length. If there is *one* row of block tables for several rows of ``cu_seqlens_q``, these are
     consecutive chunks of one sequence; if there is then also *one* context length, it is that of the last chunk, and
     the others follow from it.
 
     :ivar is_prefill: see above
-    :ivar slot_mapping: ``[num_tokens]``: where each token's key and value are written,
-        ``block * block_size + offset``; negative: nowhere (padding)
-    :ivar block_tables: ``[num_rows, max_blocks]``: the blocks of each row's sequence, in order; entries past its
+    :ivar slot_mapping: ``[num_tokens]``: where to write each token's key and value, ``block * block_size + offset``;
+        negative: nowhere (padding)
+    :ivar block_tables: ``[num_rows, max_blocks]``: the blocks of each row's sequence, in order; entries beyond its
         context length are arbitrary
-    :ivar context_lens: ``[num_rows]``: keys of each row, its own tokens and all before them
+    :ivar context_lens: ``[num_rows]``: number of keys of each row, its own tokens and all before them
     :ivar cu_seqlens_q: ``[num_rows + 1]``: row r has the tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``. None: each
         token is a row (decode), or all are one sequence (prefill)
-    :ivar cu_seqlens_k: ``[num_rows + 1]``, with block tables: the context lengths, summed up, if ``context_lens`` is
-        None. Without: row r attends over the given keys ``cu_seqlens_k[r]:cu_seqlens_k[r + 1]``, the last of which are
+    :ivar cu_seqlens_k: ``[num_rows + 1]``. With block tables: the cumulative context lengths, if ``context_lens`` is
+        None. Without: row r attends to the given keys ``cu_seqlens_k[r]:cu_seqlens_k[r + 1]``, the last of which are
         its own; None: as ``cu_seqlens_q``
-    :ivar max_seqlen_q: at least the most query tokens of a row; None: all tokens. Kernels size their launch by it,
+    :ivar max_seqlen_q: upper bound of the query tokens per row; None: all tokens. Kernels size their launch by it,
         without waiting for the device
-    :ivar max_seqlen_k: likewise for keys, where there are no block tables
-    :ivar max_context_len: at least the largest context length; None: all that the block tables could hold
-    :ivar rows: the same in the form that the ops take, computed here once
-    :raises ConfigError: what is given does not go together
+    :ivar max_seqlen_k: likewise for keys, without block tables
+    :ivar max_context_len: upper bound of the context lengths; None: as much as the block tables can hold
+    :ivar rows: the same in the form that the ops take, computed once here
+    :raises ConfigError: arguments that do not fit together
     """
 
     is_prefill: bool

@@ -1,4 +1,4 @@
-"""Offers paged attention as a torch module for people who bring their own model."""
+"""Offers paged attention as a torch module, for models of your own."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _log = get_logger(__name__)
 
 
 class PagedAttention(nn.Module):
-    """Writes the keys and values of new tokens into a paged cache, then attends; no parameters, no gradient.
+    """Writes the keys and values of new tokens into a paged cache, then attends. It has no parameters and no gradient.
 
-    Attention is causal, whatever the batch: the metadata says at which position of its sequence each token is.
+    Attention is causal for every batch: the metadata gives each token's position in its sequence.
 
     On CUDA devices, Triton's kernels or torch's FlashAttention serve prefill, whichever is faster: both are timed, for
     some milliseconds, when the first layer of a kind meets a prefill, and the log says which was chosen. While a CUDA
     graph is recorded, nothing is timed and a layer keeps its earlier choice. Triton's kernels serve a kind of prefill
-    that comes up first during a recording, and all that is compiled by ``torch.compile`` or tracked by autograd.
+    that first occurs during a recording, and everything that is compiled by ``torch.compile`` or tracked by autograd.
 
-    :param num_heads: query heads, a multiple of ``num_kv_heads``
-    :param head_size: elements of a head
+    :param num_heads: number of query heads, a multiple of ``num_kv_heads``
+    :param head_size: elements per head
     :param scale: multiplies the scores; usually ``head_size ** -0.5``
-    :param num_kv_heads: heads of keys and values; None: ``num_heads``
-    :param sliding_window: keys that a query sees, its own included; None: all
+    :param num_kv_heads: KV heads; None: ``num_heads``
+    :param sliding_window: number of keys that a query sees, its own included; None: all
     :param alibi_slopes: one per query head: adds ``slope * (key position - query position)`` to the scores (Press et
         al., 2021, arXiv 2108.12409). A buffer that moves with the layer
     :param softcap: scores become ``softcap * tanh(score / softcap)``
-    :raises ConfigError: a setting that cannot be used
+    :raises ConfigError: an invalid setting
     """
 
     alibi_slopes: Tensor | None
@@ -89,23 +89,22 @@ class PagedAttention(nn.Module):
     ) -> Tensor:
         """Write the new keys and values to the caches, then attend.
 
-        Queries, keys and values may have any leading dimensions, which together are the tokens in the metadata's order,
-        and then either ``heads, head_size`` or ``heads * head_size``: ``[num_tokens, num_heads, head_size]``,
-        ``[1, num_tokens, num_heads * head_size]``, for decodes ``[batch, 1, num_heads * head_size]``, ...
+        Queries, keys and values may have any leading dimensions, whose product is the number of tokens, in the
+        metadata's order, followed by either ``heads, head_size`` or ``heads * head_size``: ``[num_tokens, num_heads,
+        head_size]``, ``[1, num_tokens, num_heads * head_size]``, for decodes ``[batch, 1, num_heads * head_size]``, ...
 
         :param query: float32, float16 or bfloat16, ``num_heads`` heads
         :param key: ``num_kv_heads`` heads; ``value`` likewise
-        :param attention_mask: None: a token sees itself and what is before it. Otherwise the mask says so instead: True
-            where a key is seen, or numbers that are added to the scores, as in torch's
-            ``scaled_dot_product_attention``; ``[num_tokens, num_tokens]``, with any leading dimensions of 1 and one of
-            ``num_heads``. The sliding window applies as well. For one sequence without block tables only
+        :param attention_mask: None: causal. Otherwise True where a key is seen, or numbers to add to the scores, as in
+            torch's ``scaled_dot_product_attention``; ``[num_tokens, num_tokens]``, with any leading dimensions of 1 and
+            one of ``num_heads``. The sliding window applies as well. Only for one sequence without block tables
         :param key_cache: ``[num_blocks, block_size, num_kv_heads, head_size]`` of the query's dtype or float8_e4m3fn,
             changed in place; ``value_cache`` likewise. None for both: nothing is written
         :param softcapping: instead of the layer's ``softcap``, for this call
         :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32 of f8e4m3 caches, changed in place;
             ``v_scale`` likewise
         :returns: in the query's shape
-        :raises ConfigError: arguments that do not fit each other
+        :raises ConfigError: arguments that do not fit together
         """
         tokens = self._heads("query", query, self.num_heads)
         keys = self._heads("key", key, self.num_kv_heads)

@@ -7,9 +7,9 @@
         ChatCompletionRequest(model="default", messages=[{"role": "user", "content": "Hello!"}], max_tokens=256)
     )
 
-Some things are better than there: a runner may be used from many threads at once, settings that contradict each other
-are an error, and so is a parameter whose feature this version does not have. No parameter is ignored, except a
-request's ``model``, which is a label there too: a runner holds one model.
+Unlike there, several threads may use a runner at once, and contradictory settings are an error, as are parameters of
+unsupported features. No parameter is ignored, except a request's ``model``, which is a label in mistral.rs too: a
+runner holds one model.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ class LoraAdapterError(ConfigError):
 class LoraAdapter:
     """Names an adapter.
 
-    :ivar alias: what requests call it
-    :ivar source: a directory as PEFT saves it, a GGUF file, or a hub id
+    :ivar alias: its name for requests
+    :ivar source: a PEFT directory, a GGUF file, or a Hub id
     """
 
     alias: str = field(validator=is_text)
@@ -58,9 +58,9 @@ def _is_generation(instance: object, attribute: Attribute[Any], value: object) -
 
 @frozen
 class LoraAdapterGeneration:
-    """Selects exactly one content of an adapter, for a request that is not to get another one.
+    """Selects one exact content of an adapter for a request.
 
-    :ivar generation: 64 hexadecimal digits, as :class:`LoraAdapterInfo` has them
+    :ivar generation: 64 hexadecimal digits, as in :class:`LoraAdapterInfo`
     """
 
     generation: str = field(validator=_is_generation)
@@ -76,12 +76,12 @@ def is_selection(instance: object, attribute: Attribute[Any], value: object) -> 
 class LoraAdapterInfo:
     """Describes a loaded adapter.
 
-    :ivar alias: what requests call it
-    :ivar source: where it was read
-    :ivar revision: None: there are no revisions here
-    :ivar generation: tells its content from others
+    :ivar alias: its name for requests
+    :ivar source: where it was read from
+    :ivar revision: always None: there are no revisions here
+    :ivar generation: a hash of its content
     :ivar rank: the largest rank among its updates
-    :ivar bytes: what its matrices take
+    :ivar bytes: the memory that its matrices take
     """
 
     alias: str
@@ -98,11 +98,11 @@ class LoraAdapterInfo:
 
 @frozen(kw_only=True)
 class LoraResidentGenerationInfo:
-    """Describes a content that is in memory, though perhaps no alias has it any more.
+    """Describes a content in memory, which may no longer have an alias.
 
-    :ivar aliases: what requests call it
-    :ivar retired: whether it goes once the requests under way have ended
-    :ivar active_leases: requests under way
+    :ivar aliases: its names for requests
+    :ivar retired: whether it will be freed once running requests have ended
+    :ivar active_leases: number of running requests
     """
 
     generation: str
@@ -115,7 +115,7 @@ class LoraResidentGenerationInfo:
 
 @frozen(kw_only=True)
 class LoraRuntimeStatus:
-    """Describes the adapters of a model, and what limits them.
+    """Describes the adapters of a model, and their limits.
 
     :ivar adapters: those that requests may name
     :ivar generations: all that are in memory

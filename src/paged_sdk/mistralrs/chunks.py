@@ -16,11 +16,11 @@ __all__ = ["ChatCompletionChunkResponse", "ChunkChoice", "Delta", "chunks_of"]
 
 @frozen(kw_only=True)
 class Delta:
-    """Holds what a chunk adds to a text.
+    """Holds what a chunk adds to an answer.
 
-    :ivar content: the text that comes next, often empty
-    :ivar tool_calls: calls that have become whole; None: none has
-    :ivar reasoning_content: what it adds to the model's thoughts; None: nothing
+    :ivar content: the next part of the text, often empty
+    :ivar tool_calls: completed calls; None: none
+    :ivar reasoning_content: the next part of the reasoning; None: none
     """
 
     content: str | None
@@ -46,10 +46,10 @@ class ChunkChoice:
 
 @frozen(kw_only=True)
 class ChatCompletionChunkResponse:
-    """Holds a piece of a streamed chat response; the last one carries ``usage``.
+    """Holds a chunk of a streamed chat response; the last one has ``usage``.
 
-    :ivar adapter_generation: of the adapter that the texts go through; None: none
-    :ivar session_id: None: there are no sessions here
+    :ivar adapter_generation: of the adapter used; None: none
+    :ivar session_id: always None: there are no sessions here
     """
 
     id: str

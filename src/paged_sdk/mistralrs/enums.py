@@ -68,7 +68,7 @@ class Architecture(_Family):
 
 
 class MultimodalArchitecture(_Family):
-    """Names a family of models that take images."""
+    """Names a family of models with image input."""
 
     DiffusionGemma = "diffusion_gemma"
     Gemma3 = "gemma3"
@@ -97,14 +97,14 @@ class MultimodalArchitecture(_Family):
 
 
 class EmbeddingArchitecture(_Family):
-    """Names a family of models that make vectors."""
+    """Names a family of embedding models."""
 
     EmbeddingGemma = "gemma3"
     Qwen3Embedding = "qwen3"
 
 
 class ModelDType(Enum):
-    """Says what activations are computed in, and weights that are not quantized."""
+    """Names the dtype of activations and unquantized weights."""
 
     Auto = "auto"
     BF16 = "bfloat16"
@@ -126,7 +126,7 @@ class IsqOrganization(Enum):
 
 
 class PagedCacheType(Enum):
-    """Says what a KV element is stored as. ``AUTO`` is this SDK's spelling of ``Auto``."""
+    """Names the types of KV elements. ``AUTO`` is this SDK's spelling of ``Auto``."""
 
     Auto = CacheType.AUTO
     F8E4M3 = CacheType.F8E4M3
@@ -163,6 +163,6 @@ class ToolChoice(Enum):
 
 
 class ToolCallType(Enum):
-    """Says what a model has called."""
+    """Names the type of a call."""
 
     Function = "function"

@@ -96,7 +96,7 @@ class Generations:
                 return Selected(name, info.generation)
         aliases = ", ".join(info.alias for _, info in named)
         raise InvalidRequestError.of(
-            "adapter", adapter, f"one of {aliases}" if aliases else "None: no adapter is loaded"
+            "adapter", adapter, f"one of {aliases}" if aliases else "None, as no adapter is loaded"
         )
 
     @contextmanager

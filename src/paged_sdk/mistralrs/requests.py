@@ -1,4 +1,4 @@
-"""Define what a runner can be asked."""
+"""Define the requests to a runner."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ EFFORTS: Final = ("off", "none", "low", "medium", "high", "xhigh", "max")
 
 @frozen
 class ChatCompletionRequest(Generic[StreamT]):
-    """Asks to continue a conversation. None leaves a setting of sampling to the checkpoint's generation_config.json.
+    """Asks to continue a conversation. Unset sampling fields come from the checkpoint's generation_config.json.
 
-    :ivar messages: ``{"role": ..., "content": ...}`` mappings, or a text that a user says. An image in a content's
+    :ivar messages: ``{"role": ..., "content": ...}`` mappings, or the text of a user message. An image in a content's
         parts is a ``data:`` URL or the path of a file
     :ivar model: a label; a runner holds one model
     :ivar logprobs: whether to return each token's logprob
     :ivar logit_bias: token id to a number added to its logit
-    :ivar top_logprobs: how many of the likeliest tokens to return beside it (1, if not given)
-    :ivar max_tokens: tokens to generate at most; None: until the end token or the context's end
+    :ivar top_logprobs: how many of the likeliest tokens to return with it (1, if not given)
+    :ivar max_tokens: maximum number of tokens to generate; None: until the end token or the context's end
     :ivar stop_seqs: strings that end the text
     :ivar stream: whether to return an iterator of chunks
-    :ivar grammar: a language that every text is a sentence of, described as
-    :ivar grammar_type: "regex", "lark", "json_schema" or "llguidance"
+    :ivar grammar: a constraint on the text
+    :ivar grammar_type: its kind: "regex", "lark", "json_schema" or "llguidance"
     :ivar tool_schemas: tools that the model may call, each as JSON text in OpenAI's form
     :ivar tool_choice: whether it may call them; None: it may
     :ivar dry_multiplier: strength of DRY repetition control; None is off
-    :ivar enable_thinking: given to the chat template; None: it is to think, if the template asks
+    :ivar enable_thinking: passed to the chat template; None: true, for templates that use it
     :ivar truncate_sequence: whether to cut a prompt that is too long at its front instead of refusing it
-    :ivar reasoning_effort: "off" turns thinking off; "low", "medium", "high" and "xhigh" turn it on, and are given to
+    :ivar reasoning_effort: "off" turns thinking off; "low", "medium", "high" and "xhigh" turn it on, and are passed to
         the chat template; "none" is "off", and "max" is "xhigh"
-    :ivar max_tool_rounds: how often tools with callbacks of the runner's are run at most; None: 256 times. After that,
-        calls are for the program
-    :ivar ignore_eos: whether to go on past the end token
-    :ivar adapter: the alias of the adapter that the texts go through, or one of its generations; None: none
+    :ivar max_tool_rounds: maximum number of rounds of tools with the runner's callbacks; None: 256. After that, calls
+        are returned to the program
+    :ivar ignore_eos: whether to continue past the end token
+    :ivar adapter: the alias of the adapter to use, or one of its generations; None: none
     """
 
     messages: str | Sequence[Mapping[str, object]]
@@ -220,9 +220,9 @@ class CompletionRequest:
 
 @frozen
 class EmbeddingRequest:
-    """Asks for vectors.
+    """Asks for embeddings.
 
-    :ivar input: a text, or token ids; or a list of either
+    :ivar input: a text or token ids; or a list of either
     :ivar truncate_sequence: whether to cut a text that is too long at its end instead of refusing it
     """
 

@@ -1,4 +1,4 @@
-"""Hold whole responses with mistral.rs's attributes, made of the SDK's."""
+"""Hold whole responses with mistral.rs's attributes, made from the SDK's."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 
 @frozen(kw_only=True)
 class ToolCallResponse:
-    """Holds a call of a tool that the model has made.
+    """Holds a tool call that the model has made.
 
     :ivar index: its place among the calls of the answer
-    :ivar tp: what was called: a function always
+    :ivar tp: the type of call: always a function
     """
 
     index: int
@@ -50,9 +50,9 @@ def called(calls: Sequence[paged_sdk.ToolCallResponse]) -> list[ToolCallResponse
 class ResponseMessage:
     """Holds the model's turn.
 
-    :ivar content: the text without thoughts and calls; None: there are calls alone
+    :ivar content: the text without reasoning and calls; None: there are only calls
     :ivar tool_calls: calls of the request's tools; None: none
-    :ivar reasoning_content: what the model thought before it answered; None: nothing
+    :ivar reasoning_content: the model's reasoning before its answer; None: none
     """
 
     content: str | None
@@ -63,9 +63,9 @@ class ResponseMessage:
 
 @frozen(kw_only=True)
 class Choice:
-    """Holds one text of a chat response.
+    """Holds one answer of a chat response.
 
-    :ivar stop_sequence: which of ``stop_seqs`` ended it; None: something else did
+    :ivar stop_sequence: the one of ``stop_seqs`` that ended it; None: something else did
     """
 
     finish_reason: str
@@ -95,13 +95,13 @@ class Choice:
 
 @frozen(kw_only=True)
 class AgenticToolCallRecord:
-    """Describes a call that one of the runner's ``tool_callbacks`` did.
+    """Describes a call that one of the runner's ``tool_callbacks`` ran.
 
     :ivar round: 0 for the calls of the model's first answer
     :ivar arguments: JSON text of an object
-    :ivar result_content: what the model was told
-    :ivar result_images_base64: none: a callback returns a text
-    :ivar file_ids: none, likewise
+    :ivar result_content: the text that the model got
+    :ivar result_images_base64: always empty: a callback returns a text
+    :ivar file_ids: always empty, likewise
     """
 
     round: int
@@ -117,10 +117,10 @@ class ChatCompletionResponse:
     """Holds a whole chat response.
 
     :ivar created: Unix time in seconds
-    :ivar adapter_generation: of the adapter that the texts went through; None: none
-    :ivar agentic_tool_calls: the calls that ``tool_callbacks`` did for it, in order; None: none
-    :ivar files: None, and
-    :ivar session_id: likewise: there are no files and no sessions here
+    :ivar adapter_generation: of the adapter used; None: none
+    :ivar agentic_tool_calls: the calls that ``tool_callbacks`` ran for it, in order; None: none
+    :ivar files: always None: there are no files
+    :ivar session_id: always None: there are no sessions
     """
 
     id: str
@@ -179,7 +179,7 @@ class CompletionChoice:
 
 @frozen(kw_only=True)
 class CompletionResponse:
-    """Holds a whole plain-text completion; its attributes are as :class:`ChatCompletionResponse` has them."""
+    """Holds a whole plain-text completion; its attributes are those of :class:`ChatCompletionResponse`."""
 
     id: str
     choices: list[CompletionChoice]

@@ -42,35 +42,34 @@ __all__ = ["Runner"]
 
 
 class Runner:
-    """Holds a loaded model. It may be used from many threads at once: their requests are batched.
+    """Holds a loaded model. Several threads may use it at once: their requests are batched.
 
     :param which: the model
-    :param max_seqs: sequences that are computed at once; others wait
+    :param max_seqs: sequences computed at once; others wait
     :param prefix_cache_n: 0 or None turns the prefix cache off; the environment can change the default
-    :param token_source: the hub's access token: "cache", "none", "literal:...", "env:NAME" or "path:FILE"
-    :param chat_template: a Jinja chat template instead of the checkpoint's: its text, or a path
+    :param token_source: the Hub's access token: "cache", "none", "literal:...", "env:NAME" or "path:FILE"
+    :param chat_template: another Jinja chat template: its text, or a path
     :param jinja_explicit: the path of a Jinja file, as ``chat_template``
     :param in_situ_quant: quantize the weights while loading: "4", "Q4K", "Q8_0" ...
     :param pa_gpu_mem: size of the KV pool in MiB; at most one of the three sizes may be given
-    :param pa_gpu_mem_usage: the same, as a share of the device's memory
+    :param pa_gpu_mem_usage: the same, as a fraction of the device's memory
     :param pa_ctxt_len: the same, in tokens
     :param pa_blk_size: tokens per block
-    :param pa_cache_type: the type that a KV element is stored as
+    :param pa_cache_type: the type of KV elements
     :param no_paged_attn: use contiguous KV that grows with each sequence
     :param paged_attn: use paged attention, or raise an error where that is not possible
-    :param seed: the seed of every request that samples: the same request draws the same random numbers, so that its
-        text is the same unless more than 12 texts are generated at a time: there ``with_batch_invariance`` of the API
-        beneath sees to it. None draws a seed for each request
-    :param tool_callbacks: functions that do tools, by name: each gets the tool's name and its arguments, and returns
-        what the model is told, in the thread that waits for the answer. That comes once the model calls none of them
-        any more; a call of a tool without one is for the program
-    :param which_draft: a smaller model with the same vocabulary, which guesses tokens that the model verifies;
-        mistral.rs had it before 0.7
-    :param speculative_gamma: the most tokens guessed at a time: 32 with a draft model, if not given; given without one,
-        guesses come from the text itself
-    :param memory_goal: the size of the KV pool as mistral.rs gives it from 0.9.5 on: 0.9 of the device's memory, "4GiB"
-        or "65536tokens"
-    :raises ConfigError: settings that contradict each other, or whose feature this version does not have
+    :param seed: the seed of every request that samples: the same request draws the same random numbers, and gives the
+        same text unless more than 12 are generated at a time (see ``with_batch_invariance`` of the builders). None
+        draws a seed for each request
+    :param tool_callbacks: functions that run tools, by name: each gets the tool's name and arguments, and returns a
+        text for the model, in the thread that waits for the answer. The answer comes once the model calls none of them
+        any more; calls of tools without a callback are returned to the program
+    :param which_draft: a draft model: a smaller one with the same vocabulary; mistral.rs had it before 0.7
+    :param speculative_gamma: maximum number of draft tokens at a time; default 32 with a draft model. Without one,
+        drafts come from the text itself
+    :param memory_goal: the size of the KV pool as in mistral.rs from 0.9.5 on: 0.9 of the device's memory, "4GiB" or
+        "65536tokens"
+    :raises ConfigError: contradictory settings, or a parameter of an unsupported feature
     :raises ModelLoadError: a model that cannot be loaded
     """
 
@@ -208,7 +207,7 @@ class Runner:
         return self._answers.completion(request)
 
     def send_embedding_request(self, request: EmbeddingRequest, model_id: str | None = None) -> list[list[float]]:
-        """Make a vector of each text, as the checkpoint says.
+        """Return an embedding of each text, as the checkpoint says.
 
         :raises ConfigError: the ``model_id`` of no model of the runner's
         :raises RequestError: a request that is malformed or cannot be done
@@ -252,8 +251,8 @@ class Runner:
     ) -> list[int]:
         """Return the token ids of a text.
 
-        :param add_special_tokens: put the model's own tokens around it
-        :param enable_thinking: takes nothing away and adds nothing, as in mistral.rs: a plain text has no template
+        :param add_special_tokens: add the special tokens that the tokenizer puts around a text
+        :param enable_thinking: has no effect, as in mistral.rs: a plain text has no template
         :raises ConfigError: the ``model_id`` of no model of the runner's
         :raises InvalidRequestError: a text that is not Unicode
         """
@@ -263,7 +262,7 @@ class Runner:
     def detokenize_text(self, tokens: Sequence[int], skip_special_tokens: bool, model_id: str | None = None) -> str:
         """Return the text of token ids.
 
-        :param skip_special_tokens: leave out tokens that are marks for the model
+        :param skip_special_tokens: leave out special tokens
         :raises ConfigError: the ``model_id`` of no model of the runner's
         :raises InvalidRequestError: an id outside the vocabulary
         """
@@ -271,12 +270,12 @@ class Runner:
         return self._model.detokenize(tokens, skip_special_tokens=skip_special_tokens)
 
     def send_re_isq(self, dtype: str, model_id: str | None = None) -> None:
-        """Quantize the weights to another type ("Q4K", "Q8_0", "4" ...), of a GGUF file too, once the requests under
-        way have ended; others wait.
+        """Quantize the weights to another type ("Q4K", "Q8_0", "4" ...), those of a GGUF file too, once running
+        requests have ended; others wait.
 
         :raises ConfigError: no such type, or one that the device has no kernels for; or the ``model_id`` of no model of
             the runner's
-        :raises ModelLoadError: the files of the model are gone or others: it goes on with the weights that it had
+        :raises ModelLoadError: the model's files are missing or have changed: it continues with its old weights
         """
         self._check_model(model_id)
         if getattr(self._which, "organization", None) is IsqOrganization.MoQE:
@@ -291,13 +290,13 @@ class Runner:
         load_inplace: bool = False,
         expected_generation: str | None = None,
     ) -> LoraAdapterInfo:
-        """Load an adapter beside those that there are, or in the place of one; requests under way go on.
+        """Load another adapter, or replace one; running requests are not affected.
 
-        :param alias: what requests call it
-        :param adapter_dir: a directory as PEFT saves it, or a GGUF file
-        :param load_inplace: whether it may take the place of what has the alias by now. That is gone once the requests
-            that go through it have ended, for which this waits; not for a stream that does tools, or for the request
-            that a tool is done for which calls this
+        :param alias: its name for requests
+        :param adapter_dir: a PEFT directory, or a GGUF file
+        :param load_inplace: whether it may replace the alias's current content. That is freed once the requests that
+            use it have ended, which this waits for; but not for a stream that runs tools, nor for a request whose tool
+            calls this
         :param expected_generation: replace this content only
         :raises ConfigError: the ``model_id`` of no model of the runner's
         :raises LoraAdapterError: another adapter has the alias, or another content; it cannot be read, was made for
@@ -318,7 +317,7 @@ class Runner:
     def unload_lora_adapter(
         self, alias: str, model_id: str | None = None, expected_generation: str | None = None
     ) -> LoraAdapterInfo:
-        """Refuse new requests of an adapter, wait for those under way, and free its memory.
+        """Refuse new requests of an adapter, wait for running ones, and free its memory.
 
         :param expected_generation: unload this content only
         :raises ConfigError: the ``model_id`` of no model of the runner's
@@ -337,7 +336,7 @@ class Runner:
         return self._generations.infos(self._model)
 
     def lora_adapter_status(self, model_id: str | None = None) -> LoraRuntimeStatus:
-        """Return the loaded adapters, what they take, and their limits.
+        """Return the loaded adapters, their memory, and their limits.
 
         :raises ConfigError: the ``model_id`` of no model of the runner's
         """
@@ -345,7 +344,7 @@ class Runner:
         return self._generations.status(self._model)
 
     def max_sequence_length(self, model_id: str | None = None) -> int:
-        """Return the most tokens that a sequence may have, prompt and output together.
+        """Return the maximum number of tokens in a sequence, prompt and output together.
 
         :raises ConfigError: the ``model_id`` of no model of the runner's
         """
@@ -353,15 +352,15 @@ class Runner:
         return self._model.max_sequence_length
 
     def list_models(self) -> list[str]:
-        """Return the runner's only model, by the name that requests may call it: its ``model_id``."""
+        """Return the name of the runner's only model: its ``model_id``."""
         return [self._which.name]
 
     def get_default_model_id(self) -> str | None:
-        """Return the model that a request goes to which names none."""
+        """Return the model for requests that name none."""
         return self._which.name
 
     def set_default_model_id(self, model_id: str) -> None:
-        """Set the model that a request goes to which names none.
+        """Set the model for requests that name none.
 
         :raises ConfigError: it is no model of the runner's
         """
@@ -380,7 +379,7 @@ class Runner:
         return self._residence.status if model_id == self._which.name else None
 
     def list_models_with_status(self) -> list[tuple[str, Status]]:
-        """Return the runner's model, and where it is."""
+        """Return the runner's model, with its status."""
         return [(self._which.name, self._residence.status)]
 
     def list_unloaded_models(self) -> list[str]:
@@ -388,7 +387,7 @@ class Runner:
         return [name for name, status in self.list_models_with_status() if status == "unloaded"]
 
     def unload_model(self, model_id: str) -> None:
-        """Free the model's memory; requests under way end. The next request, and :meth:`reload_model`, load it again,
+        """Free the model's memory; running requests end. The next request, or :meth:`reload_model`, loads it again,
         with the adapters that ``which`` names.
 
         :raises ConfigError: it is no model of the runner's, or unloaded already
@@ -416,7 +415,7 @@ class Runner:
         raise ConfigError.of("model_id", model_id, "a model beside others: close the runner, or unload the model")
 
     def close(self) -> None:
-        """End the requests under way and release everything. Idempotent; this happens at the interpreter's exit too."""
+        """End running requests and release everything. Idempotent; also done when the interpreter exits."""
         self._residence.close()
 
     def __enter__(self) -> Runner:

@@ -32,14 +32,14 @@ class Which(ABC):
 
     - ``Which.Plain(model_id, arch=None, tokenizer_json=None, ...)``: a Hugging Face checkpoint
     - ``Which.Lora(model_id, adapters=None, arch=None, ...)``: the same, with LoRA adapters
-    - ``Which.MultimodalPlain(model_id, arch=None, ...)``: a checkpoint that takes images beside text; an older name of
-      it is ``Which.VisionPlain``
-    - ``Which.Embedding(model_id, arch=None, ...)``: a checkpoint that makes vectors
+    - ``Which.MultimodalPlain(model_id, arch=None, ...)``: a checkpoint with image input; also under its older name
+      ``Which.VisionPlain``
+    - ``Which.Embedding(model_id, arch=None, ...)``: an embedding model
     - ``Which.GGUF(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a GGUF file
-    - ``Which.GGML(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a llama file of before GGUF
+    - ``Which.GGML(quantized_model_id, quantized_filename, tok_model_id=None, ...)``: a pre-GGUF llama file
 
-    ``Which.LoraGGUF``, ``Which.LoraGGML``, ``Which.XLora``, ``Which.XLoraGGUF`` and ``Which.XLoraGGML`` say what takes
-    their place, ``Which.DiffusionPlain`` and ``Which.Speech`` that nothing does: making one is a :class:`ConfigError`.
+    ``Which.LoraGGUF``, ``Which.LoraGGML``, ``Which.XLora``, ``Which.XLoraGGUF`` and ``Which.XLoraGGML`` raise a
+    :class:`ConfigError` that names a replacement; ``Which.DiffusionPlain`` and ``Which.Speech`` have none.
     """
 
     if TYPE_CHECKING:
@@ -75,15 +75,15 @@ class Which(ABC):
 class Plain(Which):
     """Describes a Hugging Face checkpoint.
 
-    :ivar model_id: a directory, or a hub id
+    :ivar model_id: a directory or Hub id
     :ivar arch: checked against the checkpoint, if given
-    :ivar tokenizer_json: a tokenizer.json instead of the checkpoint's tokenizer
-    :ivar topology: a YAML file that says what single layers are quantized to, and where they are
-    :ivar organization: ``IsqOrganization.MoQE`` quantizes the experts of a mixture alone
-    :ivar dtype: of activations, and of weights that are not quantized; also by name: "auto", "bfloat16" ...
-    :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
-    :ivar calibration_file: a text from which one is collected
-    :ivar hf_revision: a branch, tag or commit of the hub's repository
+    :ivar tokenizer_json: another tokenizer.json
+    :ivar topology: a YAML file with quantization types and devices of single layers
+    :ivar organization: ``IsqOrganization.MoQE`` quantizes only the experts of a mixture
+    :ivar dtype: of activations and unquantized weights; also by name: "auto", "bfloat16" ...
+    :ivar imatrix: a llama.cpp importance matrix, to weight quantization errors by
+    :ivar calibration_file: a text to compute one from
+    :ivar hf_revision: branch, tag or commit of the Hub repository
     """
 
     model_id: str
@@ -114,9 +114,9 @@ class Plain(Which):
 class Lora(Which):
     """Describes a Hugging Face checkpoint with adapters, which requests name. Others may be loaded later.
 
-    :ivar model_id: a directory, or a hub id
-    :ivar adapters: those that are loaded with it
-    :ivar arch: see :class:`Plain`; the others likewise
+    :ivar model_id: a directory or Hub id
+    :ivar adapters: the adapters to load with it
+    :ivar arch: as for :class:`Plain`, like the other fields
     """
 
     model_id: str
@@ -144,9 +144,9 @@ class Lora(Which):
 
 @frozen
 class MultimodalPlain(Which):
-    """Describes a Hugging Face checkpoint that takes images beside text.
+    """Describes a Hugging Face checkpoint with image input.
 
-    :ivar model_id: a directory, or a hub id; the other fields are as :class:`Plain` has them
+    :ivar model_id: a directory or Hub id; the other fields are those of :class:`Plain`
     """
 
     model_id: str
@@ -177,9 +177,9 @@ class MultimodalPlain(Which):
 
 @frozen
 class Embedding(Which):
-    """Describes a Hugging Face checkpoint that makes vectors, which any other does, too.
+    """Describes a Hugging Face checkpoint of an embedding model. Other models can embed too.
 
-    :ivar model_id: a directory, or a hub id; the other fields are as :class:`Plain` has them
+    :ivar model_id: a directory or Hub id; the other fields are those of :class:`Plain`
     """
 
     model_id: str
@@ -226,17 +226,17 @@ def _is_optional_file(instance: object, attribute: Attribute[Any], value: object
 class GGUF(Which):
     """Describes a GGUF file.
 
-    :ivar quantized_model_id: the directory or hub id that holds it
+    :ivar quantized_model_id: the directory or Hub id that holds it
     :ivar quantized_filename: the file's name there; for a model in several files, their names
-    :ivar tok_model_id: a directory or hub id with a tokenizer.json, or that file, instead of the file's own tokenizer
+    :ivar tok_model_id: another tokenizer: a directory or Hub id with a tokenizer.json, or that file
     :ivar tokenizer_json: the same, as the path of that file
-    :ivar topology: a YAML file that says what single layers are quantized to, and where they are
-    :ivar dtype: the dtype of activations, and of weights that the file does not quantize
-    :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
-    :ivar calibration_file: a text from which one is collected
-    :ivar organization: ``IsqOrganization.MoQE`` quantizes the experts of a mixture alone
-    :ivar adapters: LoRA adapters that are loaded with it, which requests name
-    :ivar hf_revision: a branch, tag or commit of the hub's repository
+    :ivar topology: a YAML file with quantization types and devices of single layers
+    :ivar dtype: of activations and of weights that the file does not quantize
+    :ivar imatrix: a llama.cpp importance matrix, to weight quantization errors by
+    :ivar calibration_file: a text to compute one from
+    :ivar organization: ``IsqOrganization.MoQE`` quantizes only the experts of a mixture
+    :ivar adapters: LoRA adapters to load with it, which requests name
+    :ivar hf_revision: branch, tag or commit of the Hub repository
     :ivar mmproj_filename: the file of its image encoder, or that file's name in the directory or repository
     """
 
@@ -283,16 +283,17 @@ def _is_optional_gqa(instance: object, attribute: Attribute[Any], value: object)
 
 @frozen
 class GGML(Which):
-    """Describes a llama file of llama.cpp's of before GGUF (ggjt).
+    """Describes a pre-GGUF llama file of llama.cpp's (ggjt).
 
-    :ivar quantized_model_id: the directory or hub id that holds it
+    :ivar quantized_model_id: the directory or Hub id that holds it
     :ivar quantized_filename: the file's name there
-    :ivar tok_model_id: a directory or hub id with a tokenizer.json, or that file, instead of the file's own vocabulary
+    :ivar tok_model_id: a tokenizer instead of the file's vocabulary: a directory or Hub id with a tokenizer.json, or
+        that file
     :ivar tokenizer_json: the same, as the path of that file
-    :ivar gqa: heads of queries for each of keys, which the file's shapes tell: it may be given, and is not asked
-    :ivar topology: a YAML file that says what single layers are quantized to, and where they are
-    :ivar dtype: the dtype of activations, and of weights that the file does not quantize
-    :ivar hf_revision: a branch, tag or commit of the hub's repository
+    :ivar gqa: query heads per KV head; has no effect, as the file's shapes say it
+    :ivar topology: a YAML file with quantization types and devices of single layers
+    :ivar dtype: of activations and of weights that the file does not quantize
+    :ivar hf_revision: branch, tag or commit of the Hub repository
     """
 
     quantized_model_id: str

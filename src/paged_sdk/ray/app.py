@@ -40,20 +40,20 @@ def serve_app(
     engines: Mapping[str, Any] | None = None,
     faces: Mapping[str, Any] | None = None,
 ) -> Application:
-    """Return an application for ``serve.run``, or for a file of Ray Serve's to name: the server of
+    """Return an application for ``serve.run`` or a Ray Serve config file: the server of
     :func:`paged_sdk.server.create_app` behind Ray Serve's proxy, and the replicas that compute::
 
         app = serve_app(TextModelBuilder("path/or/hub-id"), model_name="mine", engines={"num_replicas": 4})
         serve.run(app)
 
-    :param model_name: what clients call the model
+    :param model_name: the model's name for clients
     :param settings: of the server; None: those of :class:`~paged_sdk.server.ServerSettings`
     :param replacement_seconds: how long requests wait for a replica when there is none, as for :class:`RayReplicas`
     :param hang_limits: when a replica has hung, as for :class:`RayReplicas`
     :param engines: options of the replicas' deployment, as for :class:`RayReplicas`
-    :param faces: options of the server's deployment, as ``ray.serve.deployment`` takes them. Of several faces each
-        knows its own requests alone, and its router what it has sent itself
-    :raises ConfigError: Ray Serve or the server is not installed, or a value that cannot be used
+    :param faces: options of the server's deployment, as ``ray.serve.deployment`` takes them. Each server process knows
+        only its own requests, and its router only what it has sent itself
+    :raises ConfigError: Ray Serve or the server is not installed, or a value is invalid
     """
     limits = checked_limits(hang_limits) or read_environment().hang_limits
     serve = ray_serve()

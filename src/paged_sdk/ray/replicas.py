@@ -122,26 +122,26 @@ class RayReplicas(Opening[RayModel]):
         async with RayReplicas(TextModelBuilder("path/or/hub-id"), num_replicas=4) as model:
             response = await model.send_chat_request(messages)
 
-    What comes is a :class:`Model` as :class:`~paged_sdk.ReplicaSet` makes one, with the same router: requests go where
-    most of their prompt is in the prefix cache, and what has not been heard of when a replica dies goes elsewhere. This
-    process has the tokenizer and the chat template, and no weights. Replicas may come and go meanwhile, as Ray Serve's
-    autoscaling has it, or because it replaces one that has died. While there is none at all, requests wait for one.
+    The result is a :class:`Model` as from :class:`~paged_sdk.ReplicaSet`, with the same router: requests go where most
+    of their prompt is cached, and requests without output are sent elsewhere when their replica dies. This process has
+    the tokenizer and the chat template, and no weights. Replicas may come and go, by Ray Serve's autoscaling or because
+    it replaces dead ones. While there is none, requests wait for one.
 
     Ray is started on this machine if it is not running and ``RAY_ADDRESS`` names no cluster; it then ends with the
     model.
 
     :param builder: builds a replica, where Ray puts it
-    :param replacement_seconds: how long there may be no replica until requests fail with :class:`EngineDeadError`
-        instead, both those that wait and, until one comes, new ones; 0: they fail at once
-    :param hang_limits: when a replica has hung, so that Ray Serve ends it and starts another; None: what this process's
-        environment says, or :class:`HangLimits` by default. ``health_check_period_s`` and ``health_check_timeout_s``
-        among the options count before its ``silent_seconds``
-    :param name: of the application of Ray Serve's, in place of one that has it; None: a new one
-    :param options: of the deployment, as ``ray.serve.deployment`` takes them: ``num_replicas``, ``ray_actor_options``,
-        ``autoscaling_config`` ..., whose ``target_ongoing_requests`` counts texts that are under way or wait. Without
-        ``ray_actor_options`` a replica gets a GPU, or as many as it divides the model among, where Ray has some and the
+    :param replacement_seconds: how long there may be no replica before waiting requests, and new ones until a replica
+        comes, fail with :class:`EngineDeadError`; 0: they fail at once
+    :param hang_limits: when a replica has hung, so that Ray Serve ends it and starts another; None: as this process's
+        environment says, or the defaults of :class:`HangLimits`. ``health_check_period_s`` and
+        ``health_check_timeout_s`` among the options win over its ``silent_seconds``
+    :param name: of the Ray Serve application, which replaces one of that name; None: a new one
+    :param options: of the deployment, as for ``ray.serve.deployment``: ``num_replicas``, ``ray_actor_options``,
+        ``autoscaling_config`` ..., whose ``target_ongoing_requests`` counts running and waiting sequences. Without
+        ``ray_actor_options``, a replica gets a GPU, or as many as it divides the model among, if Ray has some and the
         builder has not chosen the CPU; otherwise its share of the processors
-    :raises ConfigError: Ray Serve is not installed, or a value that cannot be used
+    :raises ConfigError: Ray Serve is not installed, or a value is invalid
     """
 
     def __init__(

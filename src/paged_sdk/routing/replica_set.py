@@ -1,4 +1,4 @@
-"""Make several models one."""
+"""Make one model of several replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ReplicaSource: TypeAlias = Model | _Builder
 
 
 class ReplicatedModel(Model):
-    """Is several models that are the same, as one. Make one with :class:`ReplicaSet`."""
+    """Is several equal models as one. Make one with :class:`ReplicaSet`."""
 
     def __init__(
         self,
@@ -79,30 +79,31 @@ class ReplicatedModel(Model):
 
 
 class ReplicaSet(Opening[ReplicatedModel]):
-    """Makes one model of several, when it is awaited; as an async context manager it also closes them on exit::
+    """Makes one model of several replicas when it is awaited; as an async context manager it also closes them on exit::
 
         async with ReplicaSet([builder.with_device("cuda:0"), builder.with_device("cuda:1")]) as model:
             response = await model.send_chat_request(messages)
 
-    Each request goes to one of them: to the one that holds most of its prompt in its prefix cache, unless another is
-    less busy by more than that is worth (:class:`paged_sdk.routing.Router`). So a conversation stays where its prefix
-    is. Everything else is as with any :class:`Model`, which it is: streams, timeouts, cancellation, adapters (loaded
-    in all of them), statistics (their sum), :func:`paged_sdk.server.create_app`.
+    Each request goes to the replica with most of its prompt in the prefix cache, unless another is less busy by more
+    than that is worth (:class:`paged_sdk.routing.Router`). So a conversation stays where its prefix is. The result is a
+    :class:`Model` like any other: streams, timeouts, cancellation, adapters (loaded into all replicas), statistics
+    (their sum), :func:`paged_sdk.server.create_app`.
 
-    A model whose engine dies gets no more requests. Those of its requests of which nothing has been heard yet are sent
-    to the others; the rest end with :class:`EngineDeadError` and what they have said so far.
+    A replica whose engine dies gets no more requests. Its requests without output so far are sent to the others; the
+    rest end with :class:`EngineDeadError` and their partial output.
 
-    In processes of their own, replicas run Python at the same time, and a process that dies takes no other with it.
-    This one keeps the tokenizer and the chat template, and no weights. A replica's process ends when the model is
-    closed, and when this process does, however that may be. One that has hung is killed, and its requests fare as those
-    of one that has died. The script needs no guard against being run again.
+    In their own processes, replicas run Python in parallel, and a process that dies takes no other with it. This
+    process keeps the tokenizer and the chat template, and no weights. A replica's process ends when the model is closed
+    or this process ends, however it ends. One that hangs is killed and treated as dead. The script needs no
+    ``__main__`` guard.
 
     :param replicas: models, which it takes over and closes; or builders. All of one checkpoint, with the same context
-        and block size. ``[builder] * 4`` is four of one kind
-    :param in_processes: build what builders build in processes of their own. The processors are divided among them,
-        where a builder does not say on how many threads its model computes
-    :param hang_limits: when such a process has hung; None: what the environment says, or :class:`HangLimits` by default
-    :raises ConfigError: something else, or models that differ
+        and block size. ``[builder] * 4`` is four of a kind
+    :param in_processes: build the builders' models in their own processes. The processors are divided among them,
+        unless a builder sets its number of threads
+    :param hang_limits: when such a process has hung; None: as the environment says, or the defaults of
+        :class:`HangLimits`
+    :raises ConfigError: anything else, or models that differ
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Serve models over HTTP, as OpenAI's and Anthropic's APIs have it: an application to mount or to run.
+"""Serve models over HTTP, with OpenAI's and Anthropic's APIs: an application to mount or to run::
 
 app = create_app(model)
 uvicorn.run(app)

@@ -130,9 +130,9 @@ APIS: Final = (
     ),
 )
 OTHERS: Final = (
-    Operation(path="/v1/embeddings", summary="Make vectors of texts.", body=EMBEDDING, answer=Embeddings),
+    Operation(path="/v1/embeddings", summary="Embed texts.", body=EMBEDDING, answer=Embeddings),
     Operation(
-        path="/v1/rerank", summary="Say how well documents go with a query.", body=RERANK, answer=RankedDocuments
+        path="/v1/rerank", summary="Sort documents by their relevance to a query.", body=RERANK, answer=RankedDocuments
     ),
     Operation(
         path="/v1/messages/count_tokens",
@@ -149,9 +149,9 @@ OTHERS: Final = (
     Operation(
         path="/v1/unload_lora_adapter", summary="Unload an adapter.", body=UNLOAD_ADAPTER, answer=AdapterUnloaded
     ),
-    Operation(path="/health", summary="Tell whether the process answers.", answer=Health, unavailable=Health),
-    Operation(path="/ready", summary="Tell whether requests are taken.", answer=Health, unavailable=Health),
-    Operation(path="/metrics", summary="Show figures for Prometheus."),
+    Operation(path="/health", summary="Tell whether the process is healthy.", answer=Health, unavailable=Health),
+    Operation(path="/ready", summary="Tell whether requests are accepted.", answer=Health, unavailable=Health),
+    Operation(path="/metrics", summary="Show Prometheus metrics."),
 )
 
 
@@ -167,7 +167,7 @@ class ModelServer(Starlette):
     """Is an ASGI application that serves models. Make one with :func:`create_app`.
 
     :ivar models: the models
-    :ivar settings: how they are served
+    :ivar settings: their server's settings
     :ivar drain: refuses new requests once it has begun
     """
 
@@ -220,9 +220,9 @@ class ModelServer(Starlette):
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette | None = None) -> AsyncIterator[None]:
-        """Open the models that are not open, and close them in the end.
+        """Open the models that are not open, and close these at the end.
 
-        A server that is mounted needs it as the lifespan of the application that it is mounted in.
+        If the server is mounted in another application, use this as that application's lifespan.
         """
         async with self.models.open():
             yield
@@ -236,7 +236,7 @@ class ModelServer(Starlette):
         return JSONResponse(next(model_card(card) for card in self.models.cards() if card.id == name))
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document of what is served."""
+        """Return the OpenAPI document of the server."""
         described = (*(api.described for api in APIS), *OTHERS)
         return openapi_document(described, needs_key=bool(self.settings.api_keys))
 
@@ -266,12 +266,12 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4"
 
 
 def create_app(models: Model | Mapping[str, ModelSource], settings: ServerSettings | None = None) -> ModelServer:
-    """Make an application that serves models: to run by an ASGI server, or to mount in another application.
+    """Make an application that serves models, to be run by an ASGI server or mounted in another application.
 
-    :param models: a model, which has its own name; or models by name, each open, or a function that opens it when the
+    :param models: a model, under its own name; or models by name, each open, or a function that opens it when the
         application starts, such as a builder's ``build``
-    :param settings: None: those of :class:`ServerSettings`
-    :raises ConfigError: something that is no model
+    :param settings: None: the defaults of :class:`ServerSettings`
+    :raises ConfigError: something that is not a model
     """
     named = {models.name: models} if isinstance(models, Model) else models
     return ModelServer(ServedModels(named), settings or ServerSettings())

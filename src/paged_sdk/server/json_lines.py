@@ -12,8 +12,8 @@ __all__ = ["JsonLines", "log_as_json"]
 
 
 class JsonLines(logging.Formatter):
-    """Formats every record as one line of JSON: when, how grave, which logger, the message, and what a record has as
-    ``fields``, such as a request's tokens and times.
+    """Formats every record as one line of JSON: time, level, logger, message, and the record's ``fields``, such as a
+    request's tokens and times.
     """
 
     def format(self, record: logging.LogRecord) -> str:

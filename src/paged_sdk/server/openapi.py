@@ -14,17 +14,17 @@ from paged_sdk.wire.forms import Error
 __all__ = ["Operation", "openapi_document"]
 
 ERRORS: Final[Mapping[int, str]] = {
-    400: "The request cannot be answered: `param` names the field.",
-    401: "No API key, or a wrong one.",
-    403: "The server does not do this.",
-    404: "No such model.",
-    405: "Another method is needed.",
+    400: "An invalid request: `param` names the field.",
+    401: "A missing or wrong API key.",
+    403: "Not enabled on this server.",
+    404: "Unknown model.",
+    405: "Wrong method.",
     408: "The body came too slowly.",
     413: "The body is too long.",
     415: "The body is not `application/json`.",
-    429: "The queue is full: `Retry-After` says when to come back.",
+    429: "The queue is full: `Retry-After` says when to retry.",
     500: "The request failed.",
-    503: "The server is ending, its engine has stopped, or the model is still loading.",
+    503: "The server is shutting down, its engine has stopped, or the model is still loading.",
     504: "It took too long.",
 }
 END: Final = "[DONE]"

@@ -74,26 +74,25 @@ def _is_time(instance: object, attribute: Attribute[Any], value: object) -> None
 
 @frozen(kw_only=True)
 class ServerSettings:
-    """Says how models are served.
+    """Holds the settings of a server.
 
-    :ivar api_keys: a client has to send one of them as ``Authorization: Bearer ...`` or ``x-api-key``; none: everyone
-        may ask
-    :ivar cors_origins: web pages of these origins may ask, such as ``https://example.org``; ``*``: all
-    :ivar allowed_hosts: the names by which clients may call the server; none: any. A web page can have a browser call
-        a server on its user's machine by a name of its own, which this refuses
-    :ivar max_body_bytes: longer bodies are 413
-    :ivar timeout: seconds that an answer may take, waiting included; None: any time
-    :ivar keep_alive: seconds without an event after which a stream gets a comment, so that nobody on the way takes it
-        for dead
-    :ivar drain_timeout: seconds that requests under way are given when the server is told to end
-    :ivar image_hosts: images are fetched from these hosts, where requests name them by address, each with a port if it
-        is not that of HTTP or HTTPS (``images.example:8080``); ``*``: from any with a public address; none: images have
-        to come as ``data:`` URLs. Those of one request have ``max_body_bytes`` together
-    :ivar adapter_folder: adapters can be loaded from here by request, and from nowhere else; None: not at all
+    :ivar api_keys: clients have to send one of them as ``Authorization: Bearer ...`` or ``x-api-key``; none: no key is
+        needed
+    :ivar cors_origins: origins whose web pages may call the server, such as ``https://example.org``; ``*``: all
+    :ivar allowed_hosts: host names by which clients may call the server; none: any. This keeps web pages from reaching
+        a server on their user's machine by a name of their own (DNS rebinding)
+    :ivar max_body_bytes: maximum size of a body; larger ones get a 413
+    :ivar timeout: maximum seconds per answer, queueing included; None: no limit
+    :ivar keep_alive: seconds without an event after which a stream gets a comment, so that no proxy closes it
+    :ivar drain_timeout: seconds for running requests to finish on shutdown
+    :ivar image_hosts: hosts that images in requests may be fetched from, with a non-default port
+        (``images.example:8080``); ``*``: any with a public address; none: images have to be ``data:`` URLs. A request's
+        images may have ``max_body_bytes`` together
+    :ivar adapter_folder: the directory that clients may load adapters from; None: they may load none
     :ivar page: whether there is a chat page at ``/``
-    :ivar sampling: what requests get that leave it open, by the names of the API's fields: ``temperature``, ``top_p``,
+    :ivar sampling: defaults for requests that leave a field unset, by the API's names: ``temperature``, ``top_p``,
         ``top_k``, ``min_p``, ``frequency_penalty``, ``presence_penalty``, ``repetition_penalty``, ``stop``, ``seed``;
-        the others come from the checkpoint. Where an API has no such field, it is left out
+        the others come from the checkpoint. An API without such a field ignores it
     :raises ConfigError: at construction
     """
 

@@ -1,4 +1,4 @@
-"""Defines a model that says what a test has written down."""
+"""Defines a model that returns scripted texts."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ NUM_BLOCKS = 4096
 
 @frozen(kw_only=True)
 class FakeRequest:
-    """Holds what a fake model was asked.
+    """Holds a request to a fake model.
 
     :ivar messages: the conversation; empty for a plain-text completion
-    :ivar prompt: what a plain-text completion continues, or a text that becomes a vector; None for a chat. A list of
-        prompts is as many requests; scores of any number of texts are one, whose prompt is the prefix
-    :ivar options: what the request said beside that
+    :ivar prompt: the text to complete or embed; None for a chat. A list of prompts is as many requests; scores of any
+        number of texts are one, whose prompt is the prefix
+    :ivar options: the request's other settings
     """
 
     messages: tuple[Message, ...] = ()
@@ -49,12 +49,12 @@ class FakeRequest:
 
     @property
     def sampling(self) -> SamplingParams | None:
-        """Return how the request wanted to be sampled; None is greedy."""
+        """Return the request's sampling parameters; None is greedy."""
         return self.options.sampling
 
 
 Reply: TypeAlias = str | Exception | Callable[[FakeRequest], str]
-"""What a fake model says: a text, the error that it fails with, or a function of the request that returns a text."""
+"""What a fake model returns: a text, an error to fail with, or a function of the request that returns a text."""
 
 
 def fake_model(
@@ -65,41 +65,40 @@ def fake_model(
     max_queue: int = 4096,
     max_model_len: int = 16384,
 ) -> FakeModel:
-    """Make a model for an application's tests, which needs no weights and no torch, and says these texts::
+    """Make a model for an application's tests, which needs no weights and no torch, and returns these texts::
 
         async with fake_model("Hello!", "Goodbye!") as model:
             response = await model.send_chat_request([{"role": "user", "content": "Hi!"}])
             assert response.choices[0].message.content == "Hello!"
             assert model.requests[0].messages[-1].content == "Hi!"
 
-    It is a :class:`~paged_sdk.Model` with the engine of every model: it streams, batches requests, looks for stop
-    strings, counts usage, times out, cancels, refuses and closes as they do. Only what computes tokens is a fake. A
-    token is one byte of UTF-8, so ``max_len=5`` is five bytes. The vector of a text says how many of its bytes are
-    which, so that texts alike have vectors alike. A text is scored as what it might say after the prefix, or
-    after the text's first byte: a byte has probability one half where it is the reply's at that place, elsewhere next
-    to none; all texts of a call have one reply.
+    It is a :class:`~paged_sdk.Model` with the real engine: it streams, batches requests, finds stop strings, counts
+    usage, times out, cancels, refuses and closes like any model. Only the computation is fake. A token is one byte of
+    UTF-8, so ``max_len=5`` is five bytes. Embeddings count a text's bytes by value, so similar texts have similar
+    embeddings. A text's score is that of the continuation of the prefix, or of the text's first byte: a byte has
+    probability one half where it equals the reply's, and almost none elsewhere; all texts of a call have the same
+    reply.
 
-    Requests take the texts in the order in which they are made, several choices of one request one text each. When
-    no text is left, the last one is said again. Sampling settings are checked, but what they would do to logits they
-    do not do to what is said. As with any model, how many tokens a chunk of a stream holds depends on how fast it is
-    read; with a delay it is one.
+    Requests take the texts in the order in which they are made, one per choice. When none is left, the last one is
+    repeated. Sampling parameters are checked, but do not change the texts. As with any model, the number of tokens per
+    chunk depends on how fast the stream is read; with a delay, it is one.
 
-    In a :class:`~paged_sdk.ReplicaSet` it is asked in tokens: its requests then have the whole prompt as text.
+    As part of a :class:`~paged_sdk.ReplicaSet`, it only sees tokens: its requests then have the whole prompt as text.
 
-    It can be awaited like a builder's ``build()`` too, so ``BlockingModel(fake_model("Hello!"))`` is a fake for
-    synchronous code. Models that are not closed end with the garbage collection.
+    It can also be awaited like a builder's ``build()``, so ``BlockingModel(fake_model("Hello!"))`` is a fake for
+    synchronous code. Models that are not closed end when they are garbage-collected.
 
-    :param texts: what it says. An exception in place of a text fails its request, as ``error`` does. A function gets
-        the :class:`FakeRequest` and returns the text, for tests that cannot know the order of their requests
-    :param delay: seconds before each token; all requests under way get theirs at the same time. A step under way is
-        waited for when a request is canceled, as with any model, but not when the model is closed
-    :param error: what every request fails with after it has said its text. A :class:`~paged_sdk.RequestError` or
-        :class:`~paged_sdk.NumericalError` ends that request alone. Any other exception stops the engine, as a device
-        that fails does: all requests get an :class:`~paged_sdk.EngineDeadError` from it
-    :param max_num_seqs: texts that are said at once; others wait
-    :param max_queue: requests that may wait; more get :class:`~paged_sdk.QueueFullError`
+    :param texts: the replies. An exception instead of a text fails its request, as ``error`` does. A function gets the
+        :class:`FakeRequest` and returns the text, for tests that do not know the order of their requests
+    :param delay: seconds before each token; all running requests get theirs at the same time. As with any model, a
+        canceled request waits for the running step; closing the model does not
+    :param error: what every request fails with after its text. A :class:`~paged_sdk.RequestError` or
+        :class:`~paged_sdk.NumericalError` ends that request alone. Any other exception stops the engine, like a failing
+        device: all requests get an :class:`~paged_sdk.EngineDeadError` from it
+    :param max_num_seqs: texts generated at once; others wait
+    :param max_queue: requests that may wait; further ones raise :class:`~paged_sdk.QueueFullError`
     :param max_model_len: bytes of prompt and text together
-    :raises ConfigError: no text and no error, or a value that cannot be used
+    :raises ConfigError: no text and no error, or an invalid value
     """
     for text in texts:
         if isinstance(text, str):
@@ -123,7 +122,7 @@ def fake_model(
 
 
 class FakeModel(Model):
-    """Is a model that says scripted texts, and remembers what it was asked. Make one with :func:`fake_model`."""
+    """Is a model that returns scripted texts and records its requests. Make one with :func:`fake_model`."""
 
     def __init__(
         self, config: EngineConfig, replies: Sequence[Reply], *, delay: float, error: Exception | None
@@ -151,7 +150,7 @@ class FakeModel(Model):
 
     @property
     def requests(self) -> tuple[FakeRequest, ...]:
-        """Return what it was asked so far, in order, requests that were left or failed later included."""
+        """Return the requests so far, in order, including canceled and failed ones."""
         return tuple(self._script.requests)
 
     def stream_chat_request(self, request: ChatRequestLike) -> ChatStream:

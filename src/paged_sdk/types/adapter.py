@@ -13,10 +13,10 @@ __all__ = ["AdapterInfo", "AdapterUse"]
 class AdapterInfo:
     """Describes a loaded adapter.
 
-    :ivar name: what requests call it
-    :ivar digest: of its content, in 64 hexadecimal digits: the same content has the same, whatever it is called
+    :ivar name: its name for requests
+    :ivar digest: a hash of its content, 64 hexadecimal digits, whatever its name
     :ivar rank: the largest rank among its updates
-    :ivar num_bytes: what its matrices take in the model's memory
+    :ivar num_bytes: the memory that its matrices take
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Say which texts a request may be answered with."""
+"""Constrain the output of a request."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MAX_SOURCE: Final = 4 << 20
 
 @frozen
 class Constraint:
-    """Describes a language, of which every text of a request is a sentence.
+    """Describes a formal language that the output of a request has to be in.
 
-    Make one with :meth:`regex`, :meth:`json_schema`, :meth:`lark` or :meth:`llguidance`. Whether it can be enforced is
-    found out when a request with it is sent: what cannot is a :class:`~paged_sdk.errors.ConstraintError`.
+    Make one with :meth:`regex`, :meth:`json_schema`, :meth:`lark` or :meth:`llguidance`. It is compiled when a request
+    with it is sent; one that cannot be enforced raises :class:`~paged_sdk.errors.ConstraintError` then.
 
-    :ivar kind: how the source is to be read
+    :ivar kind: the kind of the source
     :ivar source: the language's description
     :ivar compact: whether JSON of a schema has no white space between its parts
     :raises ConstraintError: at construction, for anything but a text of up to 4,194,304 characters
@@ -75,15 +75,15 @@ class Constraint:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str, *, compact: bool = False) -> Constraint:
-        """Allow JSON that a schema (draft 2020-12) describes.
+        """Allow JSON that fits a schema (draft 2020-12).
 
-        Objects have their properties in the schema's order. Between the parts of the JSON may be one space, or a
+        Objects have their properties in the schema's order. Between the parts of the JSON, one space is allowed, or a
         newline and up to 32 spaces or tabs.
 
         :param schema: the schema, or its text
-        :param compact: whether there is no white space between the parts. Then a text is shorter, and all of it that
-            the schema fixes costs next to no time
-        :raises ConstraintError: what is no JSON
+        :param compact: allow no white space between the parts. The output is then shorter, and whatever the schema
+            fixes takes almost no time
+        :raises ConstraintError: not JSON
         """
         if isinstance(schema, str):
             return cls("json_schema", schema, compact=compact)

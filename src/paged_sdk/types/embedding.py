@@ -1,4 +1,4 @@
-"""Hold the vectors of texts."""
+"""Hold the embeddings of texts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def _are_equal(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> 
 
 @frozen(kw_only=True)
 class EmbeddingResponse(Wire):
-    """Holds a vector for each text.
+    """Holds an embedding of each text.
 
-    :ivar embeddings: float32 ``[num_texts, dimensions]``, in the order of the texts; it cannot be written
+    :ivar embeddings: float32 ``[num_texts, dimensions]``, in the order of the texts; read-only
     :ivar model: the model's name
-    :ivar usage: what all texts have cost
+    :ivar usage: of all texts together
     """
 
     embeddings: npt.NDArray[np.float32] = field(converter=_read_only, eq=cmp_using(eq=_are_equal), hash=False)
@@ -44,8 +44,7 @@ class EmbeddingResponse(Wire):
     def to_dict(self, *, encoding_format: Literal["float", "base64"] = "float") -> dict[str, Any]:
         """Return the wire form.
 
-        :param encoding_format: "float" has lists of numbers; "base64" the float32 of each vector, little-endian, as
-            one text
+        :param encoding_format: "float": lists of numbers; "base64": the little-endian float32 bytes of each embedding
         :raises InvalidRequestError: another format
         """
         if encoding_format not in ("float", "base64"):

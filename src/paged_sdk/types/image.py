@@ -57,9 +57,9 @@ class _PixelArray(Protocol):
 
 @frozen(slots=False)  # digest is kept once it is made
 class Image:
-    """Holds an image. Two of the same bytes are equal.
+    """Holds an image. Two images of the same bytes are equal.
 
-    :ivar data: the bytes of a file, or pixels of 8 bits, row after row
+    :ivar data: the bytes of a file, or 8-bit pixels in row-major order
     :ivar shape: height, width and channels (1, 3 or 4) of pixels; None: the bytes are a file's
     """
 
@@ -81,15 +81,15 @@ class Image:
 
     @cached_property
     def digest(self) -> bytes:
-        """Return what tells the image from others: the SHA-256 of its bytes and their shape."""
+        """Return a hash that identifies the image: the SHA-256 of its bytes and shape."""
         return sha256(repr(self.shape).encode() + self.data).digest()
 
     @classmethod
     def parse(cls, image: ImageLike) -> Image:
-        """Read an image that is given in any accepted form; a path is read now.
+        """Read an image in any accepted form; a path is read now.
 
-        :raises InvalidRequestError: anything else, a file that cannot be read or has more than 64 MiB, or a URL other
-            than ``data:``, which nobody fetches here
+        :raises InvalidRequestError: anything else, a file that cannot be read or is larger than 64 MiB, or a URL other
+            than ``data:``, which is never fetched
         """
         if isinstance(image, cls):
             return image

@@ -20,18 +20,18 @@ class LogitsProcessor(Protocol):
     """Changes the logits of a request's tokens before each is chosen.
 
     Processors run in the order in which a request names them: after bias, penalties and DRY, before temperature, top-k,
-    top-p and min-p. They run on the engine's thread, so every request waits for them, and they cannot wait for an
+    top-p and min-p. They run on the engine's thread, so every request waits for them, and they must not wait for an
     answer of the same model.
 
-    What a processor does must depend on its arguments alone. It is called for every choice of the request, for the
-    same tokens again after a preemption, and where drafts are verified also for tokens that may be taken back.
+    A processor's result must depend on its arguments alone. It is called for every choice of the request, again for the
+    same tokens after a preemption, and with drafts also for tokens that may be taken back.
 
-    An exception ends the request with :class:`~paged_sdk.errors.LogitsProcessorError`; other requests go on.
+    An exception ends the request with :class:`~paged_sdk.errors.LogitsProcessorError`; other requests continue.
     """
 
     # Any, because this floor imports no torch, so that importing the package does not load it.
     def __call__(self, token_ids: Sequence[int], logits: Any, /) -> None:
-        """Change the logits of the token that comes next, in place.
+        """Change the logits of the next token, in place.
 
         :param token_ids: the prompt's tokens and those generated so far
         :param logits: a ``torch.Tensor``, float32 ``[vocab_size]``, on the model's device; -inf bans a token
@@ -41,16 +41,16 @@ class LogitsProcessor(Protocol):
 
 @runtime_checkable
 class BatchLogitsProcessor(Protocol):
-    """Changes the logits of all requests that name the same object, in one call a step.
+    """Changes the logits of all requests that name the same object, in one call per step.
 
-    It is a :class:`LogitsProcessor` for work that is cheaper done together, such as one product of matrices for sixteen
-    texts. Rows of requests that name the object at the same place of their lists come together; what happens to a row
-    must depend on that row alone. An exception ends only the requests whose rows raise by themselves: the rows of
-    a call that has raised are given again, one at a time.
+    It is a :class:`LogitsProcessor` for work that is cheaper in a batch, such as one matrix product for sixteen
+    sequences. Rows of requests that have the object at the same place in their lists come together; the result for a
+    row must depend on that row alone. If a call raises, its rows are passed again one at a time, and only the requests
+    of rows that raise by themselves end.
     """
 
     def process_batch(self, token_ids: Sequence[Sequence[int]], logits: Any, /) -> None:
-        """Change the logits of the tokens that come next, in place.
+        """Change the logits of the next tokens, in place.
 
         :param token_ids: for each row, the prompt's tokens and those generated so far
         :param logits: a ``torch.Tensor``, float32 ``[len(token_ids), vocab_size]``, on the model's device; -inf bans a

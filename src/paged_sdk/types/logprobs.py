@@ -20,7 +20,7 @@ LOWEST_LOGPROB = -9999.0
 class TopLogprob(Wire):
     """Describes one of the likeliest tokens at a position.
 
-    :ivar token: the token's text; bytes that are no UTF-8 show as U+FFFD
+    :ivar token: the token's text; bytes that are not UTF-8 show as U+FFFD
     :ivar token_id: the token; an extension in the wire form
     :ivar logprob: natural logarithm of its probability, before temperature and truncation
     :ivar bytes: its bytes
@@ -53,7 +53,7 @@ class TokenLogprob(Wire):
 
 @frozen(kw_only=True)
 class Logprobs(Wire):
-    """Holds the logprobs of one text. :meth:`to_dict` gives the form of chats.
+    """Holds the logprobs of one text. :meth:`to_dict` gives the form for chats.
 
     :ivar content: one entry per token
     """
@@ -82,10 +82,11 @@ class Logprobs(Wire):
 
 
 class TextOffsets:
-    """Tells where the tokens of one text begin in it, in characters, piece by piece.
+    """Computes the offsets of a text's tokens in the text, in characters, piece by piece.
 
-    Characters may be cut by tokens, and the text may lack what the tokens have: a leading space that decoding takes
-    away, the token that ended it, and what a stop string has cut off, whose tokens begin where they would without it.
+    Tokens may split characters, and the text may lack some of the tokens' characters: a leading space that decoding
+    removes, the end token, and what a stop string cut off, whose tokens have the offsets that they would have without
+    it.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class TextOffsets:
         self._first: bytes | None = None  # the first token's that has any, until there is text
 
     def take(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
-        """Return where the next tokens begin, counted from the beginning of the whole text.
+        """Return the offsets of the next tokens from the beginning of the whole text.
 
         :param text: the piece of the text that comes with them; it may come later, where a stop string may begin
         """

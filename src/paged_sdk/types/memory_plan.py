@@ -1,4 +1,4 @@
-"""Shows what memory a model would take."""
+"""Shows how much memory a model would take."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ __all__ = ["MemoryPlan"]
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """Says what memory a model would take.
+    """Says how much memory a model would take.
 
     :ivar model: the checkpoint's name
-    :ivar model_type: the family it is of, and
-    :ivar architecture: its decoder's: another where it has an image encoder
-    :ivar devices: what it would run on
+    :ivar model_type: its family
+    :ivar architecture: its decoder's family, which differs if it has an image encoder
+    :ivar devices: the devices it would run on
     :ivar dtype: of activations, and of keys and values unless the cache is FP8
-    :ivar isq: what weights would be quantized to while loading; None: they stay as they are stored
-    :ivar weight_bytes: of all tensors as they would be held, within some percent; an image encoder counts where the
-        checkpoint has one
-    :ivar paged: whether keys and values would be in blocks
-    :ivar cache_type: what they are stored as: "auto" is the dtype
-    :ivar block_size: tokens in a block
-    :ivar bytes_per_token: of keys and values of one token
-    :ivar num_blocks: in the pool; 0: the cache is not paged
-    :ivar kv_bytes: of keys and values; of a cache that is not paged: of one sequence as long as can be
-    :ivar kv_tokens: how many tokens these have room for
-    :ivar max_model_len: the most tokens that a sequence may have
-    :ivar max_num_seqs: sequences that are computed at once
+    :ivar isq: the type that weights would be quantized to while loading; None: they stay as stored
+    :ivar weight_bytes: of all tensors in memory, accurate to within a few percent, including an image encoder
+    :ivar paged: whether the KV cache would be paged
+    :ivar cache_type: the type of its elements; "auto" is the dtype
+    :ivar block_size: tokens per block
+    :ivar bytes_per_token: size of one token's keys and values
+    :ivar num_blocks: blocks in the pool; 0 if the cache is not paged
+    :ivar kv_bytes: size of the pool; without paging, of one sequence of maximum length
+    :ivar kv_tokens: the number of tokens that fit into these bytes
+    :ivar max_model_len: maximum number of tokens per sequence
+    :ivar max_num_seqs: sequences computed at once
     """
 
     model: str

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class TextMessageRole(Enum):
-    """Says who speaks.
+    """Names the author of a message.
 
     OpenAI's newer name for instructions is "developer". Templates that do not know it get such messages as "system".
     """
@@ -40,7 +40,7 @@ class TextMessageRole(Enum):
     def parse(cls, value: object) -> TextMessageRole:
         """Return a role, given as itself or by its name.
 
-        :raises InvalidRequestError: naming the roles there are
+        :raises InvalidRequestError: an unknown role; the error names the known ones
         """
         if isinstance(value, cls):
             return value
@@ -105,15 +105,15 @@ def _tool_calls(value: Iterable[ToolCall | Mapping[str, object]] | None) -> tupl
 class Message:
     """Holds one turn of a conversation.
 
-    The chat template gets what is given here, and nothing else; not every template looks at all of it.
+    All of it is passed to the chat template, which may not use all of it.
 
-    :ivar role: who speaks
-    :ivar content: the text; given in parts, the texts of these together
-    :ivar parts: texts and images in the order in which they are said; empty: the text is all there is
-    :ivar name: the name of the one who speaks, or of the tool that answers
-    :ivar tool_calls: the calls of tools that an assistant's turn consists of, beside its text
+    :ivar role: the author
+    :ivar content: the text; of a content in parts, all texts together
+    :ivar parts: texts and images, in order; empty if the content is only text
+    :ivar name: the name of the author, or of the tool that answers
+    :ivar tool_calls: an assistant turn's calls of tools
     :ivar tool_call_id: the call that a tool's turn answers
-    :ivar reasoning_content: what an assistant thought before its text
+    :ivar reasoning_content: an assistant's reasoning before its text
     :raises InvalidRequestError: an unknown role, a value of the wrong kind, or a field that the role does not have
     """
 
@@ -166,13 +166,13 @@ class Message:
 
     @classmethod
     def parse(cls, value: object) -> Message:
-        """Read a message, given as itself, as what a model has answered, or as an OpenAI-style mapping ``{"role": ...,
+        """Read a message, given as itself, as a response's message, or as an OpenAI-style mapping ``{"role": ...,
         "content": ...}``.
 
-        Keys that say nothing, as ``"refusal": None``, may be there, and ``parsed``, in which OpenAI's client says the
-        content again.
+        Keys with empty values, such as ``"refusal": None``, are accepted, and so is ``parsed``, which OpenAI's client
+        adds.
 
-        :raises InvalidRequestError: if a key is missing, is none of a message's or has the wrong kind of value
+        :raises InvalidRequestError: if a key is missing, unknown, or has the wrong kind of value
         """
         if isinstance(value, cls):
             return value
@@ -197,7 +197,7 @@ class Message:
         return cls.of_parts(given.pop("role"), given.pop("content", None), **given)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the message as the chat template gets it: role, content, and of the rest what is given."""
+        """Return the message as passed to the chat template: role, content, and whichever other fields are set."""
         message: dict[str, Any] = {"role": self.role.value, "content": self.content}
         if self.parts:
             message["content"] = [
@@ -237,7 +237,7 @@ class MessageList:
     ) -> Self:
         """Return a copy with one more turn; the parameters are those of :class:`Message`.
 
-        :param content: a string, or a list of OpenAI-style parts, images among them
+        :param content: a string, or a list of OpenAI-style parts, images included
         :raises InvalidRequestError: for an unknown role, or a value of the wrong kind
         """
         rest = {"name": name, "tool_calls": tool_calls, "tool_call_id": tool_call_id}
@@ -246,11 +246,11 @@ class MessageList:
     def add_image_message(
         self, role: TextMessageRole | str, text: str, images: ImageLike | Sequence[ImageLike]
     ) -> Self:
-        """Return a copy with one more turn: images, and a text that comes after them.
+        """Return a copy with one more turn: images, followed by a text.
 
         :param images: one or several, each a PIL image, a path, the bytes of an image file, a ``data:`` URL or a numpy
             array of uint8 (:meth:`Image.parse`)
-        :raises InvalidRequestError: for an unknown role, no image, or something that is none
+        :raises InvalidRequestError: for an unknown role, no image, or something that is not an image
         """
         given: list[Any] = list(images) if isinstance(images, list | tuple) else [images]
         if not given:
@@ -272,12 +272,12 @@ class MessageList:
 
 @frozen
 class TextMessages(MessageList):
-    """Holds a conversation. A request of bare messages is greedy."""
+    """Holds a conversation. As a request, it is answered greedily."""
 
 
 @frozen
 class VisionMessages(TextMessages):
-    """Holds a conversation with images. A request of bare messages is greedy."""
+    """Holds a conversation with images. As a request, it is answered greedily."""
 
 
 MessageLike: TypeAlias = Message | ResponseMessage | Mapping[str, object]

@@ -1,4 +1,4 @@
-"""Hold how well documents go with a query."""
+"""Hold the relevance of documents to a query."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["RankResponse", "RankedDocument"]
 
 @frozen(kw_only=True)
 class RankedDocument(Wire):
-    """Says how well a document goes with the query.
+    """Says how relevant a document is to the query.
 
-    :ivar index: its place among the documents that were given
-    :ivar logit: the number that the model makes of both, any: the larger, the better
+    :ivar index: its index among the documents that were given
+    :ivar logit: the model's raw output; larger is more relevant
     """
 
     index: int
@@ -26,23 +26,23 @@ class RankedDocument(Wire):
 
     @property
     def score(self) -> float:
-        """Return the logistic function of the logit, from 0 to 1: what models are mostly trained to say."""
+        """Return the logistic function of the logit, 0 to 1, which most rerankers are trained with."""
         if self.logit < 0:  # where the exponential of the other sign may be too large
             return math.exp(self.logit) / (1 + math.exp(self.logit))
         return 1 / (1 + math.exp(-self.logit))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the form that servers have for it."""
+        """Return the form that servers use."""
         return {"index": self.index, "relevance_score": self.score}
 
 
 @frozen(kw_only=True)
 class RankResponse(Wire):
-    """Holds how well each document goes with a query.
+    """Holds the relevance of each document to a query.
 
-    :ivar results: the documents, the best first; of those that are as good, the first that was given
+    :ivar results: the documents, the most relevant first; ties in the order that was given
     :ivar model: the model's name
-    :ivar usage: what all documents have cost
+    :ivar usage: of all documents together
     """
 
     results: tuple[RankedDocument, ...]
@@ -50,7 +50,7 @@ class RankResponse(Wire):
     usage: Usage
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the form that servers have for it, which is Jina's and Cohere's."""
+        """Return the form that servers use, as in Jina's and Cohere's APIs."""
         return {
             "model": self.model,
             "results": [each.to_dict() for each in self.results],

@@ -1,4 +1,4 @@
-"""Hold a chat request with everything that can be said about it."""
+"""Hold a chat request and its options."""
 
 from __future__ import annotations
 
@@ -104,25 +104,25 @@ def _is_effort(instance: object, attribute: Attribute[Any], value: object) -> No
 
 @frozen(kw_only=True)
 class RequestOptions:
-    """Holds what a request says beside its prompt.
+    """Holds the options of a request.
 
     :ivar sampling: None is greedy
     :ivar priority: higher goes first; equal ones in order of arrival
-    :ivar timeout: seconds until :class:`RequestTimeoutError`; None waits
-    :ivar cache_salt: requests share prefix-cache blocks only with requests of the same salt
+    :ivar timeout: seconds until :class:`RequestTimeoutError`; None: no timeout
+    :ivar cache_salt: share prefix-cache blocks only with requests of the same salt
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
-    :ivar prediction: what the answer will likely be, which makes it come sooner and changes nothing of it
-    :ivar adapter: the name of the loaded adapter that the texts go through; None: none
-    :ivar constraint: the language that every text is a sentence of
+    :ivar prediction: the expected answer, which makes it faster without changing it
+    :ivar adapter: the name of a loaded adapter to use; None: none
+    :ivar constraint: the language that all output has to be in
     :ivar enable_thinking: passed to the chat template; None leaves the template's default
     :ivar reasoning_effort: passed to the chat template; None leaves the template's default
-    :ivar thinking_budget: tokens after which thoughts are ended; None: the model ends them
-    :ivar tools: what the model may call, and
-    :ivar tool_choice: whether it does: see :meth:`RequestBuilder.with_tools`
-    :ivar continue_final_message: the last message is the beginning of the answer
-    :ivar special_tokens_in_content: what reads like a special token in a message is one; without it, it is text
-    :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings leave as it is
+    :ivar thinking_budget: tokens after which reasoning is ended; None: no limit
+    :ivar tools: the tools that the model may call
+    :ivar tool_choice: whether it has to: see :meth:`RequestBuilder.with_tools`
+    :ivar continue_final_message: whether the last message is the beginning of the answer
+    :ivar special_tokens_in_content: whether special tokens in messages are interpreted; otherwise they are text
+    :ivar logprobs: what :meth:`RequestBuilder.with_logprobs` asked for, which other sampling settings do not change
     :raises InvalidRequestError: at construction
     """
 
@@ -194,21 +194,21 @@ class RequestOptions:
 class RequestBuilder(MessageList):
     """Builds a chat request; every call returns a new builder.
 
-    Messages alone are greedy; with :meth:`with_sampling`, what is unset there comes from generation_config.json.
+    Without :meth:`with_sampling`, a request is greedy; with it, unset parameters come from generation_config.json.
     """
 
     options: RequestOptions = field(factory=RequestOptions, validator=_of_request(IsA(RequestOptions)))
 
     @classmethod
     def from_messages(cls, messages: TextMessages | Sequence[MessageLike]) -> RequestBuilder:
-        """Make a builder that starts from a conversation.
+        """Make a builder that starts with a conversation.
 
         :raises InvalidRequestError: for a malformed message
         """
         return cls(messages if isinstance(messages, TextMessages) else parse_messages(messages))
 
     def with_sampling(self, sampling: SamplingParams) -> RequestBuilder:
-        """Set how tokens are chosen. What :meth:`with_logprobs` asked for stays.
+        """Set how tokens are chosen. It does not change what :meth:`with_logprobs` asked for.
 
         :raises InvalidRequestError: for anything but :class:`SamplingParams`
         """
@@ -218,7 +218,7 @@ class RequestBuilder(MessageList):
         return self._with(sampling=sampling if top_n is None else evolve(sampling, top_n_logprobs=top_n))
 
     def with_logprobs(self, top_n: int = 0) -> RequestBuilder:
-        """Return each token's logprob, and the ``top_n`` likeliest ones', whatever the sampling settings say of that.
+        """Return each token's logprob and those of the ``top_n`` likeliest tokens, whatever the sampling settings say.
 
         :raises InvalidRequestError: for anything but an int >= 0
         """
@@ -236,7 +236,7 @@ class RequestBuilder(MessageList):
         return self._with(priority=priority)
 
     def with_timeout(self, seconds: float) -> RequestBuilder:
-        """Give up after that long with :class:`RequestTimeoutError`, which holds the partial response.
+        """End the request with :class:`RequestTimeoutError`, which holds the partial response, after so many seconds.
 
         :raises InvalidRequestError: for anything but a finite number of seconds > 0
         """
@@ -252,32 +252,33 @@ class RequestBuilder(MessageList):
     def with_truncation(self) -> RequestBuilder:
         """Cut a prompt that is too long at its front instead of refusing it.
 
-        Room is left for an answer of ``max_len`` tokens, as far as half of the context; where that is open, a quarter,
-        but at most 4,096 tokens.
+        Room is left for ``max_len`` answer tokens, up to half of the context; without ``max_len``, for a quarter of the
+        context, up to 4,096 tokens.
         """
         return self._with(truncation=True)
 
     def with_continue_final_message(self) -> RequestBuilder:
-        """Take the last message, which is the assistant's, for the beginning of the answer, and have the model go on
-        where its text ends: a beginning that the application has written, or an answer that was cut off.
+        """Have the model continue the last message, an assistant's: the beginning of an answer, or one that was cut
+        off.
 
-        The answer is what follows, in which a constraint holds too; it has no thoughts, since these come before a text.
+        The response is the continuation, without reasoning, which would come before the text. A constraint applies to
+        the continuation.
 
         :raises InvalidRequestError: when the request is sent, if the last message is not the assistant's, has no text,
-            or calls tools; beside tools that may be called; and beside ``with_enable_thinking(True)``
+            or calls tools; with callable tools; and with ``with_enable_thinking(True)``
         """
         return self._with(continue_final_message=True)
 
     def with_special_tokens_in_content(self) -> RequestBuilder:
-        """Encode what reads like a special token in a message, as ``<|im_end|>``, as that token.
+        """Interpret special tokens in messages, such as ``<|im_end|>``, instead of treating them as text.
 
-        Without this it is text like any other, so that whoever writes it cannot end the turn and begin another. Only
-        for messages that the application has written itself.
+        Only for messages that the application itself has written: whoever writes such a token can end a turn and begin
+        another.
         """
         return self._with(special_tokens_in_content=True)
 
     def with_logits_processors(self, *processors: AnyLogitsProcessor) -> RequestBuilder:
-        """Let functions change the logits before each token is chosen, instead of those named before.
+        """Let functions change the logits before each token is chosen. Replaces earlier ones.
 
         :param processors: in order; see :class:`LogitsProcessor` and :class:`BatchLogitsProcessor`
         :raises InvalidRequestError: one is not a function of two arguments
@@ -285,66 +286,66 @@ class RequestBuilder(MessageList):
         return self._with(logits_processors=processors)
 
     def with_prediction(self, prediction: str | Mapping[str, object]) -> RequestBuilder:
-        """Say what the answer will likely be: the more of it is right, the sooner the answer comes, which it does not
-        change. For edits it is the text that is to be edited.
+        """Pass the expected answer: the more of it is right, the faster the answer comes, without changing it. For an
+        edit, that is the text to be edited.
 
-        :param prediction: a text, or as OpenAI's API has it: ``{"type": "content", "content": ...}``
-        :raises InvalidRequestError: for anything else, and for an empty text. Beside several choices, or longer than
-            the model's context, it is refused when the request is sent
+        :param prediction: a text, or in OpenAI's form: ``{"type": "content", "content": ...}``
+        :raises InvalidRequestError: for anything else, and for an empty text; when the request is sent, with several
+            choices or if it is longer than the model's context
         """
         return self._with(prediction=_given("prediction", prediction))
 
     def with_constraint(self, constraint: Constraint) -> RequestBuilder:
-        """Let every text be a sentence of a language: a JSON schema's, an expression's or a grammar's.
+        """Constrain the output to a JSON schema, a regular expression or a grammar.
 
-        A text then ends with "stop" where the sentence does, or with "length" within it. A stop string ends it where
-        it stands.
+        Finish reason "stop" means that the output is complete, "length" that it was cut off. A stop string ends it
+        anywhere.
 
         :raises InvalidRequestError: for anything but a :class:`Constraint`
         """
         return self._with(constraint=_given("constraint", constraint))
 
     def with_adapter(self, name: str) -> RequestBuilder:
-        """Let the texts go through a loaded adapter.
+        """Use a loaded LoRA adapter.
 
-        :param name: of :attr:`Model.adapters <paged_sdk.Model.adapters>`
-        :raises InvalidRequestError: for anything but a non-empty string; a name that is not loaded is refused when the
-            request is sent
+        :param name: one of :attr:`Model.adapters <paged_sdk.Model.adapters>`
+        :raises InvalidRequestError: for anything but a non-empty string; when the request is sent, for an unknown name
         """
         return self._with(adapter=_given("adapter", name))
 
     def with_enable_thinking(self, enable: bool) -> RequestBuilder:
-        """Set what the chat template gets as ``enable_thinking``. A template that does not look at it ignores it.
+        """Set the chat template's variable ``enable_thinking``. Templates that do not use it ignore it.
 
         :raises InvalidRequestError: for anything but True or False
         """
         return self._with(enable_thinking=_given("enable_thinking", enable))
 
     def with_reasoning_effort(self, effort: str) -> RequestBuilder:
-        """Set what the chat template gets as ``reasoning_effort``: "low", "medium" or "high" for most that look at it;
-        others ignore it.
+        """Set the chat template's variable ``reasoning_effort``: "low", "medium" or "high" for most that use it; others
+        ignore it.
 
         :raises InvalidRequestError: for anything but a word of up to 32 letters, digits, hyphens and underscores
         """
         return self._with(reasoning_effort=_given("reasoning_effort", effort))
 
     def with_thinking_budget(self, tokens: int) -> RequestBuilder:
-        """End what the model thinks before it answers after so many tokens, their opening mark included, unless it has
-        ended by itself: the closing mark comes there, and then the answer. A model that does not think, and an answer
-        of a constraint, which has no thoughts, are as they would be without it.
+        """End the model's reasoning after so many tokens, the opening marker included: the closing marker follows, and
+        then the answer. It has no effect on models that do not reason, nor on constrained answers, which have no
+        reasoning.
 
-        :raises InvalidRequestError: for anything but an int >= 1; :meth:`with_enable_thinking` has templates do without
+        :raises InvalidRequestError: for anything but an int >= 1; use :meth:`with_enable_thinking` to turn reasoning
+            off
         """
         return self._with(thinking_budget=_given("thinking_budget", tokens))
 
     def with_tools(self, tools: Iterable[ToolLike], choice: ToolChoice = "auto") -> RequestBuilder:
-        """Let the model call tools, instead of those named before.
+        """Let the model call tools. Replaces earlier ones.
 
         :param tools: each a :class:`Tool`, a typed function (see :meth:`Tool.from_function`), or a mapping in OpenAI's
             form
-        :param choice: "auto" leaves it to the model whether it calls any; "none" hides them from it; "required" has it
-            call one of them, and the name of a tool, or ``{"type": "function", "function": {"name": ...}}``, that one.
-            Then the answer is one call, whose arguments are held to the tool's schema
+        :param choice: "auto": the model decides; "none": the model does not see the tools; "required": it has to call
+            one; the name of a tool, or ``{"type": "function", "function": {"name": ...}}``: it has to call that one. A
+            required call's arguments are constrained to the tool's schema
         :raises InvalidRequestError: a malformed tool, two of one name, more than 256 or 262,144 characters of them, or
             another choice
         """
@@ -357,7 +358,7 @@ class RequestBuilder(MessageList):
 def _given(name: str, value: _T) -> _T:
     """Return a value that may not be None, which an option is when nothing was said about it."""
     if value is None:
-        raise InvalidRequestError.of(name, value, "a value: leave the call out to say nothing")
+        raise InvalidRequestError.of(name, value, "a value: leave the call out for the default")
     return value
 
 
@@ -391,16 +392,17 @@ def _check_begun_answer(message: Message, options: RequestOptions) -> None:
 
 
 class CompletionOptions(TypedDict, total=False):
-    """Names the keyword arguments of plain-text completions. They mean what the calls of :class:`RequestBuilder` do.
+    """Names the keyword arguments of plain-text completions. They mean the same as the methods of
+    :class:`RequestBuilder`.
 
     :ivar priority: higher goes first; equal ones in order of arrival
-    :ivar timeout: seconds until :class:`RequestTimeoutError`; None waits
+    :ivar timeout: seconds until :class:`RequestTimeoutError`; None: no timeout
     :ivar cache_salt: share prefix-cache blocks only with requests of the same salt; None: with all that have none
     :ivar truncation: cut a prompt that is too long at its front instead of refusing it
     :ivar logits_processors: functions that change the logits before each token is chosen, in order
-    :ivar prediction: what the text will likely be, which makes it come sooner and changes nothing of it
-    :ivar constraint: the language that every text is a sentence of; None: any text
-    :ivar adapter: the name of the loaded adapter that the text goes through; None: none
+    :ivar prediction: the expected text, which makes it faster without changing it
+    :ivar constraint: the language that all output has to be in; None: any
+    :ivar adapter: the name of a loaded adapter to use; None: none
     """
 
     priority: int
@@ -425,13 +427,13 @@ def completion_options(sampling: SamplingParams | None, options: CompletionOptio
 
 
 class ReadingOptions(TypedDict, total=False):
-    """Names the keyword arguments of requests that read something off texts, and generate none. They mean what the
-    calls of :class:`RequestBuilder` do.
+    """Names the keyword arguments of :meth:`Model.embed`, :meth:`Model.score` and :meth:`Model.rank`. They mean the
+    same as the methods of :class:`RequestBuilder`.
 
     :ivar priority: higher goes first; equal ones in order of arrival
-    :ivar timeout: seconds until :class:`RequestTimeoutError`, for all texts together; None waits
+    :ivar timeout: seconds until :class:`RequestTimeoutError`, for all texts together; None: no timeout
     :ivar cache_salt: share prefix-cache blocks only with requests of the same salt; None: with all that have none
-    :ivar adapter: the name of the loaded adapter that the texts go through; None: none
+    :ivar adapter: the name of a loaded adapter to use; None: none
     """
 
     priority: int

@@ -1,4 +1,4 @@
-"""Hold responses, in OpenAI's shape; every one can be written in the form that OpenAI's API has on the wire."""
+"""Hold responses, in OpenAI's shape; each can be written as the JSON of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "canceled"]
 
 @frozen(kw_only=True)
 class PromptTokensDetails(Wire):
-    """Says where the KV of the prompt's tokens came from.
+    """Says how many prompt tokens were cached.
 
     :ivar cached_tokens: prompt tokens whose KV came from the prefix cache
     """
@@ -49,11 +49,11 @@ class PromptTokensDetails(Wire):
 
 @frozen(kw_only=True)
 class CompletionTokensDetails(Wire):
-    """Says what a prediction was worth, and a constraint.
+    """Counts tokens that a prediction or a constraint determined.
 
     :ivar accepted_prediction_tokens: tokens of the answer that the prediction had at their place
-    :ivar rejected_prediction_tokens: tokens of the prediction that did not come to be in the answer
-    :ivar forced_tokens: tokens of the answer that its constraint left no choice in, so that they took next to no time
+    :ivar rejected_prediction_tokens: tokens of the prediction that are not in the answer
+    :ivar forced_tokens: tokens of the answer that its constraint left no choice in, which take almost no time
     """
 
     accepted_prediction_tokens: int = 0
@@ -67,11 +67,11 @@ class CompletionTokensDetails(Wire):
 
 @frozen(kw_only=True)
 class Usage(Wire):
-    """Says what a request cost. Rates are tokens per second, times are seconds.
+    """Holds the token counts and timings of a request. Rates are tokens per second, times are seconds.
 
     :ivar total_prompt_time_sec: from the first scheduled step to the first token
     :ivar total_completion_time_sec: from the first token to the last
-    :ivar time_to_first_token_sec: from submission to the first token, waiting included
+    :ivar time_to_first_token_sec: from submission to the first token, queueing included
     :ivar queue_time_sec: from submission to the first scheduled step
     """
 
@@ -96,7 +96,7 @@ class Usage(Wire):
 
 @frozen(kw_only=True)
 class CalledFunction(Wire):
-    """Holds what a call of a tool says.
+    """Holds the function and arguments of a tool call.
 
     :ivar name: a tool of the request
     :ivar arguments: JSON text of an object
@@ -106,8 +106,8 @@ class CalledFunction(Wire):
     arguments: str
 
     def parse_arguments(self) -> dict[str, Any]:
-        """Return the arguments by name. The text is an object always; whether it fits the tool's schema was not
-        checked, unless the call was required.
+        """Return the arguments by name. The text is always an object; whether it fits the tool's schema was only
+        checked for required and strict calls.
         """
         arguments: dict[str, Any] = json.loads(self.arguments)
         return arguments
@@ -119,10 +119,10 @@ class CalledFunction(Wire):
 
 @frozen(kw_only=True)
 class ToolCallResponse(Wire):
-    """Holds a call of a tool that the model has made.
+    """Holds a tool call that the model has made.
 
     :ivar index: its place among the calls of the answer
-    :ivar id: nine letters and digits, as some chat templates insist on; the tool's answer refers to it
+    :ivar id: nine letters and digits, which some chat templates require; the tool's answer refers to it
     """
 
     index: int
@@ -137,12 +137,12 @@ class ToolCallResponse(Wire):
 
 @frozen(kw_only=True)
 class ToolCallDelta(Wire):
-    """Holds a piece of a call of a tool, while the model writes it.
+    """Holds a piece of a tool call that the model is writing.
 
-    :ivar index: its place among the calls of the answer; pieces of one call have the same
-    :ivar id: the call's; in its first piece only
-    :ivar name: of the tool; in its first piece only
-    :ivar arguments: what follows the arguments so far, which become JSON text of an object
+    :ivar index: its place among the calls of the answer; the same for all pieces of a call
+    :ivar id: the call's id; only in its first piece
+    :ivar name: the tool's name; only in its first piece
+    :ivar arguments: the next part of the arguments, which together are JSON text of an object
     """
 
     index: int
@@ -160,11 +160,11 @@ class ToolCallDelta(Wire):
 
 @frozen(kw_only=True)
 class ResponseMessage(Wire):
-    """Holds the model's turn. It can be a turn of the next request as it is.
+    """Holds the model's turn. It can be added to the next request as it is.
 
-    :ivar content: the text without thoughts and calls
+    :ivar content: the text without reasoning and calls
     :ivar tool_calls: calls of the request's tools
-    :ivar reasoning_content: what the model thought before it answered; None: nothing
+    :ivar reasoning_content: the model's reasoning before its answer; None: none
     """
 
     content: str
@@ -173,7 +173,7 @@ class ResponseMessage(Wire):
     reasoning_content: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form, in which ``reasoning_content`` is an extension that is there if the model thought."""
+        """Return the wire form, in which ``reasoning_content`` is an extension, present only if the model reasoned."""
         message: dict[str, Any] = {"role": self.role, "content": self.content, "refusal": None}
         if self.tool_calls:
             message["content"] = self.content or None
@@ -185,16 +185,16 @@ class ResponseMessage(Wire):
 
 @frozen(kw_only=True)
 class Choice(Wire):
-    """Holds one text of a chat response.
+    """Holds one answer of a chat response.
 
-    :ivar logprobs: of every token that the model has written, if they were asked for: those of thoughts, of calls and
-        of the marks around them too, and the one that ended the text
-    :ivar stop_string: the stop string that ended it, which it does not hold; None: something else did. Not part of the
-        wire form
-    :ivar content_logprobs: those of ``logprobs`` whose tokens make up ``message.content``: tokens that have a part in a
-        character of it. None: there are none. Not part of the wire form
-    :ivar pieces: what the message consists of in the order in which the model wrote it, in as few pieces as that
-        allows. Calls that did not become whole are there, too. Not part of the wire form
+    :ivar logprobs: those of all generated tokens, if requested, including tokens of reasoning, of calls and of the
+        markers around them, and the one that ended the text
+    :ivar stop_string: the stop string that ended the text, which does not contain it; None: something else ended it.
+        Not part of the wire form
+    :ivar content_logprobs: of ``logprobs``, those of the tokens that contributed characters to ``message.content``.
+        None: there are none. Not part of the wire form
+    :ivar pieces: the parts of the message in the order in which the model wrote them, as few as that allows, including
+        calls that were not completed. Not part of the wire form
     """
 
     finish_reason: FinishReason
@@ -235,18 +235,18 @@ class ChatCompletionResponse(Wire):
     prompt_logprobs: Logprobs | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form, in which ``prompt_logprobs`` is an extension that is there if it was requested."""
+        """Return the wire form, in which ``prompt_logprobs`` is an extension, present only if requested."""
         return _response_fields(self)
 
 
 @frozen(kw_only=True)
 class Delta(Wire):
-    """Holds what a chunk adds to a text: thoughts, then content, then calls.
+    """Holds what a chunk adds to an answer: reasoning, then content, then calls.
 
-    :ivar tool_calls: calls of tools that have become whole
-    :ivar tool_call_deltas: what it adds to calls, whole or not: text that begins as a call, and turns out to be none,
-        is content in the end
-    :ivar reasoning_content: what it adds to the model's thoughts
+    :ivar tool_calls: completed tool calls
+    :ivar tool_call_deltas: pieces of calls, complete or not; text that begins as a call but turns out not to be one is
+        content in the end
+    :ivar reasoning_content: the next part of the reasoning
     :ivar is_first: whether the choice's text begins here; not part of the wire form
     """
 
@@ -258,8 +258,8 @@ class Delta(Wire):
     tool_call_deltas: tuple[ToolCallDelta, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form: the role is in a choice's first piece only, since clients join what pieces say, and
-        ``tool_calls`` holds pieces of calls.
+        """Return the wire form, with the role in a choice's first piece only, since clients join pieces, and with
+        pieces of calls in ``tool_calls``.
         """
         delta: dict[str, Any] = {"content": self.content} if self.content else {}
         if self.is_first:
@@ -273,12 +273,12 @@ class Delta(Wire):
 
 @frozen(kw_only=True)
 class ChunkChoice(Wire):
-    """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last one.
+    """Holds what a chunk adds to one choice; ``finish_reason`` is set in the choice's last chunk.
 
-    :ivar logprobs: of the tokens that have come since the last chunk. The text of some may be held back, for it may
-        turn out to be part of a stop string or a call: it is in a later chunk, or in none
-    :ivar content_logprobs: of the tokens that make up ``delta.content``, whenever they came. A token that has a part in
-        the content of several chunks is in the first of them. None: there are none. Not part of the wire form
+    :ivar logprobs: of the tokens generated since the last chunk. The text of some may be held back, as possible parts
+        of a stop string or a call: it comes in a later chunk, or never
+    :ivar content_logprobs: of the tokens that make up ``delta.content``, whenever they were generated. A token shared
+        by the content of several chunks is in the first of them. None: there are none. Not part of the wire form
     """
 
     index: int
@@ -299,7 +299,7 @@ class ChunkChoice(Wire):
 
 @frozen(kw_only=True)
 class ChatCompletionChunkResponse(Wire):
-    """Holds a piece of a streamed chat response; the last one carries ``usage``."""
+    """Holds a chunk of a streamed chat response; the last one has ``usage``."""
 
     id: str
     choices: tuple[ChunkChoice, ...]
@@ -318,9 +318,9 @@ class ChatCompletionChunkResponse(Wire):
 class CompletionChoice(Wire):
     """Holds one text of a completion.
 
-    :ivar stop_string: the stop string that ended it, which it does not hold; None: something else did. Not part of the
-        wire form
-    :ivar prompt_logprobs: logprobs of every token of its prompt but the first, if requested. Not part of the wire form
+    :ivar stop_string: the stop string that ended the text, which does not contain it; None: something else ended it.
+        Not part of the wire form
+    :ivar prompt_logprobs: logprobs of all tokens of its prompt but the first, if requested. Not part of the wire form
     """
 
     finish_reason: FinishReason
@@ -339,8 +339,8 @@ class CompletionChoice(Wire):
 class CompletionResponse(Wire):
     """Holds a whole plain-text completion.
 
-    :ivar prompt_logprobs: logprobs of every token of the one prompt but the first, if requested; those of several are
-        with the choices
+    :ivar prompt_logprobs: of a single prompt, logprobs of all tokens but the first, if requested; those of several
+        prompts are with the choices
     """
 
     id: str
@@ -353,7 +353,7 @@ class CompletionResponse(Wire):
     prompt_logprobs: Logprobs | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form, in which ``prompt_logprobs`` is an extension that is there if it was requested."""
+        """Return the wire form, in which ``prompt_logprobs`` is an extension, present only if requested."""
         return _response_fields(self)
 
 
@@ -374,7 +374,7 @@ class CompletionChunkChoice(Wire):
 
 @frozen(kw_only=True)
 class CompletionChunkResponse(Wire):
-    """Holds a piece of a streamed completion; the last one carries ``usage``."""
+    """Holds a chunk of a streamed completion; the last one has ``usage``."""
 
     id: str
     choices: tuple[CompletionChunkChoice, ...]

@@ -26,9 +26,9 @@ def _read_only(scores: TokenScores) -> TokenScores:
 
 @frozen(kw_only=True, eq=False)
 class TextScore(Wire):
-    """Says how likely a text is, token by token, each after those before it.
+    """Says how likely a text is, token by token, each given those before it.
 
-    :ivar token_ids: the tokens that have a score: those of the text, without the first where nothing comes before it
+    :ivar token_ids: the tokens that have a score: those of the text, without the first if nothing comes before it
     """
 
     token_ids: tuple[int, ...]
@@ -41,24 +41,22 @@ class TextScore(Wire):
 
     @property
     def are_likeliest(self) -> npt.NDArray[np.bool_]:
-        """Return for each token whether none is likelier at its place."""
+        """Return, for each token, whether it is the likeliest one at its place."""
         return self._scores.are_likeliest
 
     @property
     def logprob(self) -> float:
-        """Return the natural logarithm of the probability of all of them."""
+        """Return the natural logarithm of the probability of the whole text: the sum of ``logprobs``."""
         return float(self.logprobs.sum(dtype="float64"))
 
     @property
     def is_greedy(self) -> bool:
-        """Tell whether greedy sampling would say the text."""
+        """Tell whether greedy sampling would generate the text."""
         return bool(self.are_likeliest.all())
 
     @property
     def perplexity(self) -> float:
-        """Return the geometric mean of one over each token's probability; infinity where that is too much, 1 for no
-        token.
-        """
+        """Return the geometric mean of the inverse token probabilities; infinity on overflow, 1 without tokens."""
         if not self.token_ids:
             return 1.0
         try:
@@ -83,7 +81,7 @@ class ScoreResponse(Wire):
 
     :ivar scores: in the order of the texts
     :ivar model: the model's name
-    :ivar usage: what all texts have cost, with what comes before each
+    :ivar usage: of all texts together, with their prefixes
     """
 
     scores: tuple[TextScore, ...]

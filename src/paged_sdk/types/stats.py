@@ -9,26 +9,26 @@ __all__ = ["ModelStats"]
 
 @frozen(kw_only=True)
 class ModelStats:
-    """Shows what the engine was doing after its last step.
+    """Shows the engine's state after its last step.
 
-    :ivar blocks_total: blocks of the KV pool; without paged attention: slots, one per sequence running or kept
+    :ivar blocks_total: blocks of the KV pool; without paged attention: slots, one per running or kept sequence
     :ivar blocks_used: held by live sequences
-    :ivar blocks_cached: free to take, and still holding a prefix that may be hit
-    :ivar blocks_free: free and empty; used + cached + free = total
+    :ivar blocks_cached: available, but still holding a cached prefix
+    :ivar blocks_free: available and empty; used + cached + free = total
     :ivar running: sequences with KV
     :ivar waiting: sequences in the queue
-    :ivar awaiting_images: those of the waiting that images are being encoded for
+    :ivar awaiting_images: waiting sequences whose images are being encoded
     :ivar prefix_queries: prompt tokens looked up in the prefix cache since the start
     :ivar prefix_hits: of those, tokens found
-    :ivar preemptions: sequences whose KV was given up for others
+    :ivar preemptions: how often a sequence gave up its KV to others
     :ivar steps: engine steps since the start
     :ivar prompt_tokens: prompt tokens computed since the start
     :ivar completion_tokens: tokens generated since the start
-    :ivar drafted_tokens: drafts that steps verified, guesses at the tokens that follow a text
-    :ivar accepted_tokens: of those, the ones that were right
-    :ivar forced_tokens: generated tokens that a constraint left no choice in; they are not among the drafts
-    :ivar draft_speed_up: how many times as long the texts so far would have taken without drafts, going by the steps
-        that had none; 1 if there were no drafts
+    :ivar drafted_tokens: draft tokens verified
+    :ivar accepted_tokens: of those, the correct ones
+    :ivar forced_tokens: generated tokens that a constraint left no choice in; they do not count as drafts
+    :ivar draft_speed_up: how many times longer the texts so far would have taken without drafts, estimated from steps
+        without drafts; 1 if there were no drafts
     :ivar prompt_tok_per_sec: prompt tokens per second over the last ten seconds of work
     :ivar completion_tok_per_sec: generated tokens per second over the last ten seconds of work
     """
@@ -67,10 +67,10 @@ class ModelStats:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Return the share of prompt tokens looked up in the prefix cache that were found there, 0 to 1."""
+        """Return the fraction of looked-up prompt tokens that were in the prefix cache, 0 to 1."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
     @property
     def draft_acceptance(self) -> float:
-        """Return the share of drafts that were right, 0 to 1."""
+        """Return the fraction of draft tokens that were correct, 0 to 1."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0

@@ -1,4 +1,4 @@
-"""Hold the tools that a model may call, and which of them it is to call."""
+"""Hold the tools that a model may call, and which of them it has to call."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """OpenAI's allows 64 characters and no dots; servers of tools use both."""
 
 ToolChoice: TypeAlias = str | Mapping[str, Any]
-"""Says whether tools are called: "auto" leaves it to the model, "none" hides them from it, "required" has it call one;
-the name of a tool, or OpenAI's form of it, has it call that one.
+"""Says whether tools are called: "auto": the model decides; "none": the model does not see them; "required": it has to
+call one; the name of a tool, or OpenAI's form of it: it has to call that one.
 """
 
 
@@ -71,9 +71,9 @@ class Tool:
     :ivar name: 1 to 128 letters, digits, underscores, hyphens and dots
     :ivar description: tells the model what it does
     :ivar parameters: JSON schema of the object that holds the arguments
-    :ivar strict: every call that the model makes in a request with such a tool fits its tool's schema, also where it
-        need not make any; not part of what the model is told
-    :ivar function: does it, for :meth:`Model.send_chat_with_tools`; None: the application does
+    :ivar strict: enforce the schemas of all calls in a request with such a tool, even if the model is free to make
+        none; the model is not told
+    :ivar function: what :meth:`Model.send_chat_with_tools` calls; None: the application runs the tool
     :raises InvalidRequestError: for a value of the wrong kind
     """
 
@@ -95,13 +95,14 @@ class Tool:
         """Describe a function by its signature and docstring.
 
         Every parameter has a type annotation: int, float, str, bool, None, Any, Literal, Enum, list, tuple, dict,
-        unions, dataclasses, attrs classes and TypedDicts of these. The docstring says what it does, and after
-        ``:param city:`` or in a section ``Args:`` what parameters mean; ``Annotated[str, "..."]`` says it too.
+        unions, dataclasses, attrs classes and TypedDicts of these. The docstring describes the function, and its
+        parameters after ``:param city:`` or in an ``Args:`` section; ``Annotated[str, "..."]`` describes a parameter
+        too.
 
         :param name: its name for the model, if not its own
-        :param description: what it does, if not what the docstring says
-        :param strict: whether calls are held to the parameters' types
-        :raises InvalidRequestError: a parameter that the model cannot be told about, by name
+        :param description: its description, if not the docstring's
+        :param strict: whether to enforce the parameters' types in calls
+        :raises InvalidRequestError: a parameter that cannot be described to the model, by name
         """
         found = describe_function(function)
         return cls(
@@ -117,7 +118,7 @@ class Tool:
         """Read a tool, given as itself, as a typed function, or in OpenAI's form ``{"type": "function", "function":
         {"name": ..., "description": ..., "parameters": ...}}``.
 
-        :raises InvalidRequestError: if it is none of them, or says something under a key that no tool has
+        :raises InvalidRequestError: if it is none of these, or has an unknown key
         """
         if isinstance(value, cls):
             return value
@@ -140,7 +141,7 @@ class Tool:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the tool in OpenAI's form, as a chat template gets it."""
+        """Return the tool in OpenAI's form, as passed to the chat template."""
         function = {"name": self.name, "description": self.description, "parameters": deepcopy(self.parameters)}
         return {"type": "function", "function": function}
 

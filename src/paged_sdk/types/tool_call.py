@@ -71,11 +71,11 @@ def _json_value(name: str, value: object, depth: int) -> Any:
 
 @frozen
 class ToolCall:
-    """Holds a call of a tool.
+    """Holds a tool call.
 
     :ivar name: the tool's name
-    :ivar arguments: an object of JSON values, or JSON text. Which of them a template expects is its own: those of
-        Hugging Face write an object out themselves, and quote a text.
+    :ivar arguments: an object of JSON values, or JSON text. Which of them a template expects differs: those of Hugging
+        Face write objects out themselves, and quote a text.
     :ivar id: what the tool's answer refers to
     :raises InvalidRequestError: for a value of the wrong kind
     """
@@ -89,10 +89,9 @@ class ToolCall:
         """Read a call, given as itself or in OpenAI's form ``{"id": ..., "type": "function", "function": {"name": ...,
         "arguments": ...}}``.
 
-        What OpenAI's client adds to the calls that it has read may be there: ``index``, their place in a stream, and
-        ``parsed_arguments``, which says the arguments again.
+        Keys that OpenAI's client adds are accepted: ``index``, a call's place in a stream, and ``parsed_arguments``.
 
-        :raises InvalidRequestError: if a key is missing, is none of a call's or has the wrong kind of value
+        :raises InvalidRequestError: if a key is missing, unknown, or has the wrong kind of value
         """
         if isinstance(value, cls):
             return value
@@ -107,7 +106,7 @@ class ToolCall:
         return cls(function.get("name"), function.get("arguments"), value.get("id"))  # type: ignore[arg-type]  # checked there
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the call in OpenAI's form, as a chat template gets it."""
+        """Return the call in OpenAI's form, as passed to the chat template."""
         call: dict[str, Any] = {} if self.id is None else {"id": self.id}
         return call | {"type": "function", "function": {"name": self.name, "arguments": deepcopy(self.arguments)}}
 

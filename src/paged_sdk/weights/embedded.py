@@ -1,4 +1,4 @@
-"""Find the small model that a package on the index carries, for a first run without any download."""
+"""Find the small model that comes as a Python package, for a first run without a download."""
 
 from __future__ import annotations
 

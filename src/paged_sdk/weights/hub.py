@@ -136,7 +136,9 @@ def _in_directory(directory: Path, filenames: Sequence[str], quantization: str, 
     if not files and not wanted:
         return directory
     if not files and not os.path.lexists(directory / "config.json"):
-        raise ModelLoadError(f"{directory} is no model: it has neither a GGUF file nor a config.json", path=directory)
+        raise ModelLoadError(
+            f"{directory} is not a model: it has neither a GGUF file nor a config.json", path=directory
+        )
     return directory / _selected(files, filenames, quantization, str(directory))[0]
 
 
@@ -194,7 +196,7 @@ def _selected(files: Sequence[str], filenames: Sequence[str], quantization: str,
         fitting = models
         wanted = "GGUF file"
     if not names:
-        raise ModelLoadError(f"{where} has no GGUF file", path=where)
+        raise ModelLoadError(f"{where} has no GGUF file: TextModelBuilder loads Hugging Face checkpoints", path=where)
     if not fitting:
         raise ModelLoadError(f"{where} has no {wanted}: {there_is}", path=where)
     if len(fitting) > 1:
@@ -249,20 +251,20 @@ class _Repository:
             yield
         except errors.GatedRepoError as error:
             raise self._error(
-                "is gated: accept its conditions on its page of the Hub, and give a token of that account"
+                "is gated: accept its conditions on its page on the Hub, and give a token of that account"
             ) from error
         except errors.RepositoryNotFoundError as error:
             raise self._error(
-                "is neither a path that exists nor a repository of the Hub that can be seen: check the name; a private "
-                "one needs a token"
+                "is neither an existing path nor a visible repository on the Hub: check the name; a private repository "
+                "needs a token"
             ) from error
         except errors.RevisionNotFoundError as error:
             raise self._error(f"has no revision {self.revision!r}") from error
         except errors.HFValidationError as error:
-            raise self._error("is neither a path that exists nor an id of the Hub (namespace/name)") from error
+            raise self._error("is neither an existing path nor a Hub id (namespace/name)") from error
         except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
             raise self._error(
-                "is no path that exists, is not in the local cache, and the Hub cannot be reached (no network, or "
+                "is not an existing path, is not in the local cache, and the Hub cannot be reached (no network, or "
                 "offline mode): connect, or give a local directory or file"
             ) from error
         except Exception as error:  # an error of the HTTP library, the disk, or the Hub's storage

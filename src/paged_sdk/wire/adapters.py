@@ -12,15 +12,15 @@ __all__ = ["LOAD_ADAPTER", "UNLOAD_ADAPTER", "LoadAdapterBody", "UnloadAdapterBo
 class LoadAdapterBody(TypedDict, total=False):
     """Is what a client sends to ``/v1/load_lora_adapter``."""
 
-    lora_name: Required[Annotated[str, Bounds(1, 256), "What requests call it, as their model."]]
-    lora_path: Required[Annotated[str, Bounds(1, 4096), "Where it is, in the server's folder of adapters."]]
-    base_model_name: Annotated[str | None, "The model that it is for, where there are several."]
+    lora_name: Required[Annotated[str, Bounds(1, 256), "Its name, to be used as a model."]]
+    lora_path: Required[Annotated[str, Bounds(1, 4096), "Its path in the server's adapter folder."]]
+    base_model_name: Annotated[str | None, "The model that it is for, if there are several."]
 
 
 class UnloadAdapterBody(TypedDict, total=False):
     """Is what a client sends to ``/v1/unload_lora_adapter``."""
 
-    lora_name: Required[Annotated[str, "What requests call it."]]
+    lora_name: Required[Annotated[str, "Its name."]]
     lora_int_id: Annotated[None, "adapters are told apart by their names"]
 
 

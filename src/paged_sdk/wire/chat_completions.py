@@ -45,7 +45,7 @@ class JsonSchema(TypedDict, total=False):
 
     name: Required[str]
     schema: Required[dict[str, Any]]
-    strict: Annotated[bool | None, "Answers are held to the schema either way."]
+    strict: Annotated[bool | None, "The schema is enforced either way."]
     description: Annotated[Literal[""] | None, "say it in a message: the model is not told of the schema"]
 
 
@@ -130,31 +130,31 @@ class TemplateArguments(TypedDict, total=False):
 class ChatCompletionBody(SamplingFields, total=False):
     """Is what a client sends to ``/v1/chat/completions``."""
 
-    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     messages: Required[Annotated[list[dict[str, Any]], Bounds(1), "The conversation so far."]]
-    stream: Annotated[bool | None, "Whether the answer comes piece by piece."]
+    stream: Annotated[bool | None, "Whether to stream the answer."]
     stream_options: StreamOptions | None
-    max_completion_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most."]
-    logprobs: Annotated[bool | None, "Whether each token comes with its logprob."]
-    top_logprobs: Annotated[int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest come beside it."]
+    max_completion_tokens: Annotated[int | None, Bounds(1), "Maximum number of tokens to generate."]
+    logprobs: Annotated[bool | None, "Whether to return each token's logprob."]
+    top_logprobs: Annotated[
+        int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens to return with each."
+    ]
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None
     tools: Annotated[list[dict[str, Any]] | None, "Functions that the model may call."]
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | NamedTool | None, "Whether it calls any, and which one."
     ]
-    parallel_tool_calls: Annotated[bool | None, "False: one call at most."]
-    prediction: Annotated[PredictedContent | None, "What the answer will likely be, which makes it come sooner."]
-    reasoning_effort: Annotated[str | None, "What the chat template gets of that name; none: no thoughts."]
-    enable_thinking: Annotated[bool | None, "Extension: what the chat template gets of that name."]
+    parallel_tool_calls: Annotated[bool | None, "False: at most one call."]
+    prediction: Annotated[PredictedContent | None, "The expected answer, which makes it faster."]
+    reasoning_effort: Annotated[str | None, "Passed to the chat template; none: no reasoning."]
+    enable_thinking: Annotated[bool | None, "Extension: passed to the chat template."]
     chat_template_kwargs: Annotated[TemplateArguments | None, "Extension: the same."]
-    thinking_budget: Annotated[int | None, Bounds(1), "Extension: tokens after which the thoughts end."]
-    continue_final_message: Annotated[
-        bool | None, "Extension: whether the last message, the assistant's, is the beginning of the answer."
-    ]
+    thinking_budget: Annotated[int | None, Bounds(1), "Extension: tokens after which reasoning ends."]
+    continue_final_message: Annotated[bool | None, "Extension: whether to continue the last message, the assistant's."]
     add_generation_prompt: Annotated[bool | None, "Extension: not continue_final_message, with which it is given."]
     prompt_logprobs: Annotated[int | None, Bounds(0, 20), "Extension: logprobs of the prompt's tokens."]
-    safety_identifier: Annotated[str | None, "A label for whom this is; it is in the server's log."]
-    prompt_cache_key: Annotated[str | None, "A group of like prompts; there is one cache for all groups."]
+    safety_identifier: Annotated[str | None, "A label for the end user, for the server's log."]
+    prompt_cache_key: Annotated[str | None, "A group of similar prompts; all groups share one cache."]
     prompt_cache_options: CacheOptions | None
     prompt_cache_retention: Annotated[Literal["in_memory"] | None, "prefixes are kept in memory"]
     metadata: Annotated[None, "no answers are stored"]

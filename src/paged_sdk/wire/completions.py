@@ -41,16 +41,18 @@ NAMES: Final[Mapping[str, str]] = {"response_format": "grammar"}
 class CompletionBody(SamplingFields, total=False):
     """Is what a client sends to ``/v1/completions``."""
 
-    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     prompt: Required[
         Annotated[
             str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
-            "A text or token ids that are continued, or several of them.",
+            "A text or token ids to continue, or several of them.",
         ]
     ]
-    stream: Annotated[bool | None, "Whether the text comes piece by piece."]
+    stream: Annotated[bool | None, "Whether to stream the text."]
     stream_options: StreamOptions | None
-    logprobs: Annotated[int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens come beside each."]
+    logprobs: Annotated[
+        int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens to return with each."
+    ]
     echo: Annotated[bool | None, "Whether each text begins with its prompt, and logprobs with those of its tokens."]
     best_of: Annotated[Literal[1] | None, "texts are not ranked"]
     suffix: Annotated[None, "nothing is inserted"]

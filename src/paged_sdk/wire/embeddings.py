@@ -20,22 +20,22 @@ FEW: Final = Bounds(1, 2048)
 class EmbeddingBody(TypedDict, total=False):
     """Is what a client sends to ``/v1/embeddings``."""
 
-    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     input: Required[
         Annotated[
             str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
             "A text or token ids, or several of them.",
         ]
     ]
-    dimensions: Annotated[int | None, Bounds(1), "Only the first so many numbers of each vector."]
-    encoding_format: Annotated[Literal["float", "base64"] | None, "Lists of numbers, or float32 as a text."]
-    user: Annotated[str | None, "A label for whom this is; it is in the server's log."]
+    dimensions: Annotated[int | None, Bounds(1), "Keep only the first so many numbers of each embedding."]
+    encoding_format: Annotated[Literal["float", "base64"] | None, "Lists of numbers, or base64 of float32."]
+    user: Annotated[str | None, "A label for the end user, for the server's log."]
     pooling: Annotated[
         Literal["last", "mean", "cls", "max", "weighted_mean"] | None,
-        "Extension: how hidden states become one vector, instead of what the checkpoint says.",
+        "Extension: how hidden states are pooled, instead of the checkpoint's way.",
     ]
-    normalize: Annotated[bool | None, "Extension: whether vectors have length 1."]
-    prompt_name: Annotated[str | None, "Extension: which of the checkpoint's prompts is put before each text."]
+    normalize: Annotated[bool | None, "Extension: whether embeddings have length 1."]
+    prompt_name: Annotated[str | None, "Extension: which of the checkpoint's prompts to put before each text."]
     truncate_sequence: Annotated[bool | None, "Extension: cut a text that is too long at its end."]
     cache_salt: Annotated[str | None, Bounds(1, 256), "Extension: share cached prefixes only with the same salt."]
 

@@ -192,7 +192,7 @@ class TextCompletion(TypedDict):
     model: str
     choices: list[TextChoiceForm]
     system_fingerprint: str
-    usage: NotRequired[Annotated[Usage | None, "In a stream: in a chunk of its own, if it was asked for."]]
+    usage: NotRequired[Annotated[Usage | None, "In a stream: in a chunk of its own, if requested."]]
     prompt_logprobs: NotRequired[Annotated[LogprobsForm, "Extension."]]
 
 
@@ -229,8 +229,8 @@ class DocumentText(TypedDict):
 class RankedDocumentForm(TypedDict):
     """Says how well a document goes with the query."""
 
-    index: Annotated[int, "Its place among the documents of the request."]
-    relevance_score: Annotated[float, "From 0 to 1: the logistic function of what the model says."]
+    index: Annotated[int, "The document's index in the request."]
+    relevance_score: Annotated[float, "From 0 to 1: the logistic function of the model's output."]
     document: NotRequired[DocumentText]
 
 
@@ -251,9 +251,9 @@ class ModelForm(TypedDict):
     owned_by: str
     parent: Annotated[str | None, "Extension: the model that an adapter belongs to."]
     max_model_len: Annotated[int, "Extension: tokens of prompt and answer together."]
-    input_modalities: Annotated[list[Literal["text", "image"]], "Extension: what requests may hold."]
+    input_modalities: Annotated[list[Literal["text", "image"]], "Extension: accepted input."]
     output_modalities: Annotated[
-        list[Literal["text", "embedding", "rank"]], "Extension: text, or vectors or ranks alone."
+        list[Literal["text", "embedding", "rank"]], "Extension: text, or only embeddings or ranks."
     ]
 
 
@@ -282,4 +282,4 @@ class Health(TypedDict):
     """Says how the server is."""
 
     status: Literal["ok", "ready", "loading", "ending", "failed"]
-    models: NotRequired[Annotated[list[str], "Those that answer no more."]]
+    models: NotRequired[Annotated[list[str], "Models whose engines have stopped."]]

@@ -66,8 +66,8 @@ class ToolResultBlock(TypedDict, total=False):
 
     type: Required[Literal["tool_result"]]
     tool_use_id: Required[Annotated[str, Bounds(1)]]
-    content: Annotated[str | list[TextBlock] | None, "Texts: images go beside the result."]
-    is_error: Annotated[bool | None, "Whether it failed: the model reads so before the text."]
+    content: Annotated[str | list[TextBlock] | None, "Texts: put images next to the result."]
+    is_error: Annotated[bool | None, "Whether it failed: the model is told so before the text."]
     cache_control: CacheControl | None
     toolset_name: Annotated[None, "there are no sets of tools"]
 
@@ -95,7 +95,7 @@ class ThinkingBlock(TypedDict, total=False):
 
     type: Required[Literal["thinking"]]
     thinking: Required[str]
-    signature: Annotated[str | None, "Of any value: thoughts are taken as they are."]
+    signature: Annotated[str | None, "Any value: signatures are not checked."]
 
 
 class Turn(TypedDict):
@@ -112,7 +112,7 @@ class ToolDefinition(TypedDict, total=False):
     input_schema: Required[dict[str, Any]]
     description: str | None
     type: Annotated[Literal["custom"] | None, "clients run all tools"]
-    strict: Annotated[bool | None, "Whether every call is held to the schema."]
+    strict: Annotated[bool | None, "Whether to enforce the schema of every call."]
     cache_control: CacheControl | None
     eager_input_streaming: Annotated[Literal[True] | None, "inputs are streamed as they are written"]
     defer_loading: Annotated[Literal[False] | None, "the model is told of every tool"]
@@ -124,7 +124,7 @@ class AnyOrNoTool(TypedDict, total=False):
     """Says whether tools are called."""
 
     type: Required[Literal["auto", "any", "none"]]
-    disable_parallel_tool_use: Annotated[bool | None, "True: one call at most."]
+    disable_parallel_tool_use: Annotated[bool | None, "True: at most one call."]
 
 
 class NamedToolChoice(TypedDict, total=False):
@@ -139,7 +139,7 @@ class ThinkingEnabled(TypedDict, total=False):
     """Has the model think."""
 
     type: Required[Literal["enabled"]]
-    budget_tokens: Required[Annotated[int, Bounds(1), "Tokens after which the thoughts end."]]
+    budget_tokens: Required[Annotated[int, Bounds(1), "Tokens after which reasoning ends."]]
     display: Annotated[Literal["summarized"] | None, "thoughts are shown, in full"]
 
 
@@ -166,22 +166,22 @@ class JsonOutput(TypedDict):
 class OutputConfig(TypedDict, total=False):
     """Says what the answer is to be."""
 
-    effort: Annotated[str | None, "What the chat template gets as reasoning_effort."]
+    effort: Annotated[str | None, "Passed to the chat template as reasoning_effort."]
     format: JsonOutput | None
 
 
 class Metadata(TypedDict, total=False):
     """Says whom a request is for."""
 
-    user_id: Annotated[str | None, "A label; it is in the server's log."]
+    user_id: Annotated[str | None, "A label for the server's log."]
 
 
 class ConversationBody(TypedDict, total=False):
     """Is what there is to say of a prompt."""
 
-    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     messages: Required[
-        Annotated[list[Turn], Bounds(1), "The conversation so far; the assistant's turn at its end is continued."]
+        Annotated[list[Turn], Bounds(1), "The conversation so far; a final assistant turn is continued."]
     ]
     system: Annotated[str | list[TextBlock] | None, "Instructions."]
     tools: Annotated[list[ToolDefinition] | None, "Functions that the model may call."]
@@ -201,10 +201,10 @@ class CountTokensBody(ConversationBody, total=False):
 class MessagesBody(ConversationBody, total=False):
     """Is what a client sends to ``/v1/messages``."""
 
-    max_tokens: Required[Annotated[int, Bounds(1), "Tokens to generate at most."]]
-    stream: Annotated[bool | None, "Whether the answer comes piece by piece."]
+    max_tokens: Required[Annotated[int, Bounds(1), "Maximum number of tokens to generate."]]
+    stream: Annotated[bool | None, "Whether to stream the answer."]
     stop_sequences: Annotated[
-        list[Annotated[str, Bounds(1)]] | None, "Texts that end the answer, which does not hold them."
+        list[Annotated[str, Bounds(1)]] | None, "Strings that end the answer, and are not part of it."
     ]
     temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
     top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]

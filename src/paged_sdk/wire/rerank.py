@@ -16,12 +16,12 @@ __all__ = ["RERANK", "RerankCall", "read_rerank"]
 class RerankBody(TypedDict, total=False):
     """Is what a client sends to ``/v1/rerank``."""
 
-    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
-    query: Required[Annotated[str, "What the documents are to go with."]]
-    documents: Required[Annotated[list[str], FEW, "The texts that are ranked."]]
-    top_n: Annotated[int | None, Bounds(1), "Only the best so many."]
-    return_documents: Annotated[bool | None, "Whether results hold the documents' texts, too."]
-    user: Annotated[str | None, "A label for whom this is; it is in the server's log."]
+    model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
+    query: Required[Annotated[str, "The query."]]
+    documents: Required[Annotated[list[str], FEW, "The texts to rank."]]
+    top_n: Annotated[int | None, Bounds(1), "How many of the best to return."]
+    return_documents: Annotated[bool | None, "Whether to return the documents' texts too."]
+    user: Annotated[str | None, "A label for the end user, for the server's log."]
     truncate_sequence: Annotated[bool | None, "Extension: cut a document that is too long at its end."]
     cache_salt: Annotated[str | None, Bounds(1, 256), "Extension: share cached prefixes only with the same salt."]
 

@@ -118,7 +118,7 @@ class FunctionTool(TypedDict, total=False):
     name: Required[str]
     description: str | None
     parameters: dict[str, Any] | None
-    strict: Annotated[bool | None, "Whether every call is held to the parameters' schema; null: no."]
+    strict: Annotated[bool | None, "Whether to enforce the schema of every call; null: no."]
     defer_loading: Annotated[Literal[False] | None, "the model is told of every tool"]
     allowed_callers: Annotated[list[Literal["direct"]] | None, "The model alone calls tools."]
     output_schema: Annotated[None, "say it in the description"]
@@ -137,7 +137,7 @@ class JsonSchemaText(TypedDict, total=False):
     type: Required[Literal["json_schema"]]
     name: Required[str]
     schema: Required[dict[str, Any]]
-    strict: Annotated[bool | None, "Answers are held to the schema either way."]
+    strict: Annotated[bool | None, "The schema is enforced either way."]
     description: Annotated[Literal[""] | None, "say it in a message: the model is not told of the schema"]
 
 
@@ -151,7 +151,7 @@ class TextConfig(TypedDict, total=False):
 class ReasoningConfig(TypedDict, total=False):
     """Says how the model thinks."""
 
-    effort: Annotated[str | None, "What the chat template gets as reasoning_effort; none: no thoughts."]
+    effort: Annotated[str | None, "Passed to the chat template as reasoning_effort; none: no reasoning."]
     summary: Annotated[None, "thoughts come in full"]
     generate_summary: Annotated[None, "thoughts come in full"]
     context: Annotated[Literal["auto"] | None, "the chat template says which thoughts the model sees again"]
@@ -167,7 +167,7 @@ class ResponseStreamOptions(TypedDict, total=False):
 class ResponsesBody(TypedDict, total=False):
     """Is what a client sends to ``/v1/responses``."""
 
-    model: Required[Annotated[str, "A model, or a loaded adapter, by its name."]]
+    model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     input: Required[
         Annotated[
             str | list[InputMessage | FunctionCall | FunctionCallOutput | ReasoningItem],
@@ -175,26 +175,28 @@ class ResponsesBody(TypedDict, total=False):
             "A text of the user's, or the whole conversation so far.",
         ]
     ]
-    instructions: Annotated[str | None, "What the model is told before the conversation."]
-    stream: Annotated[bool | None, "Whether the answer comes piece by piece."]
+    instructions: Annotated[str | None, "Instructions before the conversation."]
+    stream: Annotated[bool | None, "Whether to stream the answer."]
     stream_options: ResponseStreamOptions | None
-    max_output_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most, thoughts among them."]
+    max_output_tokens: Annotated[int | None, Bounds(1), "Maximum number of tokens to generate, reasoning included."]
     temperature: Annotated[float | None, Bounds(0), "Divides the logits; 0 takes the likeliest token."]
     top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
-    include: Annotated[list[Literal["message.output_text.logprobs"]] | None, "What texts come with."]
-    top_logprobs: Annotated[int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest come with logprobs."]
+    include: Annotated[list[Literal["message.output_text.logprobs"]] | None, "Additional output."]
+    top_logprobs: Annotated[
+        int | None, Bounds(0, MAX_TOP_LOGPROBS), "How many of the likeliest tokens to return with each."
+    ]
     text: TextConfig | None
     reasoning: ReasoningConfig | None
     tools: Annotated[list[FunctionTool] | None, "Functions that the model may call."]
     tool_choice: Annotated[
         Literal["auto", "none", "required"] | NamedFunction | None, "Whether it calls any, and which one."
     ]
-    parallel_tool_calls: Annotated[bool | None, "False: one call at most."]
+    parallel_tool_calls: Annotated[bool | None, "False: at most one call."]
     truncation: Annotated[Literal["auto", "disabled"] | None, "auto: cut a conversation that is too long at its front."]
-    metadata: Annotated[dict[str, str] | None, "Comes back with the response, and is not kept."]
-    user: Annotated[str | None, "A label for whom this is; it is in the server's log."]
-    safety_identifier: Annotated[str | None, "A label for whom this is; it is in the server's log."]
-    prompt_cache_key: Annotated[str | None, "A group of like prompts; there is one cache for all groups."]
+    metadata: Annotated[dict[str, str] | None, "Returned with the response, and not stored."]
+    user: Annotated[str | None, "A label for the end user, for the server's log."]
+    safety_identifier: Annotated[str | None, "A label for the end user, for the server's log."]
+    prompt_cache_key: Annotated[str | None, "A group of similar prompts; all groups share one cache."]
     prompt_cache_options: CacheOptions | None
     prompt_cache_retention: Annotated[Literal["in_memory"] | None, "prefixes are kept in memory"]
     service_tier: Annotated[Literal["auto", "default"] | None, "there is one tier"]

@@ -64,7 +64,7 @@ class InputDetails(TypedDict):
 class OutputDetails(TypedDict):
     """Says what tokens were for."""
 
-    reasoning_tokens: Annotated[int, "The thoughts' share of the characters, in tokens."]
+    reasoning_tokens: Annotated[int, "Estimated from the reasoning's share of the characters."]
 
 
 class ResponseUsage(TypedDict):

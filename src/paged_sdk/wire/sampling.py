@@ -42,10 +42,12 @@ class SamplingDefaults(TypedDict, total=False):
     top_p: Annotated[float | None, Bounds(0, 1), "Keep the likeliest tokens that together reach p."]
     frequency_penalty: Annotated[float | None, Bounds(-2, 2), "Lowers a token once per earlier occurrence."]
     presence_penalty: Annotated[float | None, Bounds(-2, 2), "Lowers a token that occurred."]
-    stop: Annotated[str | list[str] | None, "Texts that end the answer, which does not hold them."]
-    seed: Annotated[int | None, Bounds(-(2**63), 2**63 - 1), "The same choices for the same request."]
+    stop: Annotated[str | list[str] | None, "Strings that end the answer, and are not part of it."]
+    seed: Annotated[int | None, Bounds(-(2**63), 2**63 - 1), "Gives the same random choices for the same request."]
     top_k: Annotated[int | None, Bounds(-1), "Extension: keep the k likeliest tokens; 0 or -1 keeps all."]
-    min_p: Annotated[float | None, Bounds(0, 1), "Extension: keep tokens this times as likely as the likeliest."]
+    min_p: Annotated[
+        float | None, Bounds(0, 1), "Extension: keep tokens at least this fraction as likely as the likeliest."
+    ]
     repetition_penalty: Annotated[float | None, Bounds(0.01, 100), "Extension: divides logits of tokens that occurred."]
 
 
@@ -54,16 +56,16 @@ class SamplingFields(SamplingDefaults, total=False):
 
     logit_bias: Annotated[dict[str, float] | None, "Token ids to numbers added to their logits."]
     n: Annotated[int | None, Bounds(1), "How many answers."]
-    max_tokens: Annotated[int | None, Bounds(1), "Tokens to generate at most."]
-    user: Annotated[str | None, "A label for whom this is; it is in the server's log."]
+    max_tokens: Annotated[int | None, Bounds(1), "Maximum number of tokens to generate."]
+    user: Annotated[str | None, "A label for the end user, for the server's log."]
     stop_token_ids: Annotated[list[int] | None, Bounds(0, MAX_TOKENS), "Extension: tokens that end the answer."]
     min_tokens: Annotated[int | None, Bounds(0), "Extension: no end before so many tokens."]
-    ignore_eos: Annotated[bool | None, "Extension: go on past the end token."]
+    ignore_eos: Annotated[bool | None, "Extension: continue past the end token."]
     dry_multiplier: Annotated[float | None, Bounds(0), "Extension: strength of DRY, against repetition."]
     dry_base: Annotated[float | None, Bounds(1), "Extension: DRY's growth per repeated token."]
-    dry_allowed_length: Annotated[int | None, Bounds(0), "Extension: repetitions up to this length are free."]
+    dry_allowed_length: Annotated[int | None, Bounds(0), "Extension: repetitions up to this length are not penalized."]
     dry_sequence_breakers: Annotated[list[str] | None, "Extension: texts across which DRY counts no repetition."]
-    grammar: Annotated[Grammar | None, "Extension: a language that every answer is a sentence of."]
+    grammar: Annotated[Grammar | None, "Extension: a constraint on every answer."]
     truncate_sequence: Annotated[bool | None, "Extension: cut a prompt that is too long at its front."]
     cache_salt: Annotated[str | None, Bounds(1, 256), "Extension: share cached prefixes only with the same salt."]
 

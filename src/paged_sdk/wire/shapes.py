@@ -274,7 +274,7 @@ class Fields(Shape):
         before = f"{path}." if path else ""
         for name, each in given.items():
             if name not in self.fields:
-                allowed = "no such field: there are " + ", ".join(self.fields)
+                allowed = "one of the fields " + ", ".join(self.fields)
                 raise InvalidRequestError.of(f"{before}{name}"[:100], each, allowed)
             self.fields[name].check(f"{before}{name}", each)
         for name, part in self.fields.items():

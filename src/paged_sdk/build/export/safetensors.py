@@ -10,18 +10,17 @@ __all__ = ["write_safetensors"]
 def write_safetensors(
     source: str | Path, target: str | Path, *, type: str = "BF16", show_progress: bool = False
 ) -> Path:
-    """Write a checkpoint as a directory of safetensors that are not quantized, with config.json, tokenizer and chat
-    template.
+    """Write a checkpoint as a directory of unquantized safetensors, with config.json, tokenizer and chat template.
 
-    It is whole or not there: a full disk, an error or an interruption leave nothing behind.
+    It is complete or absent: a full disk, an error or an interruption leaves nothing behind.
 
-    :param source: a directory, a GGUF file (any part of a split one), or an id on the Hugging Face Hub
+    :param source: a directory, a GGUF file (any part of a split one), or a Hugging Face Hub id
     :param target: the directory, which must not exist
-    :param type: F32, F16 or BF16, of all tensors
-    :param show_progress: whether a terminal shows a bar
+    :param type: F32, F16 or BF16, for all tensors
+    :param show_progress: whether to show a progress bar on a terminal
     :returns: ``target``
     :raises ConfigError: the target exists, or the type is unknown
-    :raises ModelLoadError: the checkpoint cannot be read, config.json has no words for it, or the directory cannot be
+    :raises ModelLoadError: the checkpoint cannot be read, config.json cannot express it, or the directory cannot be
         written
     """
     # Imported here, so that naming the function loads no torch.
