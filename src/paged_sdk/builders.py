@@ -274,6 +274,20 @@ class _ModelBuilder(ABC):
         """
         return self._with(token_healing=True)
 
+    def with_ranking_tokens(self, true: str, false: str | None = None) -> Self:
+        """Rank texts by how the model answers: ``("yes", "no")`` for Qwen3-Reranker. The number of a document is the
+        logit of the one token less that of the other, after what the chat template makes of a message of the role
+        "query" and one of the role "document".
+
+        Checkpoints that sentence-transformers has written name the tokens themselves.
+
+        :param true: what it answers where a document goes with a query: a text that is one token
+        :param false: what it answers where it does not; None: the logit of ``true`` is the number
+        :raises ConfigError: one that is no text; :meth:`build` raises it where one is not one token, or the chat
+            template leaves such messages out (see :meth:`with_chat_template`)
+        """
+        return self._with(ranking_tokens=(true, false))
+
     def build(self) -> Building:
         """Load the model: ``await`` it, or ``async with`` it.
 

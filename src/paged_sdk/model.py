@@ -22,9 +22,9 @@ from paged_sdk.calls.scorer import Scorer
 from paged_sdk.calls.structured import Structure
 from paged_sdk.calls.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.chat.renderer import Interruption
-from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.model_insides import ModelInsides
@@ -129,7 +129,8 @@ class Model(OfOneProcess):
     @property
     def ranks_texts(self) -> bool:
         """Tell whether it says how well documents go with a query: see :meth:`rank`."""
-        return self._insides.recipe.ranks is not None
+        ranks = self._insides.recipe.ranks
+        return ranks is not None and ranks.why_not is None
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.

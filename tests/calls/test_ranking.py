@@ -145,7 +145,7 @@ async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
             await model.send_completion_request("tea", SamplingParams(max_len=2))
     async with fake_model("yes") as fake:
         assert not fake.ranks_texts
-        with pytest.raises(InvalidRequestError, match="has no layers that rank texts"):
+        with pytest.raises(InvalidRequestError, match="cannot rank texts: it has no layers that do"):
             await fake.rank(QUERY, DOCUMENTS)
 
 

@@ -253,7 +253,7 @@ class ModelForm(TypedDict):
     max_model_len: Annotated[int, "Extension: tokens of prompt and answer together."]
     input_modalities: Annotated[list[Literal["text", "image"]], "Extension: what requests may hold."]
     output_modalities: Annotated[
-        list[Literal["text", "embedding", "rank"]], "Extension: text, or vectors or ranks alone."
+        list[Literal["text", "embedding", "rank"]], "Extension: text, ranks, or vectors alone."
     ]
 
 
