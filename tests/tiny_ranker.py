@@ -63,15 +63,18 @@ def make_decoder_ranker(family: str, directory: Path, *, num_labels: int = 1, **
     return made
 
 
-def make_answering_ranker(family: str, directory: Path, **settings: Any) -> PreTrainedModel:
+def make_answering_ranker(
+    family: str, directory: Path, files: dict[str, Any] | None = None, **changes: Any
+) -> PreTrainedModel:
     """Write a checkpoint that generates text, with the files of sentence-transformers that make it a ranker.
 
-    :param settings: see :func:`write_modules`
+    :param files: what they say, see :func:`write_modules`
+    :param changes: fields of its config
     """
-    tiny.make_checkpoint(family, directory)
+    tiny.make_checkpoint(family, directory, **changes)
     (directory / "chat_template.jinja").write_text(RANK_TEMPLATE)
-    write_modules(directory, **settings)
-    return tiny.build_model(family)
+    write_modules(directory, **(files or {}))
+    return tiny.build_model(family, **changes)
 
 
 def write_modules(

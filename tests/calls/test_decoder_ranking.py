@@ -181,7 +181,7 @@ async def test_documents_share_the_blocks_of_the_query(tmp_path: Path, *, answer
 
 @pytest.mark.parametrize("false", [YES_NO[1], None])
 async def test_answers_give_the_number_that_the_checkpoint_says(false: int | None, tmp_path: Path) -> None:
-    reference = make_answering_ranker("gemma2", tmp_path, answer=(YES_NO[0], false))
+    reference = make_answering_ranker("gemma2", tmp_path, {"answer": (YES_NO[0], false)})
     numbers = [pair_logit(reference, chat_ids(document), (YES_NO[0], false)) for document in DOCUMENTS]
     async with builder_of(tmp_path).with_max_num_batched_tokens(40).build() as model:
         assert (model.ranks_texts, model.generates_text) == (True, True)
@@ -199,9 +199,11 @@ async def test_what_the_files_say_goes_to_the_template(tmp_path: Path) -> None:
     reference = make_answering_ranker(
         "qwen3",
         tmp_path,
-        variables={"add_generation_prompt": False, "how": "Judge", "max_length": 8, "restore_suffix": False},
-        prompts={"web": "Say it in words", "code": "x"},
-        default_prompt_name="web",
+        {
+            "variables": {"add_generation_prompt": False, "how": "Judge", "max_length": 8, "restore_suffix": False},
+            "prompts": {"web": "Say it in words", "code": "x"},
+            "default_prompt_name": "web",
+        },
     )
     (tmp_path / "chat_template.jinja").write_text(own)
     ids = [chat_ids(document, instruction="Say it in words", opens=False) for document in DOCUMENTS]
@@ -212,9 +214,8 @@ async def test_what_the_files_say_goes_to_the_template(tmp_path: Path) -> None:
 
 async def test_pairs_are_written_by_the_tokenizer_where_the_files_say_so(tmp_path: Path) -> None:
     """The prompt that they put before a query is there, too, and the chat template is left alone."""
-    reference = make_answering_ranker(
-        "llama", tmp_path, message=False, prompts={"web": "Find: "}, default_prompt_name="web"
-    )
+    files = {"message": False, "prompts": {"web": "Find: "}, "default_prompt_name": "web"}
+    reference = make_answering_ranker("llama", tmp_path, files)
     numbers = [pair_logit(reference, pair_ids(document, "Find: " + QUERY)) for document in DOCUMENTS]
     async with builder_of(tmp_path).build() as model:
         assert logits_of(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(numbers, abs=1e-4)
