@@ -298,8 +298,8 @@ class Model(OfOneProcess):
     async def rank(
         self, query: str, documents: Sequence[str], *, truncation: bool = False, **options: Unpack[ReadingOptions]
     ) -> RankResponse:
-        """Say how well documents go with a query, the best first, by a model that was trained to rank (a
-        cross-encoder): it reads each document together with the query.
+        """Say how well documents go with a query, the best first. The model reads each document together with the
+        query, in the form that its checkpoint or chat template has for both, and makes one number of them.
 
         :param documents: at least one text
         :param truncation: cut a document that is too long at its end instead of refusing it
