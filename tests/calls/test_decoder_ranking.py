@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import anyio
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,6 +33,9 @@ from paged_sdk import (
     TextModelBuilder,
     UnsupportedArchitectureError,
 )
+from paged_sdk.runner.late_results import LateResults
+from paged_sdk.runner.prompt_reader import PromptReader
+from paged_sdk.runner.step_states import StepStates
 from serving import serving
 from talk import until
 from tiny_encoder import make_ranker
@@ -130,8 +134,16 @@ async def test_what_a_text_ends_with_is_no_padding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["FP8", "no prefix cache", "contiguous", "preempted"])
-async def test_ranks_go_with_everything_else(mode: str, tmp_path: Path) -> None:
+async def test_ranks_go_with_everything_else(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are the same beside texts that are generated, some through an adapter, in every kind of KV memory."""
+    kinds: list[set[bool]] = []
+    read = PromptReader.read
+
+    def look(self: PromptReader, late: LateResults, states: StepStates) -> None:
+        kinds.append({row.sequence.request.reading is None for row in late.scheduled})
+        read(self, late, states)
+
+    monkeypatch.setattr(PromptReader, "read", look)
     reference = make_answering_ranker("llama", tmp_path)
     adapter = write_adapter(tmp_path / "adapter", reference, strength=0.05)
     builder = in_mode(builder_of(tmp_path), mode).with_adapter(adapter).with_max_num_batched_tokens(48)
@@ -161,6 +173,7 @@ async def test_ranks_go_with_everything_else(mode: str, tmp_path: Path) -> None:
     assert found["adapter"] == pytest.approx(through, abs=1e-3 if mode == "FP8" else 2e-4)
     assert max(abs(one - other) for one, other in zip(through, numbers, strict=True)) > 0.1
     assert stats.blocks_used == 0
+    assert {True, False} in kinds
     assert (stats.preemptions > 0) == (mode == "preempted")
 
 
@@ -352,15 +365,26 @@ async def test_tokens_that_the_builder_names(tmp_path: Path) -> None:
             plain.with_ranking_tokens(*wrong)
 
 
-async def test_gguf_files_rank_by_tokens(tmp_path: Path) -> None:
+async def test_gguf_files_rank_by_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny.make_gguf(tmp_path, family="qwen3")
     builder = GgufModelBuilder(path.parent, [path.name]).with_force_cpu().with_num_threads(1).with_dtype("float32")
-    async with builder.with_ranking_tokens("a", "e").with_chat_template(RANK_TEMPLATE).build() as model:
+    builder = builder.with_ranking_tokens("a", "e").with_chat_template(RANK_TEMPLATE)
+    async with builder.build() as model:
         found = logits_of(await model.rank(QUERY, DOCUMENTS))
     reference = tiny.build_gguf_model("qwen3")
     answer = [tiny.tokenizer().token_to_id("a"), tiny.tokenizer().token_to_id("e")]
     numbers = [pair_logit(reference, chat_ids(document, opens=False), answer) for document in DOCUMENTS]
     assert found == pytest.approx(numbers, abs=1e-3)
+    add_config: Any = tiny._add_config
+
+    def add(writer: Any, config: Any) -> None:
+        add_config(writer, config)
+        writer.add_tensor("cls.output.weight", np.ones((2, config.hidden_size), np.float32))
+
+    monkeypatch.setattr(tiny, "_add_config", add)  # as llama.cpp's converter makes of a ranker
+    tiny.make_gguf(tmp_path, family="qwen3")
+    with pytest.raises(UnsupportedArchitectureError, match=r"cls\.output\.weight"):
+        await builder.build()
 
 
 async def test_texts_whose_template_leaves_them_out_are_refused(tmp_path: Path) -> None:
