@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -238,14 +239,20 @@ async def test_pairs_are_written_by_the_tokenizer_where_the_files_say_so(tmp_pat
         assert logits_of(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(numbers, abs=1e-4)
 
 
-async def test_a_class_with_a_template_for_pairs_goes_through_it(tmp_path: Path) -> None:
+async def test_a_class_with_a_template_for_pairs_goes_through_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "paged_sdk")
     reference = make_decoder_ranker("qwen3", tmp_path)
     async with builder_of(tmp_path).build() as model:  # a template that passes any role on was not made for pairs
+        assert "are ranked as the tokenizer writes a pair, not as a chat" in caplog.text
+        caplog.clear()
         assert logits_of(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(expected(reference), abs=1e-4)
     (tmp_path / "chat_template.jinja").write_text(RANK_TEMPLATE)
     numbers = [pair_logit(reference, chat_ids(document, opens=False)) for document in DOCUMENTS]
     async with builder_of(tmp_path).build() as model:
         assert logits_of(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(numbers, abs=1e-4)
+    assert "as a chat" not in caplog.text
     write_modules(tmp_path, answer=None)
     async with builder_of(tmp_path).build() as model:
         assert logits_of(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(

@@ -70,9 +70,11 @@ def carries_pairs(text: TextProcessor, form: PairForm) -> bool:
 
 def names_pairs(text: TextProcessor, form: PairForm) -> bool:
     """Say whether the chat template was written for pairs: it names their roles, where others pass any role on."""
-    names = [quote + role + quote for role in ("query", "document") for quote in "'\""]
-    named = [text.template is not None and text.template.mentions(name) for name in names]
-    return any(named[:2]) and any(named[2:]) and carries_pairs(text, form)
+    template = text.template
+    if template is None:
+        return False
+    named = [any(template.mentions(quote + role + quote) for quote in "'\"") for role in ("query", "document")]
+    return all(named) and carries_pairs(text, form)
 
 
 def _common(some: list[int], other: list[int]) -> list[int]:
