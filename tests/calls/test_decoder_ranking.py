@@ -19,6 +19,7 @@ from adapter_files import write_adapter
 from arrivals import Step, obeyed, wait_for_requests
 from paged_sdk import (
     BlockingModel,
+    CheckpointError,
     ConfigError,
     ContextLengthError,
     GgufModelBuilder,
@@ -335,6 +336,9 @@ async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
     make_decoder_ranker("llama", tmp_path / "own")
     with pytest.raises(ConfigError, match="with_ranking_tokens"):
         await builder_of(tmp_path / "own").with_ranking_tokens("x").build()
+    make_answering_ranker("llama", tmp_path / "beyond", {"answer": (3, 512)})
+    with pytest.raises(CheckpointError, match="ranks by token id 512, beyond its vocabulary of 512 tokens"):
+        await builder_of(tmp_path / "beyond").build()
     make_ranker("bert", tmp_path / "bert")
     with pytest.raises(ConfigError, match="a model that generates text, which bert does not"):
         await builder_of(tmp_path / "bert").with_ranking_tokens("x").build()
@@ -420,10 +424,14 @@ async def test_a_document_that_the_template_refuses_is_named(tmp_path: Path) -> 
 async def test_ranks_that_are_no_numbers_are_errors(tmp_path: Path) -> None:
     make_decoder_ranker("llama", tmp_path / "layer")
     make_answering_ranker("llama", tmp_path / "answer")
-    for name, tensor in (("layer", "score.weight"), ("answer", "lm_head.weight")):
+    for name, tensor, number in (
+        ("layer", "score.weight", math.nan),
+        ("answer", "lm_head.weight", math.nan),
+        ("answer", "lm_head.weight", math.inf),
+    ):
         path = tmp_path / name / "model.safetensors"
         weights = load_file(path)
-        weights[tensor].fill_(math.nan)
+        weights[tensor].fill_(number)
         save_file(weights, path, metadata={"format": "pt"})
         async with builder_of(tmp_path / name).build() as model:
             with pytest.raises(NumericalError, match="rank is NaN or Inf"):

@@ -42,9 +42,10 @@ def find_ranking(
         answer = _answer(settings.ranking_tokens, text)
     if pooling is None and answer is None:
         return None
-    if answer is not None and max(answer.true, answer.false or 0) >= shape.vocab_size:
+    largest = 0 if answer is None else max(answer.true, answer.false or 0)
+    if largest >= shape.vocab_size:
         raise CheckpointError(
-            f"{checkpoint.path.name} names {answer}, beyond its vocabulary of {shape.vocab_size} tokens",
+            f"{checkpoint.path.name} ranks by token id {largest}, beyond its vocabulary of {shape.vocab_size} tokens",
             path=checkpoint.path,
         )
     recipe = RankRecipe(

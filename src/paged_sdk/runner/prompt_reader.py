@@ -216,7 +216,7 @@ class _Answer:
 
         def result() -> ReadResult:
             (copy,) = copies.wait()
-            true, false = copy.numpy()[place]
+            true, false = copy[place].tolist()
             return _finite(np.array([true - false if self._subtracts else true], np.float32), request_id, "rank is")
 
         return result
