@@ -52,6 +52,7 @@ from paged_sdk.runner.model_runner import ModelRunner
 from paged_sdk.runner.overlap import OverlapTokens
 from paged_sdk.types.step import AWAITED, StepRow
 from tiny import build_model, make_checkpoint, make_gguf
+from tiny_ranker import logits_of, make_answering_ranker, make_decoder_ranker
 from tiny_vision import make_vision_checkpoint, picture
 
 NUM_LAYERS = 4
@@ -186,6 +187,22 @@ def test_families(family: str, tmp_path: Path) -> None:
     builder = builder_of(make_checkpoint(family, tmp_path), cache_type=PagedCacheType.F8E4M3)
     topology = Topology.empty().with_range(range(1, 2), LayerTopology(device="meta:0"))
     assert texts(builder.with_topology(topology)) == texts(builder)
+
+
+@pytest.mark.parametrize("place", ["the last layers", "in turns, head and embeddings"])
+def test_ranks_are_made_where_the_last_layer_is(place: str, tmp_path: Path) -> None:
+    """By a layer of their own, and by the output projection."""
+    make_decoder_ranker("llama", tmp_path / "layer", num_hidden_layers=NUM_LAYERS)
+    make_answering_ranker("llama", tmp_path / "answer", num_hidden_layers=NUM_LAYERS)
+
+    async def ranked(builder: AnyBuilder) -> list[float]:
+        async with far_model(builder) as model:
+            return logits_of(await model.rank("the sea", ["a ship and a number", "x"]))
+
+    for name in ("layer", "answer"):
+        builder = builder_of(tmp_path / name)
+        here = asyncio.run(ranked(builder))
+        assert asyncio.run(ranked(builder.with_topology(PLACES[place]))) == pytest.approx(here, abs=1e-5)
 
 
 @needs_library

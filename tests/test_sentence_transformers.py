@@ -15,6 +15,7 @@ from benchmarks.encoder_table import ENCODER_MODEL_TYPES
 import tiny
 from paged_sdk import InvalidRequestError, TextModelBuilder
 from tiny_encoder import make_encoder, make_ranker
+from tiny_ranker import RANK_TEMPLATE, YES_NO, logits_of, make_decoder_ranker
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
@@ -125,3 +126,76 @@ async def test_rankers_say_what_cross_encoders_say(model_type: str, tmp_path: Pa
             response = await model.rank(query, documents, truncation=True)
         found = [each.score for each in sorted(response.results, key=lambda each: each.index)]
         assert found == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("family", "answer", "opens", "prompts"),
+    [
+        ("qwen3", YES_NO, True, {}),
+        ("llama", (YES_NO[0], None), False, {"web": "Say what it says."}),
+        ("gemma2", YES_NO, True, {"web": "Say what it says."}),
+    ],
+)
+async def test_answers_are_those_of_a_logit_score(
+    family: str, answer: tuple[int, int | None], opens: bool, prompts: dict[str, str], tmp_path: Path
+) -> None:
+    """Texts go through the chat template, and what stands after a document is not cut."""
+    library: Any = pytest.importorskip("sentence_transformers")
+    base: Any = importlib.import_module("sentence_transformers.base.modules")
+    layers: Any = importlib.import_module("sentence_transformers.cross_encoder.modules")
+    tiny.make_checkpoint(family, tmp_path / "base")
+    (tmp_path / "base" / "chat_template.jinja").write_text(RANK_TEMPLATE)
+    transformer = base.Transformer(
+        str(tmp_path / "base"),
+        transformer_task="text-generation",
+        max_seq_length=190,
+        processing_kwargs={"chat_template": {"add_generation_prompt": opens}},
+    )
+    encoder = library.CrossEncoder(
+        modules=[transformer, layers.LogitScore(*answer)],
+        prompts=prompts,
+        default_prompt_name=next(iter(prompts), None),
+        device="cpu",
+    )
+    encoder.save_pretrained(str(tmp_path / "written"))
+    await compare(encoder, tmp_path / "written")
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize(
+    ("family", "template"), [("qwen3", RANK_TEMPLATE), ("qwen2", None), ("llama", tiny.CHAT_TEMPLATE)]
+)
+async def test_decoders_for_the_classification_of_sequences_say_what_cross_encoders_say(
+    family: str, template: str | None, tmp_path: Path
+) -> None:
+    """With a template for pairs, without one, and with one that passes any role on, as the files then say."""
+    library: Any = pytest.importorskip("sentence_transformers")
+    make_decoder_ranker(family, tmp_path / "ranker")
+    settings = tmp_path / "ranker" / "tokenizer_config.json"
+    content = {**json.loads(settings.read_text()), "model_max_length": 190}
+    content.pop("chat_template")
+    settings.write_text(json.dumps(content))
+    if template is not None:
+        (tmp_path / "ranker" / "chat_template.jinja").write_text(template)
+    encoder = library.CrossEncoder(str(tmp_path / "ranker"), device="cpu")
+    encoder.save_pretrained(str(tmp_path / "written"))
+    await compare(encoder, tmp_path / "written")
+    if template != tiny.CHAT_TEMPLATE:  # which is not taken for one of pairs where no file says so
+        await compare(encoder, tmp_path / "ranker")
+
+
+async def compare(encoder: Any, directory: Path) -> None:
+    """Compare the numbers of a query and some documents, one of which is cut."""
+    documents = [*TEXTS[:2], "x", "a long text, " * 90]
+    query = "Where are the books, and who reads them?"
+    pairs = [(query, each) for each in documents]
+    expected = encoder.predict(pairs, activation_fn=torch.nn.Identity(), batch_size=2)
+    builder = TextModelBuilder(directory).with_dtype("float32").with_force_cpu().with_num_threads(1)
+    async with builder.build() as model:
+        response = await model.rank(query, documents, truncation=True)
+    assert logits_of(response) == pytest.approx(expected.tolist(), abs=1e-4 * float(np.abs(expected).max()))

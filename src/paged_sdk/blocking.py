@@ -18,9 +18,9 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from paged_sdk.calls.tool_loop import OnToolError, ToolRun
-from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, EngineError, ModelClosedError
 from paged_sdk.model import Model

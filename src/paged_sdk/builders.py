@@ -280,6 +280,20 @@ class _ModelBuilder(ABC):
         """
         return self._with(token_healing=True)
 
+    def with_ranking_tokens(self, true: str, false: str | None = None) -> Self:
+        """Rerank documents with a model that generates text (:meth:`paged_sdk.Model.rank`): ``("yes", "no")`` for
+        Qwen3-Reranker. A document's logit is the logit of the one token minus that of the other, after the prompt that
+        the chat template renders from a message with the role "query" and one with the role "document".
+
+        Checkpoints written by sentence-transformers name the tokens themselves.
+
+        :param true: the answer for a relevant document; has to be one token
+        :param false: the answer for an irrelevant one; None: the logit of ``true`` alone counts
+        :raises ConfigError: one that is not a text; :meth:`build` raises it where one is not a single token, or the
+            chat template does not render these two roles (see :meth:`with_chat_template`)
+        """
+        return self._with(ranking_tokens=(true, false))
+
     def build(self) -> Building:
         """Load the model: ``await`` it, or ``async with`` it.
 

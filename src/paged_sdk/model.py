@@ -22,9 +22,9 @@ from paged_sdk.calls.scorer import Scorer
 from paged_sdk.calls.structured import Structure
 from paged_sdk.calls.tool_loop import OnToolError, ToolRun, run_tools
 from paged_sdk.chat.renderer import Interruption
-from paged_sdk.config.embedding import Pooling
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.config.sampling import GenerationDefaults, SamplingParams
 from paged_sdk.errors import ConfigError, InvalidRequestError
 from paged_sdk.model_insides import ModelInsides
@@ -132,7 +132,8 @@ class Model(OfOneProcess):
     @property
     def ranks_texts(self) -> bool:
         """Tell whether it is a reranker: see :meth:`rank`."""
-        return self._insides.recipe.ranks is not None
+        ranks = self._insides.recipe.ranks
+        return ranks is not None and ranks.why_not is None
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.
@@ -300,8 +301,8 @@ class Model(OfOneProcess):
     async def rank(
         self, query: str, documents: Sequence[str], *, truncation: bool = False, **options: Unpack[ReadingOptions]
     ) -> RankResponse:
-        """Sort documents by their relevance to a query, with a reranker (cross-encoder), which reads each document
-        together with the query.
+        """Sort documents by their relevance to a query. A reranker reads each document together with the query, in the
+        form that its checkpoint or chat template defines, and computes one number for the pair.
 
         :param documents: at least one text
         :param truncation: cut a document that is too long at its end instead of refusing it

@@ -44,7 +44,7 @@ from paged_sdk import (
     UnsupportedArchitectureError,
     write_gguf,
 )
-from paged_sdk.config.embedding import POOLINGS, Pooling
+from paged_sdk.config.pooling import POOLINGS, Pooling
 from paged_sdk.testing import fake_model
 from paged_sdk.types.request import RequestOptions
 from talk import until

@@ -21,7 +21,7 @@ from paged_sdk import (
     TextModelBuilder,
     UnsupportedArchitectureError,
 )
-from paged_sdk.config.embedding import Pooling
+from paged_sdk.config.pooling import Pooling
 from tiny_encoder import CLS, SEP, make_encoder, word_pieces
 
 pytestmark = pytest.mark.anyio

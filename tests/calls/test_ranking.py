@@ -145,7 +145,7 @@ async def test_what_cannot_be_ranked_is_refused(tmp_path: Path) -> None:
             await model.send_completion_request("tea", SamplingParams(max_len=2))
     async with fake_model("yes") as fake:
         assert not fake.ranks_texts
-        with pytest.raises(InvalidRequestError, match="is not a reranker"):
+        with pytest.raises(InvalidRequestError, match="cannot rank documents: it has no layers for that"):
             await fake.rank(QUERY, DOCUMENTS)
 
 

@@ -145,6 +145,8 @@ def test_what_is_too_large_for_an_account_is_rendered_elsewhere() -> None:
         ("{% import 'x' as x %}", "Import"),
         ("{{ namespace(a=1) == namespace(a=1) }}", "compares a PublicNamespace"),
         ("{{ messages|selectattr('content', 'in', 'abc')|list|length }}", "an unusual way"),
+        ("{{ messages|map('upper')|list }}", "maps in an unusual way"),
+        ("{{ messages|map(attribute='role', default='x')|list }}", "maps in an unusual way"),
         ("{{ messages|tojson(sort_keys=true) }}", "an unusual way"),
         ("{{ ('x' ~ 'y').rfind('" + "a" * 65 + "') }}", "from the end"),
         ("{{ 'x'.rsplit(sep='" + "a" * 65 + "') }}", "from the end"),

@@ -11,6 +11,7 @@ from paged_sdk import (
     CompletionResponse,
     EmbeddingResponse,
     Logprobs,
+    RankResponse,
     ScoreResponse,
 )
 
@@ -20,10 +21,15 @@ _NEAR: Final = 2e-3
 """By so much logprobs may differ where the arithmetic depends on how many tokens share a step."""
 
 
-def said(response: ChatCompletionResponse | CompletionResponse | ScoreResponse | EmbeddingResponse) -> dict[str, Any]:
+def said(
+    response: ChatCompletionResponse | CompletionResponse | ScoreResponse | EmbeddingResponse | RankResponse,
+) -> dict[str, Any]:
     """Return what an answer says, whatever was computed beside it: all but times, ids and cached tokens."""
     if isinstance(response, EmbeddingResponse):
         return {"embeddings": response.embeddings.tolist(), "prompt_tokens": response.usage.prompt_tokens}
+    if isinstance(response, RankResponse):
+        ranked = sorted(response.results, key=lambda each: each.index)
+        return {"logits": [each.logit for each in ranked], "prompt_tokens": response.usage.prompt_tokens}
     if isinstance(response, ScoreResponse):
         return {
             "scores": [

@@ -28,7 +28,7 @@ from paged_sdk.scheduler.proposer import Proposer
 from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.several_proposers import SeveralProposers
 
-__all__ = ["AdapterContent", "Checkpoints", "Configuration", "build_model"]
+__all__ = ["RANKING_TOKENS", "AdapterContent", "Checkpoints", "Configuration", "build_model"]
 
 _DTYPES: Final = ("float32", "bfloat16", "float16")
 _TYPES: Final = ("Q4_0", "Q5_1", "Q8_0", "Q4K", "Q6K", "HQQ4", "AFQ4", "FP8", "NF4", "INT8")
@@ -47,6 +47,9 @@ _PROPOSERS: Final = (
 _OF_HEAD: Final = "of the head"
 _ADAPTER_KINDS: Final = ("plain", "decomposed", "small", "activated", _OF_HEAD, _OF_HEAD)
 _CONTIGUOUS: Final = "contiguous"
+
+RANKING_TOKENS: Final = ("a", "e")
+_TEMPLATE: Final = "{# passes any role on, 'query' and 'document', too #}" + tiny.CHAT_TEMPLATE
 
 INVOCATION: Final = (77, 78)
 """The tokens from whose last occurrence in a prompt on an activated adapter changes what comes."""
@@ -150,6 +153,11 @@ class Configuration:
         return self.family not in _VISION
 
     @property
+    def ranks(self) -> bool:
+        """Tell whether documents are ranked by what the model answers."""
+        return self.family not in _VISION
+
+    @property
     def is_exact(self) -> bool:
         """Tell whether all bits of an answer are promised, whatever is computed beside it."""
         return self.cache != _CONTIGUOUS
@@ -187,6 +195,8 @@ class Configuration:
         builder = builder.with_prefix_cache_n(16 if self.has_prefix_cache else None)
         quantized = self.weights not in _DTYPES
         builder = builder.with_isq(IsqType.parse(self.weights)) if quantized else builder.with_dtype(self.weights)
+        if self.ranks:
+            builder = builder.with_ranking_tokens(*RANKING_TOKENS).with_chat_template(_TEMPLATE)
         if self.heals:
             builder = builder.with_token_healing()
         if self.cache == _CONTIGUOUS:

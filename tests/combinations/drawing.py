@@ -14,7 +14,7 @@ from tiny import tokenizer
 
 __all__ = ["draw_script"]
 
-_KINDS: Final[tuple[Kind, ...]] = ("completion", "completion", "completion", "chat", "chat", "score", "embed")
+_KINDS: Final[tuple[Kind, ...]] = ("completion", "completion", "completion", "chat", "chat", "score", "embed", "rank")
 _NAMES: Final = ("first", "second")
 """Those of adapters."""
 _TEXTS: Final = (
@@ -103,15 +103,18 @@ class _Drawer:
 
     def task(self, number: int) -> Task:
         rng = self._rng
-        kind = rng.choice(_KINDS)
+        kind = rng.choice(_KINDS if self._configuration.ranks else _KINDS[:-1])
         generates = kind in ("completion", "chat")
         if kind == "chat":
             prompts: tuple[tuple[int, ...] | str, ...] = tuple(rng.sample(_TEXTS, rng.choice((1, 1, 2))))
+        elif kind == "rank":
+            prompts = tuple(rng.sample(_TEXTS, rng.choice((2, 3, 4))))
         else:
             prompts = tuple(self._prompt() for _ in range(rng.choice((1, 1, 1, 2)) if generates else 3))
             if kind == "score" and rng.random() < 0.9:  # there is room for a prefix
                 prompts = tuple(prompt[-30:] for prompt in prompts)
-        same = [task.prompts for task in self._tasks if (task.kind == "chat") == (kind == "chat")]
+        alone = ("chat", "rank")
+        same = [each.prompts for each in self._tasks if each.kind == kind or not {each.kind, kind}.intersection(alone)]
         if same and rng.random() < 0.4:  # the same text through another adapter, of another salt, or from the cache
             prompts = rng.choice(same)
         takes_adapters = self._configuration.takes_adapters

@@ -7,11 +7,12 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from combinations.answer import difference, said
-from combinations.configuration import Checkpoints, Configuration, build_model
+from combinations.configuration import RANKING_TOKENS, Checkpoints, Configuration, build_model
 from combinations.script import Script
 from combinations.sending import Request, WrongAnswerError
 from drafting import NoDrafts
 from paged_sdk import ContextLengthError, Model, PagedError, SamplingParams
+from tiny import tokenizer
 
 __all__ = ["Expected", "ask_alone"]
 
@@ -94,7 +95,8 @@ async def _judge(model: Model, expected: Expected) -> str | None:
     """Return what is wrong with an answer, going by what it says itself, or by another way to ask for a part of it.
 
     A text that has ended is a sentence of its constraint. A text's score is what the logprobs of a prompt are that
-    holds it, and what those of its tokens were when it was generated.
+    holds it, and what those of its tokens were when it was generated. A document's rank is what the scores of the two
+    tokens differ by.
     """
     request, answer = expected.request, expected.answer
     if answer is None:
@@ -113,6 +115,12 @@ async def _judge(model: Model, expected: Expected) -> str | None:
                 problem = await _judge_score(model, (*request.task.prefix, *text), score, request.adapter)
                 if problem is not None:
                     return problem
+    elif request.task.kind == "rank" and not is_activated:
+        query, *documents = request.prompts
+        for document, logit in zip(documents, answer["logits"], strict=True):
+            problem = await _judge_rank(model, f"{query}", f"{document}", logit, request.adapter)
+            if problem is not None:
+                return problem
     elif request.task.has_plain_logprobs and expected.token_ids and not is_activated:
         return await _judge_text(model, expected, answer["choices"][0]["logprobs"])
     return None
@@ -132,6 +140,17 @@ async def _judge_score(
         "likeliest": [logprob == top[0][1] for _, logprob, top in entries],
     }
     return difference(read, score, exact=False, where="a text's score")
+
+
+async def _judge_rank(model: Model, query: str, document: str, logit: float, adapter: str | None) -> str | None:
+    text = f"<|im_start|>query\n{query}<|im_end|>\n<|im_start|>document\n{document}<|im_end|>\n"
+    tokens = [tokenizer().encode(each).ids for each in RANKING_TOKENS]
+    try:
+        response = await model.score(tokens, prefix=tokenizer().encode(text).ids, adapter=adapter)
+    except ContextLengthError:  # nothing goes on after the last token of a text
+        return None
+    true, false = (each.logprob for each in response.scores)
+    return difference(true - false, logit, exact=False, where="a document's rank")
 
 
 async def _judge_text(model: Model, expected: Expected, entries: list[Any]) -> str | None:

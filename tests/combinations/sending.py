@@ -53,6 +53,9 @@ class Request:
         options = task.options | {"adapter": self.adapter}
         if task.kind == "embed":
             return said(await model.embed(self.prompts, pooling=task.pooling, **options))
+        if task.kind == "rank":
+            query, *documents = map(str, self.prompts)
+            return said(await model.rank(query, documents, **options))
         return said(await model.score(self.prompts, prefix=task.prefix or None, **options))
 
     async def piecewise(self, stream: ChatStream | CompletionStream) -> tuple[dict[str, Any], bool]:

@@ -18,7 +18,7 @@ from tiny_vision import picture
 
 __all__ = ["CONSTRAINTS", "PROCESSORS", "Change", "Kind", "Task"]
 
-Kind: TypeAlias = Literal["completion", "chat", "score", "embed"]
+Kind: TypeAlias = Literal["completion", "chat", "score", "embed", "rank"]
 
 CONSTRAINTS: Final[Mapping[str, Constraint | None]] = {
     **SENTENCES,
@@ -54,7 +54,8 @@ class Task:
     """Describes a request.
 
     :ivar number: by which others refer to it
-    :ivar prompts: of a completion, or the texts that are scored or become vectors; the messages of a chat
+    :ivar prompts: of a completion, or the texts that are scored or become vectors; the messages of a chat; a query and
+        the documents that are ranked
     :ivar prefix: what comes before texts that are scored
     :ivar adapter: the name that the request says
     :ivar follows: the number of the task whose text its prompt goes on from, which ends before it is sent

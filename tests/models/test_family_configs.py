@@ -7,11 +7,12 @@ from typing import Any
 import odd_configs
 import pytest
 from transformers import AutoConfig, MixtralConfig, Qwen3MoeConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from paged_sdk.config.decoder import Activation, DecoderConfig, RopeConfig, RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.models.config_fields import ConfigFields
-from paged_sdk.models.family import DecoderFamily, has_head, read_config, supported_families
+from paged_sdk.models.family import DecoderFamily, has_head, ranks_texts, read_config, supported_families
 from tiny import FAMILIES, build_model
 from tiny_vision import VISION_FAMILIES
 
@@ -241,8 +242,8 @@ def test_an_unknown_model_type_is_refused_with_what_is_known(model_type: str) ->
 
 
 def test_another_task_is_refused() -> None:
-    with pytest.raises(UnsupportedArchitectureError, match="LlamaForSequenceClassification"):
-        read(architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(UnsupportedArchitectureError, match="LlamaForTokenClassification"):
+        read(architectures=["LlamaForTokenClassification"])
     with pytest.raises(UnsupportedArchitectureError, match="encoder"):
         read_config(LLAMA | {"model_type": "gemma2", "architectures": [], "use_bidirectional_attention": True})
 
@@ -327,3 +328,21 @@ def test_classes_by_their_makers_names(model_type: str, name: str) -> None:
     assert has_head(config) == name.endswith("ForCausalLM")
     with pytest.raises(UnsupportedArchitectureError, match="ForSequenceClassification"):
         read_config(config | {"architectures": [name + "ForSequenceClassification"]})
+
+
+def test_classes_that_make_numbers_of_texts() -> None:
+    """transformers has one for most families, of the same shape: a layer in the output projection's place."""
+    families = [
+        name for name, family in supported_families().items() if family.architectures[0].endswith("ForCausalLM")
+    ]
+    classes = {name: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(name) for name in families}
+    assert sum(each is not None for each in classes.values()) > 25
+    for model_type, name in classes.items():
+        config = {"model_type": model_type, "architectures": [name or "x"]}
+        assert (ranks_texts(config), has_head(config)) == (name is not None, name is None)
+    assert not ranks_texts({"model_type": "llama", "architectures": ["LlamaModel"]})
+    assert not ranks_texts({"model_type": "llama"})
+    with pytest.raises(
+        UnsupportedArchitectureError, match="Gemma3ForSequenceClassification"
+    ):  # it has an image encoder
+        read_config({"model_type": "gemma3", "architectures": ["Gemma3ForSequenceClassification"]})

@@ -35,6 +35,7 @@ from paged_sdk import (
 )
 from talk import until
 from tiny import build_model, make_checkpoint, make_gguf
+from tiny_ranker import logits_of, make_answering_ranker, make_decoder_ranker
 
 PROMPTS = [
     "What is the capital of France?",
@@ -120,6 +121,19 @@ def test_logprobs_vectors_and_scores(one: BlockingModel, two: BlockingModel) -> 
     assert two.embed(PROMPTS[:2]).embeddings[1] == pytest.approx(one.embed(PROMPTS[:2]).embeddings[1])
     scores = [model.score(PROMPTS[:2]).scores[1] for model in (two, one)]
     assert scores[0].logprobs == pytest.approx(scores[1].logprobs)
+
+
+def test_ranks(path: Path, tmp_path: Path) -> None:
+    """By a layer that each rank has, and by an output projection of which each has some tokens."""
+    make_decoder_ranker("llama", tmp_path / "layer", **SHAPE)
+    make_answering_ranker("llama", tmp_path / "answer", **SHAPE)
+    for name in ("layer", "answer"):
+        found = []
+        for ranks in (1, 2):
+            built = builder(tmp_path / name).with_paged_attn(SMALL_POOL).with_tensor_parallel(ranks).build()
+            with BlockingModel(built) as model:
+                found.append(logits_of(model.rank(PROMPTS[0], PROMPTS[2:])))
+        assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
 def test_a_closed_stream_gives_its_blocks_back(two: BlockingModel) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from paged_sdk.remote.sent_error import SentError
 from paged_sdk.testing import fake_model
 from talk import hello
 from tiny import build_model, make_checkpoint
+from tiny_ranker import logits_of, make_answering_ranker, make_decoder_ranker
 
 pytestmark = pytest.mark.anyio
 
@@ -66,6 +67,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def builder(checkpoint: Path) -> TextModelBuilder:
     builder = TextModelBuilder(checkpoint).with_dtype("float32").with_force_cpu().with_num_threads(1)
     return builder.with_token_healing()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("make", [make_decoder_ranker, make_answering_ranker])
+async def test_it_ranks_as_the_model_itself(make: Callable[[str, Path], object], tmp_path: Path) -> None:
+    make("llama", tmp_path)
+    async with builder(tmp_path).build() as own:
+        expected = logits_of(await own.rank("the sea", ["a ship", "x"]))
+    async with remotely(await builder(tmp_path).build()) as (model, _):
+        assert model.ranks_texts
+        assert logits_of(await model.rank("the sea", ["a ship", "x"])) == expected
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

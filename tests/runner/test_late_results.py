@@ -22,7 +22,7 @@ from torch import Tensor
 from arrivals import gather
 from paged_sdk import MemoryGpuConfig, Model, PagedAttentionMeta, SamplingParams, TextModelBuilder
 from paged_sdk.chat.text_processor import TextProcessor
-from paged_sdk.config.embedding import POOLINGS
+from paged_sdk.config.pooling import POOLINGS
 from paged_sdk.errors import NumericalError, RequestFailedError
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.transfer import HostCopies

@@ -20,7 +20,7 @@ from arrivals import gather
 from paged_sdk import MemoryGpuConfig, PagedAttentionMeta, SamplingParams, TextModelBuilder
 from paged_sdk.attention import paged
 from paged_sdk.chat.text_processor import TextProcessor
-from paged_sdk.config.embedding import POOLINGS
+from paged_sdk.config.pooling import POOLINGS
 from paged_sdk.kernels import placement, transfer
 from paged_sdk.kernels.lora import AdaptedRows, Lora, LoraPart, LoraWeights
 from paged_sdk.kernels.transfer import HostCopies

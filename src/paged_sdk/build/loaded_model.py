@@ -19,6 +19,7 @@ from paged_sdk.build.loading import Loading
 from paged_sdk.build.location import hub_token
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype, place_model
 from paged_sdk.build.progress import LoadingBar
+from paged_sdk.build.ranking import find_ranking
 from paged_sdk.build.sizing import resolve_max_model_len
 from paged_sdk.build.topology import check_topology
 from paged_sdk.build.vision import LoadedVision, load_encoder_file, load_vision
@@ -29,12 +30,12 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.config.images import ImageLimits
+from paged_sdk.config.ranking import RankRecipe
 from paged_sdk.config.topology import Topology
 from paged_sdk.errors import ConfigError, ModelLoadError
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.logs import get_logger
 from paged_sdk.models.any_model import AnyModel, ModelPlan, plan_model
-from paged_sdk.models.causal_model import RankingModel
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.family import has_head
 from paged_sdk.parallel.group import Group
@@ -153,13 +154,12 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                 )
             finally:  # an error of the tokenizer goes before one of the weights
                 text = None if text_beside is None else text_beside.result()
-        recipe = read_recipe(checkpoint)
-        why_no_text = _why_no_text(checkpoint, recipe, is_bidirectional=shape.bidirectional)
-        if shape.bidirectional:
-            recipe = _recipe_of_encoder(path.name, model, recipe)
+        said = read_recipe(checkpoint)
+        why_no_text = _why_no_text(checkpoint, said, is_bidirectional=shape.bidirectional)
+        ranks = None if text is None else find_ranking(checkpoint, model, shape, text, settings)
+        recipe = _recipe(path.name, said, ranks, is_bidirectional=shape.bidirectional)
         if why_no_text is not None:
-            ranks = recipe.ranks is not None
-            does = "rank() says how well texts go together" if ranks else "embed() makes vectors of texts"
+            does = "rank() says how well texts go together" if ranks is not None else "embed() makes vectors of texts"
             why_no_text = f"{why_no_text}; {does}"
         if text is None:
             vision = None
@@ -218,16 +218,16 @@ def _check_division(plan: ModelPlan, checkpoint: Checkpoint, size: int) -> None:
     token_slices(plan.config.vocab_size, size)
 
 
-def _recipe_of_encoder(name: str, model: AnyModel, said: EmbeddingRecipe) -> EmbeddingRecipe:
-    """Return how an encoder's texts become vectors, or numbers.
+def _recipe(name: str, said: EmbeddingRecipe, ranks: RankRecipe | None, *, is_bidirectional: bool) -> EmbeddingRecipe:
+    """Return how texts become vectors, or numbers.
 
-    :param said: what its checkpoint says of it: of a ranker nothing, or modules without a pooling
+    :param said: what the checkpoint says of it: of a ranker nothing, or modules without a pooling
     """
-    if isinstance(model, RankingModel) and model.ranker_pooling is not None:
-        why_not = said.why_not if said.pooling is not None else f"{name} ranks texts, and makes no vectors of them"
-        return evolve(said, why_not=why_not, ranks=model.ranker_pooling)
-    if said != EmbeddingRecipe():
-        return said
+    says_nothing = said == EmbeddingRecipe()
+    if ranks is not None and said.pooling is None and (is_bidirectional or not says_nothing):
+        return evolve(said, why_not=f"{name} ranks texts, and makes no vectors of them", ranks=ranks)
+    if ranks is not None or not says_nothing or not is_bidirectional:
+        return evolve(said, ranks=ranks)
     _log.info("%s does not say how texts become vectors: the mean of their hidden states is.", name)
     return EmbeddingRecipe(pooling="mean")
 

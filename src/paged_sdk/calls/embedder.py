@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from paged_sdk.calls.preparation import in_thread
 from paged_sdk.calls.reading_requests import ReadingRequests
 from paged_sdk.config.checks import as_optional_int, is_token_id
-from paged_sdk.config.embedding import POOLINGS, EmbeddingRecipe, Pooling
+from paged_sdk.config.embedding import EmbeddingRecipe
+from paged_sdk.config.pooling import POOLINGS, Pooling
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
 from paged_sdk.logs import get_logger
 from paged_sdk.types.embedding import EmbeddingResponse

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from attrs import frozen
 
 from paged_sdk.calls.reading_requests import ReadingRequests
+from paged_sdk.chat.pair_writer import PairWriter
+from paged_sdk.chat.renderer import Interruption
+from paged_sdk.chat.tokenizer import TextPair
 from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
 from paged_sdk.types.rank import RankedDocument, RankResponse
-from paged_sdk.types.reading import PooledVector
+from paged_sdk.types.reading import AnswerLogit, PooledVector, Reading
 from paged_sdk.types.request import RequestOptions
 
 __all__ = ["Ranker"]
+
+_HOW: Final = (
+    "it has no layers for that and names no answer tokens: expected a ...ForSequenceClassification checkpoint with one "
+    "label, a sentence-transformers checkpoint with a LogitScore module, or with_ranking_tokens"
+)
 
 
 @frozen
@@ -32,13 +41,10 @@ class Ranker:
         self, query: str, documents: Sequence[str], options: RequestOptions, request_id: str, *, truncation: bool
     ) -> RankResponse:
         """Do what :meth:`paged_sdk.Model.rank` says."""
-        pooling = self.recipe.ranks
-        if pooling is None:
-            raise InvalidRequestError(
-                f"{self.model} is not a reranker: expected an encoder whose class ends in ForSequenceClassification, "
-                "with one label",
-                field="query",
-            )
+        ranks = self.recipe.ranks
+        why_not = _HOW if ranks is None else ranks.why_not
+        if ranks is None or why_not is not None:
+            raise InvalidRequestError(f"{self.model} cannot rank documents: {why_not}", field="query")
         if not isinstance(truncation, bool):
             raise InvalidRequestError.of("truncation", truncation, "True or False")
         checked = [self._checked("query", query)]
@@ -46,11 +52,22 @@ class Ranker:
             raise InvalidRequestError.of("documents", documents, "a list of at least one text")
         checked += [self._checked(f"documents[{place}]", each) for place, each in enumerate(documents)]
 
-        def encode(place: int) -> tuple[list[int], PooledVector]:
-            token_ids, second_part = self._encode(checked[0], checked[1 + place], place, truncation=truncation)
-            return token_ids, PooledVector(pooling, is_ranked=True, second_part=second_part)
+        interruption = Interruption()
+        writer = PairWriter(self.reader.preparer.text, ranks, checked[0], interruption)
 
-        read, usage = await self.reader.read(encode, len(checked) - 1, options, request_id)
+        def encode(place: int) -> tuple[list[int], Reading]:
+            pair = self._cut(writer.encode(checked[1 + place]), place, truncation=truncation)
+            if ranks.answer is not None:
+                return pair.token_ids, AnswerLogit(ranks.answer)
+            assert ranks.pooling is not None
+            token_ids = _without_end(pair.token_ids, ranks.padding)
+            return token_ids, PooledVector(ranks.pooling, is_ranked=True, second_part=pair.second_part)
+
+        try:
+            read, usage = await self.reader.read(encode, len(checked) - 1, options, request_id)
+        except BaseException:  # cancelled: nobody waits for the thread, which must not go on
+            interruption.set()
+            raise
         results = [RankedDocument(index=place, logit=float(each.vector[0])) for place, each in enumerate(read)]
         results.sort(key=lambda each: -each.logit)
         return RankResponse(results=tuple(results), model=self.model, usage=usage)
@@ -61,15 +78,14 @@ class Ranker:
         self.reader.checked(name, text)
         return text
 
-    def _encode(self, query: str, document: str, place: int, *, truncation: bool) -> tuple[list[int], int | None]:
-        """Return the tokens of a query and a document, and where the second part begins.
+    def _cut(self, pair: TextPair, place: int, *, truncation: bool) -> TextPair:
+        """Return the tokens of the query and a document, of which some may be left out.
 
         :raises ContextLengthError: there are too many, or so many of the query that no document can be cut to fit
         """
         text, name = self.reader.preparer.text, f"documents[{place}]"
         limit, most = self.reader.preparer.max_read_tokens, self.recipe.max_tokens or text.model_max_length
         limit = limit if most is None else min(limit, most)
-        pair = text.tokenizer.encode_pair(query, document)
         if len(pair.token_ids) > limit and not truncation:
             raise ContextLengthError(
                 f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query, or "
@@ -87,4 +103,12 @@ class Ranker:
                 num_tokens=own,
                 limit=limit - 1,
             )
-        return cut.token_ids, cut.second_part
+        return cut
+
+
+def _without_end(token_ids: list[int], padding: int | None) -> list[int]:
+    """Return a text up to its last token that is not padding; of one that is nothing else, the first is left."""
+    end = len(token_ids)
+    while end > 1 and token_ids[end - 1] == padding:
+        end -= 1
+    return token_ids[:end]

@@ -22,8 +22,8 @@ _NODES = frozenset(
     }
 )
 _FILTERS = frozenset(
-    {"capitalize", "count", "d", "default", "first", "items", "join", "last", "length", "list", "lower", "reject"}
-    | {"rejectattr", "replace", "select", "selectattr", "string", "tojson", "trim", "upper"}
+    {"capitalize", "count", "d", "default", "first", "items", "join", "last", "length", "list", "lower", "map"}
+    | {"reject", "rejectattr", "replace", "select", "selectattr", "string", "tojson", "trim", "upper"}
 )
 _TESTS = frozenset(
     {"boolean", "defined", "false", "float", "integer", "iterable", "mapping", "none", "number", "sequence"}

@@ -11,7 +11,17 @@ from types import BuiltinFunctionType, MappingProxyType
 from typing import Any
 
 from jinja2 import Undefined, pass_context
-from jinja2.filters import do_default, do_first, do_items, do_last, do_reject, do_rejectattr, do_select, do_selectattr
+from jinja2.filters import (
+    do_default,
+    do_first,
+    do_items,
+    do_last,
+    do_map,
+    do_reject,
+    do_rejectattr,
+    do_select,
+    do_selectattr,
+)
 
 from paged_sdk.chat.account import MeteredContext, NotCheapError
 from paged_sdk.chat.allowlist import is_cheap_method
@@ -161,6 +171,14 @@ def _items(context: MeteredContext, value: Any) -> Iterator[Any]:
 
 
 @pass_context
+def _map(context: MeteredContext, value: Any, *filters: Any, **options: Any) -> Iterator[Any]:
+    if filters or set(options) != {"attribute"}:
+        raise NotCheapError("it maps in an unusual way")
+    attribute = _text(options["attribute"])
+    return iter(_list(context, do_map(context, _timed_turns(context, value, 1), attribute=attribute)))
+
+
+@pass_context
 def _select(context: MeteredContext, value: Any, *test: Any, **options: Any) -> Iterator[Any]:
     _check_test(test, options)
     return iter(_list(context, do_select(context, _timed_turns(context, value, 1), *test)))
@@ -262,6 +280,7 @@ FILTERS: Mapping[str, Any] = MappingProxyType(
         "length": len,
         "list": _list,
         "lower": _lower,
+        "map": _map,
         "reject": _reject,
         "rejectattr": _reject_attr,
         "replace": _replace,

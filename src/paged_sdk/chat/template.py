@@ -101,6 +101,8 @@ class ChatTemplate:
         enable_thinking: bool | None = None,
         reasoning_effort: str | None = None,
         tools: Sequence[Tool] = (),
+        roles: Sequence[str] | None = None,
+        variables: Mapping[str, Any] | None = None,
         change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         interruption: Interruption | None = None,
     ) -> str:
@@ -111,20 +113,24 @@ class ChatTemplate:
         :param enable_thinking: given to the template; None leaves its default
         :param reasoning_effort: likewise
         :param tools: what the model may call
+        :param roles: what the template gets for the messages' roles, one for each; None: their names
+        :param variables: what else it gets
         :param change: changes each message and tool, in the form in which templates get it
         :param interruption: lets another thread end the rendering
         :raises InvalidRequestError: if the template refuses the conversation, with its own message, fails, meets a
             limit, makes no text, or writes no content that is to be continued
         """
         change = change or _unchanged
-        dicts = [{**message.to_dict(), "role": self._name(message.role)} for message in messages]
+        names = [self._name(message.role) for message in messages] if roles is None else roles
+        dicts = [{**message.to_dict(), "role": name} for message, name in zip(messages, names, strict=True)]
         if tools and _TOOLS_OF_MESSAGE.search(self.source):
             dicts = _with_tools(dicts, tools)
         # What stands for an image is the template's own, whatever a message's texts read like.
         dicts = [_flat(change(each), self._image_text) for each in dicts]
         if continue_final_message:
             dicts[-1] = {**dicts[-1], "content": dicts[-1]["content"] + _CONTENT_END}
-        variables = {
+        given = {
+            **(variables or {}),
             **self._tokens,
             "messages": dicts,
             "tools": [change(tool.to_dict()) for tool in tools] or None,
@@ -132,11 +138,11 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt and not continue_final_message,
         }
         if enable_thinking is not None:
-            variables["enable_thinking"] = enable_thinking
+            given["enable_thinking"] = enable_thinking
         if reasoning_effort is not None:
-            variables["reasoning_effort"] = reasoning_effort
+            given["reasoning_effort"] = reasoning_effort
         try:
-            text = self._generate(variables, interruption or Interruption())
+            text = self._generate(given, interruption or Interruption())
         except TemplateRefusalError as exc:
             raise InvalidRequestError(
                 f"the model's chat template refuses these messages: {shortened(str(exc))}", field="messages"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from paged_sdk.chat.thoughts import ThoughtLimit
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.chat.tokenizer_config import TokenizerConfig
 from paged_sdk.config.checks import plain
+from paged_sdk.config.ranking import PairForm
 from paged_sdk.config.sampling import GenerationDefaults
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.system.files import is_file, read_text
 from paged_sdk.types.call_grammar import CallGrammar
-from paged_sdk.types.messages import Message
+from paged_sdk.types.messages import Message, TextMessageRole
 from paged_sdk.types.tool import Tool
 
 __all__ = ["TextProcessor", "load_text_processor", "text_processor_from_gguf"]
@@ -139,13 +140,7 @@ class TextProcessor:
         :param interruption: lets another thread end a rendering that takes long
         :raises InvalidRequestError: if the model has no chat template, or its template refuses the conversation
         """
-        if self.template is None:
-            raise InvalidRequestError(
-                "this model has no chat template: give one with with_chat_template, "
-                "or send plain text with send_completion_request",
-                field="messages",
-            )
-        template = self.template
+        template = self._chat_template
         if tools:
             self._check_tools(template)
         if self.answers.format is not None:
@@ -162,10 +157,59 @@ class TextProcessor:
                 interruption=interruption,
             )
 
-        if special_tokens_in_content or not self.tokenizer.content_guard.is_needed(messages, tools):
+        return self._encoded(render, messages, tools, special_tokens_in_content=special_tokens_in_content)
+
+    def encode_roles(
+        self, form: PairForm, parts: Mapping[str, str], interruption: Interruption | None = None
+    ) -> list[int]:
+        """Return the token ids of what the chat template makes of texts that say what they are, not who speaks.
+
+        :param form: how the template is asked
+        :param parts: a text for each role; what it holds of special tokens in writing is text
+        :param interruption: as for :meth:`encode_chat`
+        :raises InvalidRequestError: likewise
+        """
+        messages = [Message(TextMessageRole.USER, text) for text in parts.values()]
+
+        def render(change: Change | None) -> str:
+            return self._chat_template.render(
+                messages,
+                add_generation_prompt=form.add_generation_prompt,
+                roles=list(parts),
+                variables=form.variables,
+                change=change,
+                interruption=interruption,
+            )
+
+        return self._encoded(render, messages)
+
+    @property
+    def _chat_template(self) -> ChatTemplate:
+        if self.template is None:
+            raise InvalidRequestError(
+                "this model has no chat template: give one with with_chat_template, "
+                "or send plain text with send_completion_request",
+                field="messages",
+            )
+        return self.template
+
+    def _encoded(
+        self,
+        render: Callable[[Change | None], str],
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        special_tokens_in_content: bool = False,
+    ) -> list[int]:
+        """Return the token ids of rendered messages.
+
+        :param render: renders them, each changed before
+        """
+        guard = self.tokenizer.content_guard
+        if special_tokens_in_content or not guard.is_needed(messages, tools):
             ids = self.tokenizer.encode(render(None), add_special_tokens=False)
         else:
-            ids = self.tokenizer.content_guard.encode(render, messages, tools, source=template.source)
+            ids = guard.encode(render, messages, tools, source=self._chat_template.source)
         return self._not_empty(ids, "messages")
 
     def encode_prompt(self, text: str, field: str = "prompt") -> list[int]:

@@ -60,13 +60,15 @@ class TextPair:
 
     :ivar token_ids: both, with the model's own tokens around them
     :ivar second: the places of the second text's tokens
+    :ivar after: the tokens after the second text, wherever it is cut
     :ivar second_part: the first token of those that are the second's by their kind (BERT's token types); None: all are
         of one kind
     """
 
     token_ids: list[int]
     second: range
-    second_part: int | None
+    after: list[int]
+    second_part: int | None = None
 
     def cut(self, most: int) -> TextPair | None:
         """Leave so many tokens off the second text's end that at most ``most`` are left; None: it has too few."""
@@ -75,8 +77,9 @@ class TextPair:
             return None
         end = self.second.stop - excess
         return TextPair(
-            [*self.token_ids[:end], *self.token_ids[self.second.stop :]],
+            [*self.token_ids[:end], *self.after] if excess else self.token_ids,
             range(self.second.start, end),
+            self.after,
             self.second_part,
         )
 
@@ -175,9 +178,11 @@ class Tokenizer:
                 encoding = self._backend.encode(first, second, add_special_tokens=True)
         own = [place for place, text in enumerate(encoding.sequence_ids) if text == 1]
         kinds = encoding.type_ids if self.special.tells_parts else []
+        places = range(own[0], own[-1] + 1) if own else range(0)
         return TextPair(
             token_ids=encoding.ids,
-            second=range(own[0], own[-1] + 1) if own else range(0),
+            second=places,
+            after=encoding.ids[places.stop :],
             second_part=next((place for place, kind in enumerate(kinds) if kind), None),
         )
 

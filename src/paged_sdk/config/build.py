@@ -172,6 +172,14 @@ def _is_beside_no_tokenizer(instance: BuildSettings, attribute: Attribute[Any], 
         raise ConfigError.of("with_tok_model_id", value, "nothing beside with_tokenizer_json")
 
 
+def _are_ranking_tokens(instance: object, attribute: Attribute[Any], value: tuple[object, object] | None) -> None:
+    for text in value or ():
+        if text is not None and not (isinstance(text, str) and text and is_unicode(text)):
+            raise ConfigError.of("with_ranking_tokens", text, "a text that is one token")
+    if value is not None and (value[0] is None or value[0] == value[1]):
+        raise ConfigError.of("with_ranking_tokens", value[1], "another text than the first, or None")
+
+
 @frozen(kw_only=True)
 class BuildSettings:
     """Holds the explicit settings; None leaves one to the environment, the checkpoint and the machine, in this order.
@@ -188,6 +196,8 @@ class BuildSettings:
         takes
     :ivar gamma: the most drafts of a text in one step; 0: none
     :ivar token_healing: whether the end of a text that is to be continued may be tokenized anew, with what follows
+    :ivar ranking_tokens: what a model answers where a document goes with a query, and where not; None as the second:
+        the first alone says it
     :ivar images: how large and how many images may be; None: the model takes none
     :ivar draft: the smaller model that guesses tokens
     :ivar adapters: what is loaded with the model, for requests to name
@@ -223,6 +233,7 @@ class BuildSettings:
     isq_cache: Path | None = field(default=None, validator=IsA(Path, optional=True))
     batch_invariance: bool = field(default=False, validator=is_bool)
     gamma: int | None = field(default=None, validator=IntAtLeast(0, optional=True))
+    ranking_tokens: tuple[str, str | None] | None = field(default=None, validator=_are_ranking_tokens)
     images: ImageLimits | None = field(default=None, validator=IsA(ImageLimits, optional=True))
     draft: DraftSource | None = field(default=None, validator=IsA(DraftSource, optional=True))
     adapters: tuple[AdapterSource, ...] = field(default=(), converter=_adapters)

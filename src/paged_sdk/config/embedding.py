@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 from attrs import field, frozen
+
+from paged_sdk.config.pooling import Pooling
+from paged_sdk.config.ranking import RankRecipe
 
 if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["POOLINGS", "DenseLayer", "EmbeddingRecipe", "Pooling"]
-
-Pooling: TypeAlias = Literal["last", "mean", "cls", "max", "weighted_mean"]
-"""How the hidden states of a text become one vector.
-
-``last``: the last token's, which alone has seen the whole text of a decoder. ``mean``: the mean of all. ``cls``: the
-first token's. ``max``: the largest of each element. ``weighted_mean``: the mean, with each token as many times as its
-place says, from 1 on.
-"""
-
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+__all__ = ["DenseLayer", "EmbeddingRecipe"]
 
 
 @frozen(eq=False)
@@ -60,7 +53,7 @@ class EmbeddingRecipe:
     :ivar max_tokens: the longest text that the model is made for; None: it says nothing
     :ivar lower_case: whether texts are turned to lower case first
     :ivar why_not: what it asks for that is not computed here; None: nothing
-    :ivar ranks: which vector of a text the checkpoint makes a number of, to rank texts by; None: it ranks none
+    :ivar ranks: how texts are ranked; None: they are not
     """
 
     pooling: Pooling | None = None
@@ -72,4 +65,4 @@ class EmbeddingRecipe:
     max_tokens: int | None = None
     lower_case: bool = False
     why_not: str | None = None
-    ranks: Pooling | None = None
+    ranks: RankRecipe | None = None

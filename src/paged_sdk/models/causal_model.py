@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paged_sdk.config.embedding import Pooling
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 
@@ -58,6 +58,11 @@ class RankingModel(Protocol):
     @property
     def ranker_pooling(self) -> Pooling | None:
         """Return which vector of a text it makes a number of; None: it makes none."""
+        ...
+
+    @property
+    def tells_parts(self) -> bool:
+        """Say whether it is told which of two texts a token is of."""
         ...
 
     def ranks(self, vectors: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows, add_embeddings_, add_lora_
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.rotary import Rotation
@@ -15,6 +16,7 @@ from paged_sdk.kernels.step import StepContext
 from paged_sdk.layers.norm import Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder_layer import DecoderLayer
+from paged_sdk.models.rank_head import RankHead
 from paged_sdk.parallel.group import Group
 from paged_sdk.quant.adapted import AdaptableShape
 from paged_sdk.quant.embedding import Embedding
@@ -32,6 +34,7 @@ class DecoderModel:
     :param adaptable: the linear layers that adapters may change
     :param head_name: the name among them of the output projection; ``embedding_name`` likewise
     :param group: the ranks that hold the other parts of the model; None: all of it is here
+    :param rank_head: makes one number of a text, on the device of the last norm; None: the checkpoint has no such layer
     :ivar dtype: of activations, keys and values
     :ivar adapts_row_by_row: whether what adapters say of embeddings and logits is computed for a row at a time. Where
         torch multiplies, the last bits of a row depend on how many there are
@@ -53,6 +56,7 @@ class DecoderModel:
         head_name: str = "",
         embedding_name: str = "",
         group: Group | None = None,
+        rank_head: RankHead | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -67,6 +71,7 @@ class DecoderModel:
         self.head_name = head_name
         self.embedding_name = embedding_name
         self.group = group
+        self.rank_head = rank_head
         self.adapts_row_by_row: bool = False
 
     @property
@@ -149,6 +154,21 @@ class DecoderModel:
     def normed(self, hidden: Tensor) -> Tensor:
         """Return rows of :meth:`forward`'s result, which are normed, in float32."""
         return hidden.float()
+
+    @property
+    def ranker_pooling(self) -> Pooling | None:
+        """Return which vector of a text it makes a number of: the last token's; None: it makes none."""
+        return None if self.rank_head is None else "last"
+
+    @property
+    def tells_parts(self) -> bool:
+        """Say that it is not told which of two texts a token is of."""
+        return False
+
+    def ranks(self, vectors: Tensor) -> Tensor:
+        """Make one number of each text; see :meth:`~paged_sdk.models.causal_model.RankingModel.ranks`."""
+        assert self.rank_head is not None, "only what ranks texts is asked to"
+        return self.rank_head.ranks(vectors)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute scores over the vocabulary.

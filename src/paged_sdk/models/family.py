@@ -24,6 +24,7 @@ __all__ = [
     "find_family",
     "has_family",
     "has_head",
+    "ranks_texts",
     "read_config",
     "supported_families",
 ]
@@ -160,8 +161,16 @@ class DecoderFamily:
     @property
     def bodies(self) -> tuple[str, ...]:
         """Return Hugging Face's names of the classes that are such a decoder without an output projection."""
+        return self._named("Model", "TextModel")
+
+    @property
+    def rankers(self) -> tuple[str, ...]:
+        """Return Hugging Face's names of the classes that make numbers of what such a decoder says of a text."""
+        return self._named("ForSequenceClassification", "TextForSequenceClassification")
+
+    def _named(self, *ends: str) -> tuple[str, ...]:
         stems = [each.removesuffix(_WITH_HEAD) for each in self.architectures if each.endswith(_WITH_HEAD)]
-        return tuple(f"{stem}{end}" for stem in stems for end in ("Model", "TextModel"))
+        return tuple(f"{stem}{end}" for stem in stems for end in ends)
 
 
 @frozen(kw_only=True)
@@ -266,7 +275,7 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
         )
     # A config made from GGUF metadata names no class.
     architectures = fields.texts("architectures")
-    if isinstance(family, DecoderFamily) and _is_among(family.bodies, architectures):
+    if isinstance(family, DecoderFamily) and _is_among((*family.bodies, *family.rankers), architectures):
         return _with_tied_head(family)
     if architectures and not _is_among(family.architectures, architectures):
         raise UnsupportedArchitectureError(
@@ -294,9 +303,21 @@ def has_head(config: Mapping[str, Any]) -> bool:
 
     :param config: config.json's content
     """
+    return not _is_one_of(config, lambda family: (*family.bodies, *family.rankers))
+
+
+def ranks_texts(config: Mapping[str, Any]) -> bool:
+    """Say whether a checkpoint of a family has layers in the output projection's place that make numbers of a text.
+
+    :param config: config.json's content
+    """
+    return _is_one_of(config, lambda family: family.rankers)
+
+
+def _is_one_of(config: Mapping[str, Any], classes: Callable[[DecoderFamily], Collection[str]]) -> bool:
     fields = ConfigFields(config)
     family = supported_families().get(fields.text("model_type", ""))
-    return not (isinstance(family, DecoderFamily) and _is_among(family.bodies, fields.texts("architectures")))
+    return isinstance(family, DecoderFamily) and _is_among(classes(family), fields.texts("architectures"))
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:

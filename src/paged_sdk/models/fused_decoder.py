@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
 from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
@@ -202,6 +203,20 @@ class FusedDecoderModel:
     def normed(self, hidden: Tensor) -> Tensor:
         """Compute the last norm of rows of :meth:`forward`'s result."""
         return self._norm.forward(hidden)
+
+    @property
+    def ranker_pooling(self) -> Pooling | None:
+        """Return the model's own; ``tells_parts`` likewise."""
+        return self._model.ranker_pooling
+
+    @property
+    def tells_parts(self) -> bool:
+        """Return the model's own."""
+        return self._model.tells_parts
+
+    def ranks(self, vectors: Tensor) -> Tensor:
+        """Do what :meth:`DecoderModel.ranks` does."""
+        return self._model.ranks(vectors)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""

@@ -19,8 +19,9 @@ from paged_sdk.logs import get_logger
 from paged_sdk.models.config_fields import ConfigFields
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.decoder_layer import load_decoder_layer
-from paged_sdk.models.family import DecoderFamily, TensorNames, find_family
+from paged_sdk.models.family import DecoderFamily, TensorNames, find_family, ranks_texts
 from paged_sdk.models.norms import load_norm
+from paged_sdk.models.rank_head import RANK_HEAD, load_rank_head
 from paged_sdk.models.sharded import SharedEmbedding, SharedHead
 from paged_sdk.models.weight_loader import WeightLoader
 from paged_sdk.parallel.group import Group
@@ -73,7 +74,7 @@ def load_model(
         error that it raises ends the loading
     :param num_threads: how many layers are loaded at once, each on a thread; 1: all on this one
     :param group: the ranks that the model is divided among, of which this process is one; None: it has all of it
-    :raises UnsupportedArchitectureError: no family has this ``model_type``
+    :raises UnsupportedArchitectureError: no family has this ``model_type``, or it tells several kinds of texts apart
     :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
     """
     shape, names = read_shape(config, source)
@@ -84,11 +85,12 @@ def load_model(
         policy,
         dtype=dtype,
         device=places.embedding,
-        prefixes=(names.body, names.head),
+        prefixes=(names.body, names.head, f"{RANK_HEAD}."),
         on_progress=on_progress,
         shard=shard,
         group=group,
     )
+    rank_head = load_rank_head(loader.at(places.layers[-1]), shape) if ranks_texts(config) else None
     with loading_threads(num_threads) as pool:
         # The largest first, so that no thread is left with one when the others have nothing to do any more.
         table = pool.submit(_load_embedding, loader, shape, names)
@@ -118,6 +120,7 @@ def load_model(
         head_name=names.head,
         embedding_name=names.table.removesuffix(".weight"),
         group=group,
+        rank_head=rank_head,
     )
     loader.close()
     return model

@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.placement import LayerSpan, Placement, carried, working_on
@@ -81,6 +82,20 @@ class SpannedDecoderModel:
     def _normed(self, hidden: Tensor) -> Tensor:
         with working_on(self.placement.layers[-1]):
             return self._norm.forward(hidden)
+
+    @property
+    def ranker_pooling(self) -> Pooling | None:
+        """Return the model's own; ``tells_parts`` likewise."""
+        return self._model.ranker_pooling
+
+    @property
+    def tells_parts(self) -> bool:
+        """Return the model's own."""
+        return self._model.tells_parts
+
+    def ranks(self, vectors: Tensor) -> Tensor:
+        """Do what :meth:`DecoderModel.ranks` does."""
+        return self._model.ranks(vectors)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""

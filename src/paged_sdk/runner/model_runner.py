@@ -219,11 +219,12 @@ class _Parts:
     images: ImageVectors | None
     others: OtherRanks | None
     reader: PromptReader = field(factory=PromptReader)
-    ranks: bool = field(init=False)
+    tells_parts: bool = field(init=False)
 
-    @ranks.default
+    @tells_parts.default
     def _ask_model(self) -> bool:
-        return isinstance(self.model, RankingModel)  # once: rows of other models are not looked through for pairs
+        # Once: rows of other models are not looked through for pairs.
+        return isinstance(self.model, RankingModel) and self.model.tells_parts
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         num_rows = len(output.scheduled)
@@ -340,7 +341,7 @@ class _Parts:
             is_long=batch.is_long,
             adapted=adapted,
             inserted=inserted,
-            parts=token_parts(rows, self.model.device) if self.ranks else None,
+            parts=token_parts(rows, self.model.device) if self.tells_parts else None,
         )
         hidden = self.model.forward(batch.token_ids, batch.positions, context)
         return StepStates(model=self.model, hidden=hidden, first_tokens=batch.first_tokens, adapted=adapted), None

@@ -24,7 +24,7 @@ from paged_sdk.sampling.failures import not_finite
 from paged_sdk.sampling.truncation import NOT_DRAWN, draw_greedy
 from paged_sdk.scheduler.output import ScheduledSequence
 from paged_sdk.scheduler.request import Request
-from paged_sdk.types.reading import PooledVector, ReadResult, TokenScores
+from paged_sdk.types.reading import AnswerLogit, PooledVector, Reading, ReadResult, TokenScores
 
 __all__ = ["PromptReader"]
 
@@ -48,15 +48,14 @@ class PromptReader:
         if not wanted:
             return
         scored: list[_Span] = []
+        answered: list[tuple[_Answer, int]] = []
         for index, row in wanted:
             sequence, reading = row.sequence, row.sequence.request.reading
             assert reading is not None
             places = reading.states(sequence.num_prompt_tokens)
             start, end = max(row.start, places.start), min(row.end, places.stop)
             if row.start <= places.start:  # after a preemption it is read anew: older steps add to what was read then
-                self._gathered[sequence.seq_id] = (
-                    _Pool(reading, states.model) if isinstance(reading, PooledVector) else _Scores()
-                )
+                self._gathered[sequence.seq_id] = _gathering(reading, states.model)
             if start >= end:
                 continue
             offset = states.first_tokens[index] - row.start
@@ -64,9 +63,12 @@ class PromptReader:
             if isinstance(gathered, _Pool):
                 with late.guard(index):
                     gathered.add(states.model.normed(states.hidden[offset + start : offset + end]))
+            elif isinstance(gathered, _Answer):
+                answered.append((gathered, offset + start))
             else:
                 scored.append(_Span(index, row, gathered, start, end, offset))
         _score(scored, states, late)
+        _answer(answered, states)
         for index, row in wanted:
             if row.end == row.sequence.num_prompt_tokens:
                 gathered = self._gathered.pop(row.sequence.seq_id)
@@ -78,6 +80,15 @@ class PromptReader:
         """Drop what was gathered of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:
             self._gathered.pop(seq_id, None)
+
+
+def _gathering(reading: Reading, model: CausalModel) -> _Gathered:
+    match reading:
+        case PooledVector():
+            return _Pool(reading, model)
+        case AnswerLogit():
+            return _Answer(reading)
+    return _Scores()
 
 
 def _ending(gathered: _Gathered, index: int, output: RunnerOutput, request_id: str) -> Callable[[], None]:
@@ -120,6 +131,20 @@ def _look_up(logits: Tensor, token_ids: Sequence[int], *, waits: bool) -> tuple[
     (wanted,) = to_device(logits.device, np.array(token_ids, np.int64)[:, None])
     tiles = [slice(first, first + _SOFTMAX_TILE) for first in range(0, len(logits), _SOFTMAX_TILE)]
     return torch.cat([logits[rows].log_softmax(-1).gather(1, wanted[rows])[:, 0] for rows in tiles]), likeliest
+
+
+def _answer(asked: Sequence[tuple[_Answer, int]], states: StepStates) -> None:
+    """Look up the logits of the tokens that answer prompts, those of all prompts together.
+
+    :param asked: what gets the logits of a prompt, and the index of its last token among those of the step
+    """
+    for first in range(0, len(asked), LOGITS_TILE):
+        tile = asked[first : first + LOGITS_TILE]
+        logits = states.logits([token for _, token in tile])
+        (wanted,) = to_device(logits.device, np.array([answer.both for answer, _ in tile], np.int64))
+        copies = HostCopies(logits.gather(1, wanted))
+        for place, (answer, _) in enumerate(tile):
+            answer.found = (copies, place)
 
 
 @frozen(eq=False)
@@ -171,6 +196,32 @@ class _Scores:
         return TokenScores(logprobs, are_greedy)
 
 
+class _Answer:
+    """Makes one number of the logits after a prompt's last token.
+
+    :ivar both: the token that says yes, and the one that says no; where there is none, the first again
+    :ivar found: the logits of both for some prompts, and the place of this one; None: they are not computed yet
+    """
+
+    def __init__(self, reading: AnswerLogit) -> None:
+        true, false = reading.tokens.true, reading.tokens.false
+        self.both = (true, true if false is None else false)
+        self._subtracts = false is not None
+        self.found: tuple[HostCopies, int] | None = None
+
+    def end(self, request_id: str) -> Callable[[], ReadResult]:
+        """Return what waits for the number, and raises NumericalError if it is not finite."""
+        assert self.found is not None, "a prompt has a token"
+        copies, place = self.found
+
+        def result() -> ReadResult:
+            (copy,) = copies.wait()
+            true, false = copy[place].tolist()
+            return _finite(np.array([true - false if self._subtracts else true], np.float32), request_id, "rank is")
+
+        return result
+
+
 class _Pool:
     """Makes one vector of hidden states that come in chunks."""
 
@@ -217,12 +268,20 @@ class _Pool:
 
         def result() -> ReadResult:
             (copy,) = copies.wait()
-            vector = copy.numpy().astype(np.float32, copy=False)
-            if not np.isfinite(vector).all():
-                raise NumericalError(f"request {request_id}: the {what} NaN or Inf", request_id=request_id)
-            return vector
+            return _finite(copy.numpy(), request_id, what)
 
         return result
 
 
-_Gathered: TypeAlias = _Pool | _Scores
+def _finite(values: npt.NDArray[np.float32], request_id: str, what: str) -> npt.NDArray[np.float32]:
+    """Return what was read.
+
+    :param what: what NaN or Inf is in, for the error
+    """
+    values = values.astype(np.float32, copy=False)
+    if not np.isfinite(values).all():
+        raise NumericalError(f"request {request_id}: the {what} NaN or Inf", request_id=request_id)
+    return values
+
+
+_Gathered: TypeAlias = _Pool | _Answer | _Scores

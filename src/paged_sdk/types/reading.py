@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from attrs import frozen
 
-from paged_sdk.config.embedding import Pooling
+from paged_sdk.config.pooling import Pooling
+from paged_sdk.config.ranking import AnswerTokens
 
 if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["PooledVector", "PromptScores", "ReadResult", "Reading", "TokenScores"]
+__all__ = ["AnswerLogit", "PooledVector", "PromptScores", "ReadResult", "Reading", "TokenScores"]
 
 
 @frozen
@@ -41,6 +42,20 @@ class PooledVector:
 
 
 @frozen
+class AnswerLogit:
+    """Asks how much more a prompt is to be answered by one token than by another.
+
+    :ivar tokens: the tokens, whose logits make one number
+    """
+
+    tokens: AnswerTokens
+
+    def states(self, num_tokens: int) -> range:
+        """Return the tokens of a prompt whose hidden states are read."""
+        return range(num_tokens - 1, num_tokens)
+
+
+@frozen
 class PromptScores:
     """Asks how likely the tokens of a prompt are, each after those before it.
 
@@ -66,6 +81,7 @@ class TokenScores:
     are_likeliest: npt.NDArray[np.bool_]
 
 
-Reading: TypeAlias = PooledVector | PromptScores
+Reading: TypeAlias = PooledVector | AnswerLogit | PromptScores
 ReadResult: TypeAlias = "npt.NDArray[np.float32] | TokenScores"
-"""What comes of a :data:`Reading`: of a :class:`PooledVector` a vector, ``[hidden_size]``."""
+"""What comes of a :data:`Reading`: of a :class:`PooledVector` a vector, ``[hidden_size]``, or where that is ranked
+``[1]``, as of an :class:`AnswerLogit`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -11,11 +10,13 @@ import torch
 from attrs import evolve
 
 from paged_sdk.config.checks import plain
-from paged_sdk.config.embedding import DenseLayer, EmbeddingRecipe, Pooling
+from paged_sdk.config.embedding import DenseLayer, EmbeddingRecipe
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.errors import CheckpointError, shown
-from paged_sdk.system.files import is_file, read_json, read_json_if_there, read_text
+from paged_sdk.system.files import is_file, read_json, read_json_if_there
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.safetensors.source import SafetensorsSource
+from paged_sdk.weights.sentence_modules import SentenceModule, read_modules, read_prompts
 
 __all__ = ["read_recipe"]
 
@@ -36,7 +37,6 @@ _NAMES: Final[Mapping[str, Pooling]] = {
 _GGUF: Final[Mapping[int, Pooling | None]] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 _RANK: Final = 4
 _ACTIVATIONS: Final = {"Identity": False, "Tanh": True}
-_MOST_MODULES: Final = 16
 
 
 def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe:
@@ -47,8 +47,8 @@ def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe:
     """
     if checkpoint.metadata is not None:
         return _of_gguf(checkpoint.metadata)
-    path = checkpoint.path / "modules.json"
-    return _of_modules(checkpoint.path) if is_file(path) else EmbeddingRecipe()
+    modules = read_modules(checkpoint.path)
+    return EmbeddingRecipe() if modules is None else _of_modules(checkpoint.path, modules)
 
 
 def _of_gguf(metadata: Mapping[str, Any]) -> EmbeddingRecipe:
@@ -63,14 +63,12 @@ def _of_gguf(metadata: Mapping[str, Any]) -> EmbeddingRecipe:
     return EmbeddingRecipe(pooling=_GGUF[value])
 
 
-def _of_modules(directory: Path) -> EmbeddingRecipe:
+def _of_modules(directory: Path, modules: list[SentenceModule]) -> EmbeddingRecipe:
     """Read what sentence-transformers makes of a directory: modules, in order, and the prompts of its texts."""
     path = directory / "modules.json"
-    modules = _module_list(path)
     recipe = EmbeddingRecipe(normalize=False)
-    for place, module in enumerate(modules[:_MOST_MODULES]):
-        kind = str(module.get("type", "")).rpartition(".")[2]
-        own = directory / _relative(path, module.get("path", ""))
+    for place, module in enumerate(modules):
+        kind, own = module.kind, module.directory
         if recipe.normalize and kind != "Normalize":
             return evolve(recipe, why_not=f"{path}: {kind} after Normalize is not computed here")
         match kind:
@@ -96,24 +94,8 @@ def _of_modules(directory: Path) -> EmbeddingRecipe:
             return recipe
     if recipe.pooling is None:
         return evolve(recipe, why_not=f"{path} has no Pooling")
-    return _with_prompts(recipe, directory / "config_sentence_transformers.json")
-
-
-def _module_list(path: Path) -> list[dict[str, Any]]:
-    try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}", path=path) from error
-    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
-        raise CheckpointError(f"{path}: expected a list of modules", path=path)
-    return content
-
-
-def _relative(path: Path, value: object) -> str:
-    """Return the directory of a module, which lies within the checkpoint's."""
-    if not isinstance(value, str) or value.startswith("/") or ".." in Path(value).parts or "\0" in value:
-        raise CheckpointError(f"{path}: path = {shown(value)}: expected a directory beside it", path=path)
-    return value
+    prompts, default = read_prompts(directory)
+    return evolve(recipe, prompts=prompts, default_prompt=default)
 
 
 def _pooled(recipe: EmbeddingRecipe, path: Path) -> EmbeddingRecipe:
@@ -148,16 +130,3 @@ def _with_dense(recipe: EmbeddingRecipe, directory: Path) -> EmbeddingRecipe:
     if bias is not None and bias.shape != weight.shape[:1]:
         raise CheckpointError(f"{directory}: linear.bias has shape {list(bias.shape)}", path=directory)
     return evolve(recipe, dense=(*recipe.dense, DenseLayer(weight, bias, _ACTIVATIONS[activation])))
-
-
-def _with_prompts(recipe: EmbeddingRecipe, path: Path) -> EmbeddingRecipe:
-    settings = read_json_if_there(path)
-    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
-    are_texts = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
-    if not are_texts or (default is not None and not (isinstance(default, str) and default in prompts)):
-        raise CheckpointError(
-            f"{path}: prompts = {shown(prompts)}, default_prompt_name = {shown(default)}: expected texts by name, and "
-            "one of the names or null",
-            path=path,
-        )
-    return evolve(recipe, prompts=prompts, default_prompt=default)

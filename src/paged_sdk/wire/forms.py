@@ -253,7 +253,7 @@ class ModelForm(TypedDict):
     max_model_len: Annotated[int, "Extension: tokens of prompt and answer together."]
     input_modalities: Annotated[list[Literal["text", "image"]], "Extension: accepted input."]
     output_modalities: Annotated[
-        list[Literal["text", "embedding", "rank"]], "Extension: text, or only embeddings or ranks."
+        list[Literal["text", "embedding", "rank"]], "Extension: text, ranks, or embeddings alone."
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal
 
 from attrs import frozen
 
@@ -34,6 +35,8 @@ class ModelCard:
 
 def model_card(card: ModelCard) -> ModelForm:
     """Return a model as OpenAI's API has it; what comes after ``owned_by`` are extensions."""
+    outputs: list[Literal["text", "embedding", "rank"]] = ["text"] if card.generates_text else []
+    outputs += ["rank"] if card.ranks_texts else []
     return {
         "id": card.id,
         "object": "model",
@@ -42,7 +45,7 @@ def model_card(card: ModelCard) -> ModelForm:
         "parent": card.parent,
         "max_model_len": card.max_model_len,
         "input_modalities": ["text", "image"] if card.takes_images else ["text"],
-        "output_modalities": ["rank"] if card.ranks_texts else ["text"] if card.generates_text else ["embedding"],
+        "output_modalities": outputs or ["embedding"],
     }
 
 

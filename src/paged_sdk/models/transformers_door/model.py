@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.config.embedding import Pooling
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.step import StepContext
@@ -36,6 +36,7 @@ class TransformersModel:
     :param ranker: the class of which the body is a part, if it makes one number of a text
     :ivar is_encoder: whether the class has no output projection
     :ivar ranker_pooling: which vector of a text it makes its number of; None: it makes none
+    :ivar tells_parts: whether the class is told which of two texts a token is of
     :ivar blocks: the modules that are the layers, where they are to be had
     :ivar adaptable: the linear layers that adapters may change
     :ivar dtype: of activations, keys and values
@@ -69,7 +70,7 @@ class TransformersModel:
         self.ranker_pooling: Pooling | None = None
         if ranker is not None:
             self.ranker_pooling = "mean" if getattr(model.config, "classifier_pooling", None) == "mean" else "cls"
-        self._tells_parts = (
+        self.tells_parts: bool = (
             "token_type_ids" in inspect.signature(body.layers.forward).parameters
             and getattr(model.config, "type_vocab_size", 0) > 1
         )
@@ -99,7 +100,7 @@ class TransformersModel:
         :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
         """
         given = self.inputs(token_ids, positions)
-        if ctx.parts is not None and self._tells_parts:
+        if ctx.parts is not None and self.tells_parts:
             given["token_type_ids"] = ctx.parts[None]
         return self.run(given, len(token_ids), ctx)
 

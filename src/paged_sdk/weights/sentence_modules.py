@@ -1,0 +1,76 @@
+"""Read the files that sentence-transformers writes beside a checkpoint: its modules, and the prompts of its texts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from paged_sdk.errors import CheckpointError, shown
+from paged_sdk.system.files import is_file, read_json_if_there, read_text
+
+__all__ = ["SentenceModule", "read_modules", "read_prompts"]
+
+_MOST_MODULES: Final = 16
+
+
+@frozen
+class SentenceModule:
+    """Is one of the steps that texts go through.
+
+    :ivar kind: the name of its class
+    :ivar directory: where its own files are
+    """
+
+    kind: str
+    directory: Path
+
+
+def read_modules(directory: Path) -> list[SentenceModule] | None:
+    """Return the modules of a checkpoint, in order, of many the first ones; None: it does not say any.
+
+    :raises CheckpointError: modules.json cannot be read, or names a directory outside of the checkpoint's
+    """
+    path = directory / "modules.json"
+    if not is_file(path):
+        return None
+    try:
+        content = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}", path=path) from error
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        raise CheckpointError(f"{path}: expected a list of modules", path=path)
+    return [
+        SentenceModule(
+            str(module.get("type", "")).rpartition(".")[2], directory / _relative(path, module.get("path", ""))
+        )
+        for module in content[:_MOST_MODULES]
+    ]
+
+
+def read_prompts(directory: Path) -> tuple[Mapping[str, str], str | None]:
+    """Return the texts to put before a text, by name, and the name of the one that is put there where none is named.
+
+    :raises CheckpointError: config_sentence_transformers.json cannot be read, or has other values
+    """
+    path = directory / "config_sentence_transformers.json"
+    settings = read_json_if_there(path)
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    are_texts = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
+    if not are_texts or (default is not None and not (isinstance(default, str) and default in prompts)):
+        raise CheckpointError(
+            f"{path}: prompts = {shown(prompts)}, default_prompt_name = {shown(default)}: expected texts by name, and "
+            "one of the names or null",
+            path=path,
+        )
+    return prompts, default
+
+
+def _relative(path: Path, value: object) -> str:
+    """Return the directory of a module, which lies within the checkpoint's."""
+    if not isinstance(value, str) or value.startswith("/") or ".." in Path(value).parts or "\0" in value:
+        raise CheckpointError(f"{path}: path = {shown(value)}: expected a directory beside it", path=path)
+    return value
