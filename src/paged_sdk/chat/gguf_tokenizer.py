@@ -70,9 +70,14 @@ def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
 
 def _join_pairs(built: BuiltTokenizer, vocabulary: GgufVocabulary, special: SpecialTokens) -> None:
     """Have marks put around and between two texts that go together, as llama.cpp's rankers have them."""
-    marks = {"first": special.prefix, "last": special.suffix, "between": ()}
-    if vocabulary.flag("add_sep_token", default=built.separates):
-        marks["between"] = (vocabulary.token_id("seperator_token_id", special.suffix[0]),)
+    separator = vocabulary.token_id("seperator_token_id", special.suffix[0])
+    marks: dict[str, tuple[int, ...]] = {
+        "first": special.prefix,
+        "last": special.suffix,
+        "between": (),
+    }
+    if separator is not None and vocabulary.flag("add_sep_token", default=built.separates):
+        marks["between"] = (separator,)
     part = int(built.tells_parts)
 
     def named(name: str, kind: int = 0) -> list[str]:
@@ -220,9 +225,7 @@ def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> lis
 
     Only normal tokens join: the others are marks, single bytes, or matched whole before anything is merged.
     """
-    normal = {
-        token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] == TokenType.NORMAL
-    }
+    normal = {token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] == TokenType.NORMAL}
     found = [
         (scores[id], left, right)
         for token, id in normal.items()

@@ -22,11 +22,12 @@ def _bert(model: GgufModel) -> dict[str, Any]:
     """Return what BERT, XLM-RoBERTa and others have whose layers are BERT's. Their tables of positions begin with a
     text's first token, wherever that of the original does.
     """
-    if ("cls.weight" in model.tensors) != (_RANKER in model.tensors):
-        # Of BERT's own rankers, converters leave out the layer that makes a vector of a text (its pooler).
-        raise model.unsupported(f"one of the tensors 'cls.weight' and {shown(_RANKER)} without the other")
-    if _RANKER in model.tensors and "token_types.weight" not in model.tensors:
-        raise model.unsupported("layers that rank texts, of DistilBERT's kind,")
+    layers = [name for name in ("cls.weight", _RANKER) if name in model.tensors]
+    if len(layers) == 1:
+        # Of BERT's own rankers, converters leave out what makes a vector of a text (the pooler).
+        raise model.unsupported(f"a tensor {shown(layers[0])} that is to rank texts alone")
+    if layers and "token_types.weight" not in model.tensors:
+        raise model.unsupported("layers that rank texts as DistilBERT's do")
     return _encoder(model, "BertModel", "BertForSequenceClassification") | {
         "max_position_embeddings": model.tensor("position_embd.weight").shape[0],
         "type_vocab_size": _num_parts(model),

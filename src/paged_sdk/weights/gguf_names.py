@@ -355,9 +355,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             },
             is_encoder=True,
         ),
-        "eurobert": GgufArchitecture(
-            model_type="eurobert", block_names=_ATTENTION | _PRE_NORM | _MLP, is_encoder=True
-        ),
+        "eurobert": GgufArchitecture(model_type="eurobert", block_names=_ATTENTION | _PRE_NORM | _MLP, is_encoder=True),
         "gemma-embedding": GgufArchitecture(
             model_type="gemma3_text",
             block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP,
