@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from transformers import Gemma3TextConfig, Gemma3TextModel
 
 from gguf_encoder_files import word_piece_metadata, write_encoder
 from paged_sdk import (
@@ -22,7 +21,7 @@ from paged_sdk import (
 )
 from paged_sdk.config.embedding import Pooling
 from serving import serving
-from tiny_encoder import CLS, SEP, make_encoder, make_ranker, word_pieces
+from tiny_encoder import make_embedding_gemma, make_encoder, make_ranker, word_pieces
 
 pytestmark = pytest.mark.anyio
 
@@ -93,29 +92,7 @@ async def test_vectors_are_those_of_transformers(model_type: str, changes: dict[
 
 
 async def test_embedding_gemmas_layers_see_both_ways(tmp_path: Path) -> None:
-    rope = {"rope_type": "default", "rope_theta": 5000.0}
-    config = Gemma3TextConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=7,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        max_position_embeddings=128,
-        sliding_window=16,
-        use_bidirectional_attention=True,
-        rope_parameters={"full_attention": rope, "sliding_attention": {**rope, "rope_theta": 300.0}},
-        pad_token_id=0,
-        bos_token_id=CLS,
-        eos_token_id=SEP,
-        initializer_range=0.3,
-    )
-    torch.manual_seed(0)
-    reference: Any = Gemma3TextModel(config)
-    reference.eval()
-    reference.save_pretrained(tmp_path)
+    reference = make_embedding_gemma(tmp_path)
     async with builder_of(written(tmp_path, pooling_type=1)).build() as model:
         found = (await model.embed(TEXTS)).embeddings
     np.testing.assert_allclose(found, expected(reference, "mean"), atol=1e-5)

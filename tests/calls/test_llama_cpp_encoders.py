@@ -10,7 +10,7 @@ import pytest
 
 from gguf_encoder_files import word_piece_metadata, write_encoder
 from paged_sdk import TextModelBuilder
-from tiny_encoder import make_encoder, make_ranker, word_pieces
+from tiny_encoder import make_embedding_gemma, make_encoder, make_ranker, word_pieces
 
 pytest.importorskip("xllamacpp", reason="it has wheels for Linux on x86-64 alone")
 
@@ -47,10 +47,14 @@ def written(directory: Path, **own: Any) -> Path:
         ("nomic_bert", {"rope_parameters": {"rope_type": "default", "rope_theta": 900.0}}, CLOSE),
         ("modernbert", {"local_attention": 16, "hidden_activation": "silu"}, CLOSE),
         ("eurobert", {"pad_token_id": 0}, CLOSE),
+        ("gemma3_text", {}, CLOSE_GELU),
     ],
 )
 async def test_vectors_are_its(model_type: str, changes: dict[str, Any], close: float, tmp_path: Path) -> None:
-    make_encoder(model_type, tmp_path, **changes)
+    if model_type == "gemma3_text":
+        make_embedding_gemma(tmp_path)
+    else:
+        make_encoder(model_type, tmp_path, **changes)
     path = written(tmp_path, pooling_type=1)
     async with builder_of(path).build() as model:
         found = (await model.embed(TEXTS)).embeddings
