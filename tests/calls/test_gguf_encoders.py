@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -160,3 +161,27 @@ def test_a_server_answers_for_a_file(tmp_path: Path) -> None:
     with serving({"ranker": builder_of(written(tmp_path)).build}) as served:
         answer = served.http.post("/v1/rerank", json={"model": "ranker", "query": QUERY, "documents": DOCUMENTS})
         assert answer.json()["results"][0]["index"] == best
+
+
+async def test_adapters_in_files_of_their_own_change_encoders(tmp_path: Path) -> None:
+    reference: Any = make_encoder("bert", tmp_path)
+    generator = np.random.default_rng(0)
+    down, up = (generator.standard_normal(shape, np.float32) * 0.2 for shape in ((4, 64), (64, 4)))
+    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "bert")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 8.0)
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", down)
+    writer.add_tensor("blk.0.attn_q.weight.lora_b", up)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    async with builder_of(written(tmp_path, pooling_type=1)).build() as model:
+        await model.load_adapter(tmp_path / "lora.gguf")
+        found = (await model.embed(TEXTS, adapter="lora")).embeddings
+        plain = (await model.embed(TEXTS)).embeddings
+    np.testing.assert_allclose(plain, expected(reference, "mean"), atol=1e-5)
+    reference.bert.encoder.layer[0].attention.self.query.weight.data += 2.0 * torch.from_numpy(up @ down)
+    np.testing.assert_allclose(found, expected(reference, "mean"), atol=1e-5)
+    assert np.abs(found - plain).max() > 0.01

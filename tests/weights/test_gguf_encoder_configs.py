@@ -64,6 +64,11 @@ def rewrite(path: Path, add: dict[str, Any], without: tuple[str, ...] = (), **me
     ("model_type", "own", "message"),
     [
         ("bert", {"attention__causal": True}, r"bert\.attention\.causal = true"),
+        (
+            "bert",
+            {"embedding_length": 1 << 30},
+            r"token_embd\.weight has shape \[256, 64\]: expected rows of 1073741824",
+        ),
         ("bert", {"pooling_type": 4}, r"pooling_type is 4, and there is no cls\.output\.weight"),
         ("nomic_bert", {"rope__scaling__type": "yarn", "rope__scaling__factor": 4.0}, "rope scaling .*yarn"),
         ("modernbert", {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}, "rope scaling .*linear"),
@@ -97,6 +102,13 @@ def test_biases_that_a_class_does_not_add_are_refused(tmp_path: Path) -> None:
         GgufSource(path)
 
 
+def test_layers_that_are_not_there_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path)
+    last = {f"blk.{(1 << 30) - 1}.attn_output.weight": np.zeros((HIDDEN, HIDDEN), np.float32)}
+    with pytest.raises(CheckpointError, match=r"there are \d+ tensors for 1073741824 layers"):
+        GgufSource(rewrite(write(tmp_path, block_count=1 << 30), last))
+
+
 def test_other_encoders_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "jina.gguf"
     writer = gguf.GGUFWriter(path, "jina-bert-v2")
@@ -113,8 +125,8 @@ def test_biases_and_kinds_of_tokens_that_are_left_out_are_zero(tmp_path: Path) -
     make_encoder("bert", tmp_path)
     source = GgufSource(rewrite(write(tmp_path), {}, without=("token_types.", "blk.0.attn_q.bias")))
     for name, shape in (
-        ("bert.encoder.layer.0.attention.self.query.bias", (HIDDEN,)),
-        ("bert.embeddings.token_type_embeddings.weight", (1, HIDDEN)),
+        ("encoder.layer.0.attention.self.query.bias", (HIDDEN,)),
+        ("embeddings.token_type_embeddings.weight", (1, HIDDEN)),
     ):
         assert source.shape(name) == shape
         torch.testing.assert_close(source.tensor(name, torch.float32, CPU), torch.zeros(shape))
@@ -182,7 +194,7 @@ def test_tables_of_encoders_stay_exact_where_files_are_quantized(tmp_path: Path)
     make_encoder("bert", tmp_path)
     source = open_checkpoint(write(tmp_path)).source
     shapes = {name: source.shape(name) for name in source.names()}
-    assert shapes["bert.embeddings.position_embeddings.weight"] == (128, HIDDEN)
+    assert shapes["embeddings.position_embeddings.weight"] == (128, HIDDEN)
     for name, shape in (("position_embd", (128, HIDDEN)), ("token_types", (2, HIDDEN)), ("cls.output", (1, HIDDEN))):
         assert not is_quantizable(f"{name}.weight", shape)
     assert is_quantizable("cls.weight", (HIDDEN, HIDDEN))

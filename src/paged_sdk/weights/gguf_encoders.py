@@ -50,9 +50,11 @@ def _modern_bert(model: GgufModel) -> dict[str, Any]:
     pooling = model.integer("classifier.pooling_type", 1)
     if pooling not in _POOLINGS:
         raise model.unsupported(f"metadata modern-bert.classifier.pooling_type = {pooling}")
+    window = model.integer("attention.sliding_window", 0, minimum=0)
     return _encoder(model, "ModernBertModel", "ModernBertForSequenceClassification") | {
-        "local_attention": model.integer("attention.sliding_window", 0, minimum=0),
-        "layer_types": _layer_types(model),
+        # A window that is twice the longest text sees all of it.
+        "local_attention": min(window, 2 * model.integer("context_length")),
+        "layer_types": _layer_types(model, window),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": each} for kind, each in thetas.items()},
         "hidden_activation": activation,
         "classifier_pooling": _POOLINGS[pooling],
@@ -76,6 +78,9 @@ def _encoder(model: GgufModel, class_name: str, ranker: str | None = None) -> di
 
     :param ranker: the class that makes numbers of a text; None: GGUF has no such files
     """
+    table, width = model.tensor("token_embd.weight").shape, model.integer("embedding_length")
+    if table[1:] != (width,):
+        raise model.malformed(f"token_embd.weight has shape {list(table)}: expected rows of {width}")
     if model.metadata.get(f"{model.architecture}.attention.causal", False):
         raise model.unsupported(f"metadata {model.architecture}.attention.causal = true")
     labels = model.tensors.get(_RANKER)
@@ -98,10 +103,10 @@ def _rope(model: GgufModel) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
 
 
-def _layer_types(model: GgufModel) -> list[str]:
+def _layer_types(model: GgufModel, window: int) -> list[str]:
     """Return which layers of ModernBERT see a window of the text only."""
     key = "modern-bert.attention.sliding_window_pattern"
-    if model.integer("attention.sliding_window", 0, minimum=0) == 0:
+    if window == 0:
         windowed = [False] * model.num_layers
     elif isinstance(pattern := model.metadata.get(key, _MODERN_BERT_PERIOD), list):
         windowed = [bool(each) for each in pattern]

@@ -320,13 +320,13 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "bert": GgufArchitecture(
             model_type="bert",
             block_names=_BERT,
-            top_names={stem: f"bert.{name}" for stem, name in _BERT_EMBEDDINGS.items()}
+            top_names=_BERT_EMBEDDINGS
             | {
-                "position_embd": "bert.embeddings.position_embeddings",
-                "cls": "bert.pooler.dense",
+                "position_embd": "embeddings.position_embeddings",
+                "cls": "pooler.dense",
                 "cls.output": "classifier",
             },
-            body="bert.",
+            body="",
             layers="encoder.layer",
             bias_groups={"attention_bias": (*_PROJECTIONS, "attn_qkv"), "mlp_bias": tuple(_UP_DOWN)},
             divided={"attn_qkv": (_BERT["attn_q"], _BERT["attn_k"], _BERT["attn_v"])},
