@@ -72,6 +72,9 @@ def must_agree(judge: tokenizers.Tokenizer, metadata: dict[str, Any]) -> None:
         (False, None, {"normalizer__lowercase": False}),
         (True, False, {"normalizer__lowercase": True, "normalizer__strip_accents": False}),
         (False, True, {"normalizer__lowercase": False, "normalizer__strip_accents": True}),
+        # llama.cpp asks no flags.
+        (True, None, {"add_bos_token": False, "add_eos_token": False}),
+        (True, None, {"bos_token_id": None, "cls_token_id": 2}),
         (True, None, {"add_bos_token": None, "add_eos_token": None, "add_sep_token": None, "eos_token_id": None}),
     ],
 )
@@ -107,7 +110,8 @@ def test_files_that_name_no_marks_have_googles() -> None:
     ("own", "message"),
     [
         ({"unknown_token_id": None}, "which tokens stand for unknown words"),
-        ({"seperator_token_id": None}, "for a text's end"),
+        ({"bos_token_id": None}, "and around a text"),
+        ({"seperator_token_id": None}, "and around a text"),
         ({"seperator_token_id": 5000}, "seperator_token_id = 5000 is no token"),
         ({"normalizer__lowercase": 3}, r"normalizer\.lowercase = 3: expected true or false"),
         ({"tokens": ["▁a", "[UNK]", "##a", "[SEP]", "##"], "token_type": [1, 3, 3, 3, 3]}, None),
@@ -115,9 +119,9 @@ def test_files_that_name_no_marks_have_googles() -> None:
     ],
 )
 def test_malformed_word_pieces(own: dict[str, Any], message: str | None) -> None:
-    small = {"tokens": ["[CLS]", "[UNK]", "▁a", "[SEP]", "a"], "token_type": [3, 3, 1, 3, 1]}
-    ids = {"bos_token_id": 0, "eos_token_id": 3, "padding_token_id": None, "mask_token_id": None}
-    metadata = word_piece_metadata(trained(True), 5, **ids, **(small | {"unknown_token_id": 1} | own))
+    small: dict[str, Any] = {"tokens": ["[CLS]", "[UNK]", "▁a", "[SEP]", "a"], "token_type": [3, 3, 1, 3, 1]}
+    ids: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 3, "padding_token_id": None, "mask_token_id": None}
+    metadata = word_piece_metadata(trained(True), 5, **(small | ids | {"unknown_token_id": 1} | own))
     if message is None:
         assert tokenizer_from_gguf(metadata).encode("a", add_special_tokens=False) == [0]
         return

@@ -56,12 +56,16 @@ def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
     ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in _SPECIAL_IDS.items()}
     _add_tokens(built.backend, vocabulary, {id for id in ids.values() if id is not None})
     bos, eos = ids["bos_token"], ids["eos_token"]
+    first, last = built.around or (
+        bos if vocabulary.flag("add_bos_token", default=built.add_bos) else None,
+        eos if vocabulary.flag("add_eos_token", default=built.add_eos) else None,
+    )
     special = SpecialTokens(
         names={name: str(built.backend.id_to_token(id)) for name, id in ids.items() if id is not None},
         bos=bos,
         eos=eos,
-        prefix=(bos,) if vocabulary.flag("add_bos_token", default=built.add_bos) and bos is not None else (),
-        suffix=(eos,) if vocabulary.flag("add_eos_token", default=built.add_eos) and eos is not None else (),
+        prefix=() if first is None else (first,),
+        suffix=() if last is None else (last,),
     )
     if special.suffix:  # what ends a text parts it from the next one, too
         _join_pairs(built, vocabulary, special)

@@ -102,14 +102,16 @@ class BuiltTokenizer:
 
     :ivar backend: spells tokens as a tokenizer.json does
     :ivar special_ids: special token's key to id
+    :ivar around: the tokens before and after each text, whatever the file's flags say; None: the flags decide
     :ivar separates: whether a mark of its own stands between two texts that go together
     :ivar tells_parts: whether the second of two texts is told by the kind of its tokens
     """
 
     backend: tokenizers.Tokenizer
-    add_bos: bool
     special_ids: Mapping[str, int]
+    add_bos: bool = False
     add_eos: bool = False
+    around: tuple[int, int] | None = None
     separates: bool = False
     tells_parts: bool = False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import string
 from types import MappingProxyType
 from typing import Final
 
@@ -16,11 +16,11 @@ __all__ = ["word_pieces"]
 
 _BEGINS: Final = "▁"
 _CONTINUES: Final = "##"
-_CAPITAL: Final = re.compile("[A-Z]")
 
 # The places of these tokens in Google's own vocabularies, which llama.cpp takes where a file says nothing.
-_GOOGLES_IDS: Final = MappingProxyType({"bos_token_id": 101, "unknown_token_id": 100, "padding_token_id": 0})
-_GOOGLES_SEPARATOR: Final = 102
+_GOOGLES_IDS: Final = MappingProxyType(
+    {"bos_token_id": 101, "eos_token_id": 102, "unknown_token_id": 100, "padding_token_id": 0}
+)
 
 
 def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
@@ -37,11 +37,12 @@ def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
         piece = token if type_ == TokenType.CONTROL else _piece(token)
         if pieces.setdefault(piece, id) != id:
             raise CheckpointError(f"tokenizer.ggml.tokens holds {shown(piece)} more than once")
-    special_ids = _GOOGLES_IDS if len(pieces) > _GOOGLES_SEPARATOR else {}
-    separator = vocabulary.token_id("seperator_token_id", _GOOGLES_SEPARATOR if special_ids else None)
+    special_ids = _GOOGLES_IDS if len(pieces) > max(_GOOGLES_IDS.values()) else {}
     unknown = vocabulary.token_id("unknown_token_id", special_ids.get("unknown_token_id"))
-    if unknown is None or separator is None:
-        raise CheckpointError("the metadata does not say which tokens stand for unknown words and for a text's end")
+    begin = vocabulary.token_id("bos_token_id", vocabulary.token_id("cls_token_id", special_ids.get("bos_token_id")))
+    end = vocabulary.token_id("seperator_token_id", special_ids.get("eos_token_id"))
+    if unknown is None or begin is None or end is None:
+        raise CheckpointError("the metadata does not say which tokens stand for unknown words, and around a text")
     names = list(pieces)
     backend = tokenizers.Tokenizer(
         models.WordPiece(pieces, unk_token=names[unknown], continuing_subword_prefix=_CONTINUES)
@@ -52,13 +53,8 @@ def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix=_CONTINUES)
-    return BuiltTokenizer(
-        backend=backend,
-        add_bos=True,
-        special_ids={**special_ids, "eos_token_id": separator},
-        add_eos=True,
-        tells_parts=True,
-    )
+    found = {"bos_token_id": begin, "eos_token_id": end, "unknown_token_id": unknown}
+    return BuiltTokenizer(backend=backend, special_ids={**special_ids, **found}, around=(begin, end), tells_parts=True)
 
 
 def _piece(token: str) -> str:
@@ -67,5 +63,4 @@ def _piece(token: str) -> str:
 
 
 def _has_capitals(vocabulary: GgufVocabulary) -> bool:
-    kinds = zip(vocabulary.ids, vocabulary.types, strict=True)
-    return any(type_ == TokenType.NORMAL and _CAPITAL.search(token) for token, type_ in kinds)
+    return any(_BEGINS + letter in vocabulary.ids for letter in string.ascii_uppercase)
