@@ -174,3 +174,11 @@ def test_modern_berts_pairs_have_one_and_its_characters_are_composed() -> None:
     )
     flags = {"add_bos_token": True, "add_eos_token": True, "add_sep_token": False}
     must_agree(judge, byte_level_metadata(gpt2_like(), "modern-bert", **flags))
+
+
+def test_sentencepieces_vocabulary_is_no_word_pieces() -> None:
+    """As llama.cpp's converter writes multilingual-e5-small, a BERT with XLM-RoBERTa's tokenizer."""
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(f"▁▁{word}" for word in ("a", "pot", "of", "tea")), "▁s", "▁t"]
+    own = {"tokens": tokens, "token_type": [3] * 4 + [1] * 6, "unknown_token_id": 3}
+    with pytest.raises(CheckpointError, match="are SentencePiece's, which a converter has taken for word pieces"):
+        tokenizer_from_gguf(word_piece_metadata(trained(True), 10, **own))

@@ -16,6 +16,8 @@ __all__ = ["word_pieces"]
 
 _BEGINS: Final = "▁"
 _CONTINUES: Final = "##"
+_MOST_SIGNS: Final = 0.1
+"""The share of a vocabulary of word pieces that begins with SentencePiece's sign, at most: BERT's own have none."""
 
 # The places of these tokens in Google's own vocabularies, which llama.cpp takes where a file says nothing.
 _GOOGLES_IDS: Final = MappingProxyType(
@@ -30,8 +32,13 @@ def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     Whether it tells capitals apart, older files do not say, of which llama.cpp makes small letters. A vocabulary with
     capitals in it does here.
 
-    :raises CheckpointError: two tokens have one spelling, or there is none for unknown words
+    :raises CheckpointError: these are other pieces, or none is for unknown words or around a text, or two are the same
     """
+    if sum(token.startswith(2 * _BEGINS) for token in vocabulary.ids) > _MOST_SIGNS * len(vocabulary.ids):
+        raise CheckpointError(
+            "tokenizer.ggml.tokens are SentencePiece's, which a converter has taken for word pieces: give the model's "
+            "own tokenizer.json with with_tokenizer_json"
+        )
     pieces: dict[str, int] = {}
     for (token, id), type_ in zip(vocabulary.ids.items(), vocabulary.types, strict=True):
         piece = token if type_ == TokenType.CONTROL else _piece(token)

@@ -316,7 +316,7 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             body="transformer.",
             layers="blocks",
         ),
-        # XLM-RoBERTa, RoBERTa, CamemBERT and DistilBERT, too: their layers are BERT's.
+        # XLM-RoBERTa, RoBERTa and DistilBERT, too: their layers are BERT's.
         "bert": GgufArchitecture(
             model_type="bert",
             block_names=_BERT,
