@@ -79,7 +79,7 @@ def logits_of(reference: Any) -> list[float]:
         ("xlm-roberta", {"pad_token_id": 1}),
         ("distilbert", {}),
         ("nomic_bert", {"rope_parameters": {"rope_type": "default", "rope_theta": 900.0}}),
-        ("modernbert", {"local_attention": 16}),
+        ("modernbert", {"local_attention": 16, "hidden_activation": "silu"}),
         ("eurobert", {"pad_token_id": 0}),
     ],
 )
@@ -103,7 +103,7 @@ async def test_embedding_gemmas_layers_see_both_ways(tmp_path: Path) -> None:
     ("model_type", "changes"),
     [
         ("xlm-roberta", {"pad_token_id": 1, "type_vocab_size": 1}),
-        ("modernbert", {"classifier_pooling": "cls"}),
+        ("modernbert", {"classifier_pooling": "cls", "classifier_bias": True}),
         ("modernbert", {"classifier_pooling": "mean"}),
     ],
 )
