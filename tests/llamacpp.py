@@ -7,7 +7,7 @@ import json
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from attrs import frozen
@@ -33,9 +33,12 @@ class LlamaCpp:
     A test that makes one is skipped where the package is not installed.
 
     :param mmproj: the file of its image encoder
+    :param reads: what an encoder's file is for: vectors of texts, or to rank them; None: it generates text
     """
 
-    def __init__(self, path: Path, mmproj: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, mmproj: Path | None = None, *, reads: Literal["vectors", "ranks"] | None = None
+    ) -> None:
         xllamacpp: Any = pytest.importorskip("xllamacpp")
         params = xllamacpp.CommonParams()
         params.model.path = str(path)
@@ -45,6 +48,9 @@ class LlamaCpp:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.embedding = reads is not None
+        if reads == "ranks":
+            params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
         params.warmup, params.fit_params, params.cache_ram_mib, params.verbosity = False, False, 0, -1
         self._server = xllamacpp.Server(params)
 
@@ -85,6 +91,17 @@ class LlamaCpp:
         first = answer["completion_probabilities"][0]["top_logprobs"]
         found = Answer(answer["tokens"], {each["id"]: each["logprob"] for each in first})
         return answer["tokens_evaluated"], found
+
+    def vector(self, text: str) -> list[float]:
+        """Return the vector of a text."""
+        found: list[float] = self._ask("v1/embeddings", {"input": text})["data"][0]["embedding"]
+        return found
+
+    def ranks(self, query: str, documents: Sequence[str]) -> list[float]:
+        """Return what the model makes of each document with a query."""
+        answer = self._ask("v1/rerank", {"query": query, "documents": list(documents)})
+        found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+        return [found[place] for place in range(len(documents))]
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         """Return a text's tokens; marks in it are tokens too."""

@@ -19,8 +19,9 @@ import paged_sdk
 import tiny
 from adapter_files import write_adapter
 from doc_blocks import ROOT, code_blocks, read, run_blocks
+from gguf_encoder_files import word_piece_metadata, write_encoder
 from paged_sdk.config import env
-from tiny_encoder import make_encoder, make_ranker
+from tiny_encoder import make_encoder, make_ranker, word_pieces
 
 PAGES: Final = (
     "README.md",
@@ -38,7 +39,7 @@ MODELS: Final = {
         "BAAI/bge-small-en-v1.5",
         "BAAI/bge-reranker-base",
     ),
-    "docs/gguf.md": ("path/to/model",),
+    "docs/gguf.md": ("path/to/model", "bge-small-en-v1.5-q8_0.gguf"),
     "docs/mistralrs.md": ("mistralai/Mistral-7B-Instruct-v0.1",),
     "docs/quantization.md": ("path/or/hub-id",),
 }
@@ -53,6 +54,11 @@ def write_json(path: Path, content: object) -> None:
 def make_files_of(page: str) -> None:
     """Write tiny models and adapters under the names that a page has for them, below the current directory."""
     for name in MODELS.get(page, ()):
+        if name.endswith(".gguf"):
+            make_encoder("bert", Path("encoder"))
+            metadata = word_piece_metadata(word_pieces(), 256)
+            write_encoder(Path("encoder"), Path(name), quantization="Q8_0", tokenizer=metadata)
+            continue
         if "bge" in name:
             (make_ranker if "reranker" in name else make_encoder)("bert", Path(name))
             continue

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import torch
 from benchmarks.encoder_table import tiny_encoder
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, Gemma3TextConfig, Gemma3TextModel, PreTrainedModel
 
-__all__ = ["CLS", "SEP", "make_encoder", "make_ranker", "word_pieces"]
+__all__ = ["CLS", "SEP", "make_embedding_gemma", "make_encoder", "make_ranker", "word_pieces"]
 
 CLS, SEP = 2, 3
 
@@ -49,6 +50,32 @@ def make_encoder(model_type: str, directory: Path, **changes: Any) -> PreTrained
     :param changes: fields of its config
     """
     return _write(tiny_encoder(model_type, **changes), directory)
+
+
+def make_embedding_gemma(directory: Path) -> PreTrainedModel:
+    """Write a checkpoint of a Gemma 3 whose tokens attend in both directions, and return the model."""
+    rope = {"rope_type": "default", "rope_theta": 5000.0}
+    config = Gemma3TextConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        query_pre_attn_scalar=16,
+        max_position_embeddings=128,
+        sliding_window=16,
+        use_bidirectional_attention=True,
+        rope_parameters={"full_attention": rope, "sliding_attention": {**rope, "rope_theta": 300.0}},
+        pad_token_id=0,
+        bos_token_id=CLS,
+        eos_token_id=SEP,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    model: Any = Gemma3TextModel(config)
+    return _write(model.eval(), directory)
 
 
 def make_ranker(model_type: str, directory: Path, **changes: Any) -> PreTrainedModel:

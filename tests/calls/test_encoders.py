@@ -22,7 +22,7 @@ from paged_sdk import (
     UnsupportedArchitectureError,
 )
 from paged_sdk.config.pooling import Pooling
-from tiny_encoder import CLS, SEP, make_encoder, word_pieces
+from tiny_encoder import CLS, SEP, make_encoder, make_ranker, word_pieces
 
 pytestmark = pytest.mark.anyio
 
@@ -143,3 +143,14 @@ async def test_what_is_no_encoder_of_texts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="with_batch_invariance"):
         await builder_of(tmp_path).with_batch_invariance().build()
+
+
+async def test_what_cannot_be_tried_is_refused(tmp_path: Path) -> None:
+    make_encoder("bert", tmp_path / "short", max_position_embeddings=2)
+    with pytest.raises(UnsupportedArchitectureError, match="a few tokens cannot be tried"):
+        await builder_of(tmp_path / "short").build()
+    make_ranker("bert", tmp_path / "ranker")
+    path = tmp_path / "ranker" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": "small"}))
+    with pytest.raises(UnsupportedArchitectureError, match=r"BertForSequenceClassification says .*layer_norm_eps"):
+        await builder_of(tmp_path / "ranker").build()

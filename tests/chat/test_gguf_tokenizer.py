@@ -441,7 +441,7 @@ def _without(metadata: dict[str, Any], key: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "bert"}, "tokenizer.ggml.model = 'bert'"),
+        ({"model": "rwkv"}, "tokenizer.ggml.model = 'rwkv'"),
         ({"model": None}, "tokenizer.ggml.model = None"),
         ({"pre": "brand-new"}, "tokenizer.ggml.pre = 'brand-new'"),
         ({"tokens": None}, "no tokenizer.ggml.tokens"),

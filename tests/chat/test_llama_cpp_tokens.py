@@ -21,8 +21,10 @@ from chat_data import (
     train_sentencepiece,
     unigram_metadata,
 )
+from test_gguf_word_pieces import trained
 from tokenizers import pre_tokenizers
 
+from gguf_encoder_files import word_piece_metadata
 from llamacpp import LlamaCpp
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
@@ -116,3 +118,21 @@ def test_unigrams_pieces(tmp_path: Path) -> None:
     for text in texts():
         for special in (True, False):
             assert tokenizer.encode(text, add_special_tokens=special) == judge.encode(text, add_special=special), text
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_word_pieces(lowercase: bool, tmp_path: Path) -> None:
+    """It takes all marks for accents, and Korean syllables apart in another way."""
+    pieces = trained(lowercase)
+    spelled = word_piece_metadata(pieces, pieces.get_vocab_size(), normalizer__lowercase=lowercase)
+    metadata = {"general.architecture": "llama", **spelled}
+    tokenizer, judge = tokenizer_from_gguf(metadata), judge_of(metadata, tmp_path / "m.gguf")
+    compared = 0
+    for text in texts():
+        if not any(unicodedata.category(sign) == "Mc" or "가" <= sign <= "힣" for sign in text):
+            for special in (True, False):
+                assert tokenizer.encode(text, add_special_tokens=special) == judge.encode(text, add_special=special), (
+                    text
+                )
+            compared += 1
+    assert compared >= len(TEXTS) // 2

@@ -12,9 +12,11 @@ from paged_sdk.weights.gguf.metadata import _NUMBERS
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH
 
 NUMBERS: Final = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+# Transformers' classes of these have other names than their checkpoints: tests/calls/test_gguf_encoders.py judges them.
+RENAMED: Final = ("bert", "nomic-bert", "modern-bert", "eurobert")
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in RENAMED])
 def test_names_are_the_converters(name: str) -> None:
     architecture, names = ARCHITECTURES[name], gguf.get_tensor_name_map(NUMBERS[name], 3)
     for stem, block_name in architecture.block_names.items():

@@ -234,12 +234,12 @@ def _recipe(name: str, said: EmbeddingRecipe, ranks: RankRecipe | None, *, is_bi
 
 def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe, *, is_bidirectional: bool) -> str | None:
     """Say why a checkpoint cannot generate text; None: it can."""
+    if is_bidirectional:
+        return f"{checkpoint.path.name} is an encoder, whose tokens attend to later ones, too"
     if checkpoint.metadata is not None:
         if recipe == EmbeddingRecipe():
             return None
         return f"{checkpoint.path.name} has a pooling_type: it was made for something else than text"
-    if is_bidirectional:
-        return f"{checkpoint.path.name} is an encoder, whose tokens attend to later ones, too"
     if has_head(checkpoint.config):
         return None
     return f"{checkpoint.path.name} has no output projection (architectures = {checkpoint.config['architectures']})"

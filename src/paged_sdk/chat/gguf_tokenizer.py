@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import tokenizers
-from attrs import frozen
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from paged_sdk.chat.backend import MAX_GROWTH, failing_as, growth_of
+from paged_sdk.chat.gguf_vocabulary import MAX_TOKEN, BuiltTokenizer, GgufVocabulary, TokenType, array
+from paged_sdk.chat.gguf_word_pieces import word_pieces
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paged_sdk.chat.tokenizer import SpecialTokens, Tokenizer
 from paged_sdk.errors import CheckpointError, shown
 from paged_sdk.logs import get_logger
 
-__all__ = ["GgufVocabulary", "TokenType", "tokenizer_from_gguf", "word_splitter"]
+__all__ = ["tokenizer_from_gguf", "word_splitter"]
 
 _logger = get_logger(__name__)
 
@@ -32,91 +32,10 @@ _SPECIAL_IDS = {
 _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
 _UNKNOWN_PENALTY: Final = 10.0  # SentencePiece's, below the least likely piece
 
-# Every way to cut a token in two is looked up, so that their length decides how long loading takes: 16 million
-# characters take 8 s. The largest in use, Gemma 3's, has 1.9 million and tokens of up to 48.
-_MAX_TOKEN: Final = 1 << 12
-_MAX_TOKENS: Final = 1 << 24
-
-
-class TokenType(IntEnum):
-    """Numbers the kinds of token as GGUF's ``token_type`` and SentencePiece do."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-@frozen(kw_only=True)
-class GgufVocabulary:
-    """Holds what the metadata says about tokens, checked.
-
-    :ivar metadata: the file's metadata
-    :ivar ids: token to id, in the order of ids
-    :ivar types: one :class:`TokenType` per token
-    """
-
-    metadata: Mapping[str, Any]
-    ids: Mapping[str, int]
-    types: Sequence[int]
-
-    @classmethod
-    def of(cls, metadata: Mapping[str, Any]) -> GgufVocabulary:
-        """Read and check the vocabulary in the metadata.
-
-        :raises CheckpointError: if the vocabulary is missing or malformed
-        """
-        # Some files have nameless tokens; each needs a name of its own to keep its id.
-        tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(_array(metadata, "tokens", str))]
-        if not tokens or max(map(len, tokens)) > _MAX_TOKEN or sum(map(len, tokens)) > _MAX_TOKENS:
-            raise CheckpointError(
-                f"tokenizer.ggml.tokens: expected one token or more, of up to {_MAX_TOKEN} characters each and "
-                f"{_MAX_TOKENS} together"
-            )
-        ids = {token: id for id, token in enumerate(tokens)}
-        if len(ids) != len(tokens):
-            twice = next(token for id, token in enumerate(tokens) if ids[token] != id)
-            raise CheckpointError(f"tokenizer.ggml.tokens holds {shown(twice)} more than once")
-        has_types = "tokenizer.ggml.token_type" in metadata
-        types = _array(metadata, "token_type", int) if has_types else [TokenType.NORMAL] * len(tokens)
-        if len(types) != len(tokens):
-            raise CheckpointError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
-        return cls(metadata=metadata, ids=MappingProxyType(ids), types=types)
-
-    def token_id(self, key: str, default: int | None = None) -> int | None:
-        """Return a special token's id, by its key (``bos_token_id``, ...).
-
-        :raises CheckpointError: if the vocabulary has no such id
-        """
-        value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(self.ids):
-            raise CheckpointError(
-                f"tokenizer.ggml.{key} = {shown(value)} is no token of the vocabulary of {len(self.ids)} tokens"
-            )
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        """Return a yes-or-no value, by its key (``add_bos_token``, ...).
-
-        :raises CheckpointError: if it is something else
-        """
-        value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
-        if not isinstance(value, int) or value not in (0, 1):
-            raise CheckpointError(f"tokenizer.ggml.{key} = {shown(value)}: expected true or false")
-        return bool(value)
-
-    def of_type(self, *types: TokenType) -> list[str]:
-        """List the tokens of some types, in the order of their ids."""
-        return [token for token, type_ in zip(self.ids, self.types, strict=True) if type_ in types]
-
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece's BPE)
-    or ``t5`` (its Unigram).
+    """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece's BPE),
+    ``t5`` (its Unigram) or ``bert`` (WordPiece).
 
     :param metadata: key to value; arrays are lists or numpy arrays
     :raises CheckpointError: if the metadata is malformed, or describes a kind, or a way to cut words, that is not known
@@ -135,42 +54,61 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
     built = _KINDS[kind](vocabulary)
     ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in _SPECIAL_IDS.items()}
-    tokens = list(vocabulary.ids)
-    _add_tokens(built.backend, vocabulary, {tokens[id] for id in ids.values() if id is not None})
+    _add_tokens(built.backend, vocabulary, {id for id in ids.values() if id is not None})
     bos, eos = ids["bos_token"], ids["eos_token"]
+    first, last = built.around or (
+        bos if vocabulary.flag("add_bos_token", default=built.add_bos) else None,
+        eos if vocabulary.flag("add_eos_token", default=built.add_eos) else None,
+    )
     special = SpecialTokens(
-        names={name: tokens[id] for name, id in ids.items() if id is not None},
+        names={name: str(built.backend.id_to_token(id)) for name, id in ids.items() if id is not None},
         bos=bos,
         eos=eos,
-        prefix=(bos,) if vocabulary.flag("add_bos_token", default=built.add_bos) and bos is not None else (),
-        suffix=(eos,) if vocabulary.flag("add_eos_token", default=built.add_eos) and eos is not None else (),
+        prefix=() if first is None else (first,),
+        suffix=() if last is None else (last,),
     )
+    if special.suffix:  # what ends a text parts it from the next one, too
+        _join_pairs(built, vocabulary, special)
     return Tokenizer(built.backend, special)
 
 
-@frozen(kw_only=True)
-class _Built:
-    """Holds a backend, and what its kind implies where the file is silent.
+def _join_pairs(built: BuiltTokenizer, vocabulary: GgufVocabulary, special: SpecialTokens) -> None:
+    """Have marks put around and between two texts that go together, as llama.cpp's rankers have them."""
+    separator = vocabulary.token_id("seperator_token_id", special.suffix[0])
+    marks: dict[str, tuple[int, ...]] = {
+        "first": special.prefix,
+        "last": special.suffix,
+        "between": (),
+    }
+    if separator is not None and vocabulary.flag("add_sep_token", default=built.separates):
+        marks["between"] = (separator,)
+    part = int(built.tells_parts)
 
-    :ivar special_ids: special token's key to id
-    """
+    def named(name: str, kind: int = 0) -> list[str]:
+        return [f"{name}:{kind}"] if marks[name] else []
 
-    backend: tokenizers.Tokenizer
-    add_bos: bool
-    special_ids: Mapping[str, int]
-    add_eos: bool = False
+    single = [*named("first"), "$A:0", *named("last")]
+    built.backend.post_processor = processors.TemplateProcessing(
+        single=single,
+        pair=[*single, *named("between"), f"$B:{part}", *named("last", part)],
+        special_tokens=[
+            {"id": name, "ids": list(ids), "tokens": list(map(built.backend.id_to_token, ids))}
+            for name, ids in marks.items()
+            if ids
+        ],
+    )
 
 
-def _byte_level(vocabulary: GgufVocabulary) -> _Built:
+def _byte_level(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     """Build a tokenizer of GPT-2's kind: words are cut into bytes, which are merged by rank."""
     pre_tokenizer = _pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre"))
-    merges = _array(vocabulary.metadata, "merges", str)
+    merges = array(vocabulary.metadata, "merges", str)
     backend = _bpe(vocabulary, _Pairs(merges), ignore_merges=pre_tokenizer.ignore_merges)
     if pre_tokenizer.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = word_splitter(pre_tokenizer)
     backend.decoder = decoders.ByteLevel()
-    return _Built(backend=backend, add_bos=pre_tokenizer.add_bos, special_ids={})
+    return BuiltTokenizer(backend=backend, add_bos=pre_tokenizer.add_bos, special_ids={})
 
 
 def word_splitter(way: PreTokenizer) -> pre_tokenizers.PreTokenizer:
@@ -183,7 +121,7 @@ def word_splitter(way: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     )
 
 
-def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
+def _sentencepiece(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     """Build a tokenizer of SentencePiece's BPE (Llama 2, Mistral, Gemma): it merges characters of the whole text, the
     result with the best score first.
     """
@@ -200,17 +138,17 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> _Built:
     backend.normalizer = normalizers.Sequence(_spaces_as_signs(prefix_space=prefix_space))
     backend.decoder = _signs_as_spaces(prefix_space=prefix_space)
     special_ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0} if len(vocabulary.ids) > 2 else {}
-    return _Built(backend=backend, add_bos=True, special_ids=special_ids)
+    return BuiltTokenizer(backend=backend, add_bos=True, special_ids=special_ids)
 
 
-def _unigram(vocabulary: GgufVocabulary) -> _Built:
+def _unigram(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     """Build a tokenizer of SentencePiece's Unigram (T5 and others): it finds the pieces that are likeliest together."""
     scores, unknown = _scores(vocabulary), vocabulary.token_id("unknown_token_id", 2)
     if not all(map(math.isfinite, scores)):
         raise CheckpointError("tokenizer.ggml.scores holds numbers that are not finite")
     spelled = [id for id, type_ in enumerate(vocabulary.types) if type_ == TokenType.NORMAL]
     # Marks, bytes and unused tokens are spelled in a text by no piece: less likely than one of their characters each.
-    never = (min((scores[id] for id in spelled), default=0.0) - _UNKNOWN_PENALTY) * _MAX_TOKEN
+    never = (min((scores[id] for id in spelled), default=0.0) - _UNKNOWN_PENALTY) * MAX_TOKEN
     pieces = [
         (token, scores[id] if type_ == TokenType.NORMAL else never)
         for (token, id), type_ in zip(vocabulary.ids.items(), vocabulary.types, strict=True)
@@ -222,17 +160,26 @@ def _unigram(vocabulary: GgufVocabulary) -> _Built:
     steps: list[normalizers.Normalizer] = []
     if charsmap := _charsmap(vocabulary.metadata):
         steps.append(normalizers.Precompiled(charsmap))
-    if vocabulary.flag("remove_extra_whitespaces", default=True):
-        steps += [
-            normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
-            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
-        ]
-    backend.normalizer = normalizers.Sequence([*steps, *_spaces_as_signs(prefix_space=prefix_space)])
+    # Words of XLM-RoBERTa are what white space parts, however much of it: its converter writes another setting here.
+    if is_xlm_roberta := vocabulary.metadata.get("general.architecture") == "bert":
+        scheme = "always" if prefix_space else "never"
+        words = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), words])
+    else:
+        if vocabulary.flag("remove_extra_whitespaces", default=True):
+            steps += [
+                normalizers.Replace(tokenizers.Regex("^ +| +$"), ""),
+                normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+            ]
+        steps += _spaces_as_signs(prefix_space=prefix_space)
+    backend.normalizer = normalizers.Sequence(steps)
     if growth_of(backend) > MAX_GROWTH:
         raise CheckpointError("tokenizer.ggml.precompiled_charsmap makes texts thousands of times longer")
     backend.decoder = _signs_as_spaces(prefix_space=prefix_space)
     special_ids = {"eos_token_id": 1, "unknown_token_id": 2, "padding_token_id": 0} if len(scores) > 2 else {}
-    return _Built(backend=backend, add_bos=False, special_ids=special_ids, add_eos=True)
+    return BuiltTokenizer(
+        backend=backend, add_bos=is_xlm_roberta, special_ids=special_ids, add_eos=True, separates=is_xlm_roberta
+    )
 
 
 def _charsmap(metadata: Mapping[str, Any]) -> bytes:
@@ -240,13 +187,13 @@ def _charsmap(metadata: Mapping[str, Any]) -> bytes:
     found = metadata.get("tokenizer.ggml.precompiled_charsmap", b"")
     if isinstance(found, bytes):
         return found
-    return bytes(entry & 0xFF for entry in _array(metadata, "precompiled_charsmap", int))
+    return bytes(entry & 0xFF for entry in array(metadata, "precompiled_charsmap", int))
 
 
 def _scores(vocabulary: GgufVocabulary) -> list[float]:
     if "tokenizer.ggml.scores" not in vocabulary.metadata:
         raise CheckpointError("the metadata has no tokenizer.ggml.scores, which tell which tokens a text takes")
-    scores = _array(vocabulary.metadata, "scores", float)
+    scores = array(vocabulary.metadata, "scores", float)
     if len(scores) != len(vocabulary.ids):
         raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.ids)} tokens")
     return scores
@@ -267,8 +214,8 @@ def _signs_as_spaces(*, prefix_space: bool) -> decoders.Decoder:
     )
 
 
-_KINDS: Mapping[str, Callable[[GgufVocabulary], _Built]] = MappingProxyType(
-    {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
+_KINDS: Mapping[str, Callable[[GgufVocabulary], BuiltTokenizer]] = MappingProxyType(
+    {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": word_pieces}
 )
 
 
@@ -282,7 +229,7 @@ def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> lis
 
     Only normal tokens join: the others are marks, single bytes, or matched whole before anything is merged.
     """
-    normal = {token: vocabulary.ids[token] for token in vocabulary.of_type(TokenType.NORMAL)}
+    normal = {token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] == TokenType.NORMAL}
     found = [
         (scores[id], left, right)
         for token, id in normal.items()
@@ -293,23 +240,19 @@ def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> lis
     return [(left, right) for _, left, right in found]
 
 
-def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, special: set[str]) -> None:
+def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, special: set[int]) -> None:
     """Have marks and user-defined tokens matched whole, before words are cut."""
     architecture = vocabulary.metadata.get("general.architecture")
     marks = dict.fromkeys([*vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN), *special])
-    backend.add_special_tokens(
-        [
-            tokenizers.AddedToken(token, special=True, normalized=False, rstrip=_takes_spaces(architecture, token))
-            for token in marks
-        ]
-    )
-    backend.add_tokens(
-        [
-            tokenizers.AddedToken(token, special=False, normalized=False)
-            for token in vocabulary.of_type(TokenType.USER_DEFINED)
-            if token not in marks
-        ]
-    )
+
+    def added(id: int, *, is_special: bool) -> tokenizers.AddedToken:
+        token = str(backend.id_to_token(id))
+        takes_spaces = is_special and _takes_spaces(architecture, token)
+        return tokenizers.AddedToken(token, special=is_special, normalized=False, rstrip=takes_spaces)
+
+    backend.add_special_tokens([added(id, is_special=True) for id in marks])
+    others = (id for id in vocabulary.of_type(TokenType.USER_DEFINED) if id not in marks)
+    backend.add_tokens([added(id, is_special=False) for id in others])
 
 
 def _takes_spaces(architecture: object, token: str) -> bool:
@@ -352,24 +295,3 @@ class _Pairs(Sequence[tuple[str, str]]):
 def _pair(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     return left, right
-
-
-_Entry = TypeVar("_Entry", str, int, float)
-
-
-def _array(metadata: Mapping[str, Any], key: str, kind: type[_Entry]) -> list[_Entry]:
-    """Return an array whose entries are all of one type; ints may stand for floats."""
-    array = metadata.get(f"tokenizer.ggml.{key}")
-    if array is None:
-        raise CheckpointError(f"the metadata has no tokenizer.ggml.{key}")
-    entries = _plain(array)
-    found = set(map(type, entries)) if isinstance(entries, list) else {type(entries)}
-    if not isinstance(entries, list) or not found <= ({kind, int} if kind is float else {kind}):
-        others = ", ".join(sorted(each.__name__ for each in found))
-        raise CheckpointError(f"tokenizer.ggml.{key} holds {others}: expected an array of {kind.__name__}")
-    return list(map(kind, entries))
-
-
-def _plain(value: Any) -> Any:
-    """Return an array or scalar of numpy's as Python's own values; anything else as it is."""
-    return value.tolist() if callable(getattr(value, "tolist", None)) else value

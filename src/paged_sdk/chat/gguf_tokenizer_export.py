@@ -11,7 +11,8 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import normalizers
 
-from paged_sdk.chat.gguf_tokenizer import TokenType, tokenizer_from_gguf, word_splitter
+from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf, word_splitter
+from paged_sdk.chat.gguf_vocabulary import TokenType
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.tokenizer import Tokenizer

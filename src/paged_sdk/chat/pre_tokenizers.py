@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer"]
 
@@ -85,6 +85,7 @@ _NO_SENTENCE = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _HALVING_SPACES = r"\s*[\r\n]+|" + "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 
 _GPT2 = PreTokenizer(splits=(_GPT2_SPLIT,))
+_MODERN_BERT = evolve(_GPT2, nfc=True)
 _DIGITS_GPT2 = PreTokenizer(splits=(r"\p{N}", _GPT2_SPLIT))
 _NEOX = PreTokenizer(splits=(_GPT2_SPLIT,), nfc=True)
 _COHERE = PreTokenizer(splits=(r"\p{N}", _GPT2_SPLIT), nfc=True)
@@ -165,7 +166,8 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {
         name: pre_tokenizer
         for pre_tokenizer, names in (
-            (_GPT2, "default gpt-2 phi-2 exaone4 trillion granite-docling jais gigachat a.x-4.0 mellum"),
+            (_GPT2, "default gpt-2 roberta-bpe phi-2 exaone4 trillion granite-docling jais gigachat a.x-4.0 mellum"),
+            (_MODERN_BERT, "modern-bert"),
             (_NEOX, "mpt olmo"),
             (_DIGITS_GPT2, "smollm starcoder refact codeshell exaone minerva-7b mellum2"),
             (_COHERE, "command-r"),

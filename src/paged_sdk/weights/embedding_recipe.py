@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from paged_sdk.system.files import is_file, read_json, read_json_if_there
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.safetensors.source import SafetensorsSource
 from paged_sdk.weights.sentence_modules import SentenceModule, read_modules, read_prompts
+from paged_sdk.weights.source import WeightSource
 
 __all__ = ["read_recipe"]
 
@@ -36,6 +37,8 @@ _NAMES: Final[Mapping[str, Pooling]] = {
 }
 _GGUF: Final[Mapping[int, Pooling | None]] = {0: None, 1: "mean", 2: "cls", 3: "last"}
 _RANK: Final = 4
+_WITH_DENSE: Final = "gemma-embedding"
+_DENSE: Final = ("dense_2.weight", "dense_3.weight")
 _ACTIVATIONS: Final = {"Identity": False, "Tanh": True}
 
 
@@ -46,13 +49,14 @@ def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe:
     :raises CheckpointError: a file cannot be read
     """
     if checkpoint.metadata is not None:
-        return _of_gguf(checkpoint.metadata)
+        return _of_gguf(checkpoint.metadata, checkpoint.source)
     modules = read_modules(checkpoint.path)
     return EmbeddingRecipe() if modules is None else _of_modules(checkpoint.path, modules)
 
 
-def _of_gguf(metadata: Mapping[str, Any]) -> EmbeddingRecipe:
-    key = f"{metadata.get('general.architecture')}.pooling_type"
+def _of_gguf(metadata: Mapping[str, Any], source: WeightSource) -> EmbeddingRecipe:
+    architecture = metadata.get("general.architecture")
+    key = f"{architecture}.pooling_type"
     value = plain(metadata.get(key))
     if value is None:
         return EmbeddingRecipe()
@@ -60,7 +64,23 @@ def _of_gguf(metadata: Mapping[str, Any]) -> EmbeddingRecipe:
         return EmbeddingRecipe(why_not=f"{key} = {value}: this model ranks texts, and makes no vectors of them")
     if type(value) is not int or value not in _GGUF:
         raise CheckpointError(f"{key} = {shown(value)} is not allowed: expected an int from 0 to {_RANK}")
-    return EmbeddingRecipe(pooling=_GGUF[value])
+    dense = [name for name in _DENSE if name in source] if architecture == _WITH_DENSE else []
+    layers = [DenseLayer(source.tensor(name, torch.float32, torch.device("cpu")).numpy()) for name in dense]
+    return EmbeddingRecipe(pooling=_GGUF[value], dense=_checked_dense(layers, metadata))
+
+
+def _checked_dense(layers: Sequence[DenseLayer], metadata: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
+    """Compare the widths of layers, of which the first multiplies hidden states.
+
+    :raises CheckpointError: one does not fit the one before it
+    """
+    width = metadata.get(f"{_WITH_DENSE}.embedding_length")
+    for layer in layers:
+        if layer.weight.shape[1:] != (width,):
+            shapes = [list(each.weight.shape) for each in layers]
+            raise CheckpointError(f"the layers of the pooled vector have shapes {shapes}, which do not fit")
+        width = layer.weight.shape[0]
+    return tuple(layers)
 
 
 def _of_modules(directory: Path, modules: list[SentenceModule]) -> EmbeddingRecipe:

@@ -8,6 +8,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
+from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.transformers_door.model import TransformersModel
 from paged_sdk.models.transformers_door.seam import AttentionCall
 from paged_sdk.models.transformers_door.skeleton import refusal
@@ -40,8 +41,18 @@ def check_rows(model: TransformersModel) -> None:
     """Run a few tokens without attention between them: whatever one of them changes of another goes past the cache, and
     a text would depend on its neighbours and on how it is cut into steps.
 
-    :raises UnsupportedArchitectureError: that is the case, or the class has positions of its own
+    :raises UnsupportedArchitectureError: that is the case, or the class has positions of its own, or cannot be run
     """
+    try:
+        _check_rows(model)
+    except UnsupportedArchitectureError:
+        raise
+    except Exception as error:  # of a checkpoint with fewer tokens or positions than are tried, for one
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise refusal(model.config.model_type, f"a few tokens cannot be tried ({shown(reason)})") from error
+
+
+def _check_rows(model: TransformersModel) -> None:
     model_type = model.config.model_type
     numbered, mixed = torch.arange(_NUM_ROWS, device=model.device), torch.tensor(_MIXED, device=model.device)
     plain = _run(model, numbered)

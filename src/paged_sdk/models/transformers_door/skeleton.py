@@ -138,7 +138,10 @@ def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
     class_name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
     if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or class_name not in (config.get("architectures") or ()):
         return None
-    num_labels = _config(model_type, config).num_labels
+    try:
+        num_labels = _config(model_type, config).num_labels
+    except Exception as error:  # whatever a stranger's config makes of a stranger's class
+        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     if num_labels != 1:
         raise refusal(model_type, f"{class_name} tells {num_labels} kinds of texts apart; with one, it would rank them")
     return str(class_name)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, shown
+from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, norm_eps
 from paged_sdk.weights.gguf.model import GgufModel
 from paged_sdk.weights.gguf.names import ARCHITECTURES
@@ -58,6 +59,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, GgufTens
     config = _common(model) | _biases(model) | _experts(model) | _FAMILIES[model.architecture](model)
     if config["model_type"] == "falcon":
         del config["head_dim"]  # transformers' class computes it, and refuses to be told
+    if model.architecture in ENCODERS and (scaling := config.pop("rope_scaling")) is not None:
+        raise model.unsupported(f"rope scaling {shown(scaling)}")
     _check_biases(model, config)
     return config
 
@@ -306,6 +309,10 @@ def _gemma3(model: GgufModel) -> dict[str, Any]:
     }
 
 
+def _gemma_embedding(model: GgufModel) -> dict[str, Any]:
+    return _gemma3(model) | {"use_bidirectional_attention": True}
+
+
 def _gemma(model: GgufModel, window: int, period: int) -> dict[str, Any]:
     """Return the settings that gemma2 and gemma3 share.
 
@@ -313,7 +320,7 @@ def _gemma(model: GgufModel, window: int, period: int) -> dict[str, Any]:
     :param period: every ``period``-th layer attends to everything, unless the file says otherwise; if it says 0, all
         slide
     """
-    wide = model.num_layers == _WIDE_SCALE_LAYERS[model.architecture]
+    wide = model.num_layers == _WIDE_SCALE_LAYERS.get(model.architecture)
     hidden_size, num_heads = model.integer("embedding_length"), model.integer("attention.head_count")
     period = model.integer("attention.sliding_window_pattern", period, minimum=0) if window else 1
     return {
@@ -341,6 +348,8 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "phi3": _phi3,
         "gemma2": _gemma2,
         "gemma3": _gemma3,
+        "gemma-embedding": _gemma_embedding,
         **FAMILIES,
+        **ENCODERS,
     }
 )

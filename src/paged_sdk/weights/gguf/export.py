@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
-    # Of gpt-oss, files are read alone: checkpoints have gate and up of its experts in turns.
-    {architecture.model_type: name for name, architecture in ARCHITECTURES.items() if name != "gpt-oss"}
+    # Of gpt-oss, files are read alone: checkpoints have gate and up of its experts in turns. So are those of encoders.
+    {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
 )

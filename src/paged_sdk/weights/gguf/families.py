@@ -23,11 +23,15 @@ _LAYER_NORM_EPS: Final = MappingProxyType(
         "falcon": "layer_norm_epsilon",
         "bloom": "layer_norm_epsilon",
         "mpt": "layer_norm_epsilon",
+        "bert": "layer_norm_eps",
+        "nomic-bert": "layer_norm_eps",
+        "modern-bert": "norm_eps",
     }
 )
 _NORMS: Final = frozenset({"attn_norm", "ffn_norm", "output_norm"})
 _QKV: Final = frozenset({"attn_q", "attn_k", "attn_v"})
 _MLP: Final = frozenset({"ffn_up", "ffn_down"})
+_BERT_NORMS: Final = frozenset({"token_embd_norm", "attn_output_norm", "layer_output_norm"})
 _BIASES: Final = MappingProxyType(
     {
         "starcoder2": _NORMS,
@@ -39,6 +43,10 @@ _BIASES: Final = MappingProxyType(
         "falcon": _NORMS | {"attn_norm_2"},
         "gpt-oss": _QKV | {"attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"},
         "bloom": _NORMS | _MLP | {"token_embd_norm", "attn_qkv", "attn_output"},
+        # The last one is that of cls.output.
+        "bert": _BERT_NORMS | _QKV | _MLP | {"attn_qkv", "attn_output", "cls", "output"},
+        "nomic-bert": _BERT_NORMS,
+        "modern-bert": frozenset({"cls", "output"}),
     }
 )
 _PERIOD: Final = 4  # of windows, and of layers without positions; files do not say it

@@ -68,6 +68,8 @@ class GgufModel:
     def num_layers(self) -> int:
         count = self.integer("block_count")
         self.tensor(f"blk.{count - 1}.attn_output.weight")
+        if count > len(self.tensors):
+            raise self.malformed(f"there are {len(self.tensors)} tensors for {count} layers")
         return count
 
     @property

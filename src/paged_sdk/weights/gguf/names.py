@@ -15,7 +15,7 @@ table to the package's maps.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from attrs import evolve, frozen
@@ -106,12 +106,40 @@ _NORMS_OF_HEADS = {
     "attn_q_norm": f"self_attn.q_layernorm.norms.{EACH}",
     "attn_k_norm": f"self_attn.k_layernorm.norms.{EACH}",
 }
+_BERT = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_BERT_EMBEDDINGS = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    "token_types": "embeddings.token_type_embeddings",
+}
+_NOMIC_BERT = {
+    "attn_output": "self_attn.o_proj",
+    "attn_output_norm": "post_attention_layernorm",
+    "layer_output_norm": "post_mlp_layernorm",
+}
+_MODERN_BERT = {
+    "attn_norm": "attn_norm",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.Wo",
+    "ffn_norm": "mlp_norm",
+    "ffn_up": "mlp.Wi",
+    "ffn_down": "mlp.Wo",
+}
 # A layer with this norm reads the other one beside attention.
 _SECOND_NORM = "blk.0.attn_norm_2.weight"
 
 _BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _LAYER_NUMBER = re.compile(r"(\d+)\.(.+)")
-_TOP_TENSOR = re.compile(r"(\w+)\.(weight|bias)")
+_TOP_TENSOR = re.compile(r"(\w+(?:\.\w+)?)\.(weight|bias)")
 
 
 @frozen(kw_only=True)
@@ -130,6 +158,9 @@ class GgufArchitecture:
     :ivar norm_offset: what was added to the weights of norms
     :ivar bias_groups: a config's field that says that all of some matrices have biases -> their GGUF names. Of these a
         file may leave out some, which are zero then
+    :ivar divided: GGUF name of a matrix within ``blk.N.`` -> Hugging Face names of the equal parts of its rows
+    :ivar left_out: matrices outside of the layers that a file may leave out: they have one row of zeros then
+    :ivar is_encoder: whether tokens see the whole text
     """
 
     model_type: str
@@ -142,6 +173,9 @@ class GgufArchitecture:
     grouped_qkv: bool = False
     norm_offset: float = 0.0
     bias_groups: Mapping[str, Collection[str]] = MappingProxyType({})
+    divided: Mapping[str, Sequence[str]] = MappingProxyType({})
+    left_out: Collection[str] = ()
+    is_encoder: bool = False
 
     def of_file(self, names: Collection[str]) -> GgufArchitecture:
         """Return the architecture as a file with these tensors has it."""
@@ -281,6 +315,53 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
             top_names=_TOP | {"token_embd": "transformer.wte", "output_norm": "transformer.norm_f"},
             body="transformer.",
             layers="blocks",
+        ),
+        # XLM-RoBERTa, RoBERTa and DistilBERT, too: their layers are BERT's.
+        "bert": GgufArchitecture(
+            model_type="bert",
+            block_names=_BERT,
+            top_names=_BERT_EMBEDDINGS
+            | {
+                "position_embd": "embeddings.position_embeddings",
+                "cls": "pooler.dense",
+                "cls.output": "classifier",
+            },
+            body="",
+            layers="encoder.layer",
+            bias_groups={"attention_bias": (*_PROJECTIONS, "attn_qkv"), "mlp_bias": tuple(_UP_DOWN)},
+            divided={"attn_qkv": (_BERT["attn_q"], _BERT["attn_k"], _BERT["attn_v"])},
+            left_out=("token_types",),
+            is_encoder=True,
+        ),
+        "nomic-bert": GgufArchitecture(
+            model_type="nomic_bert",
+            block_names=_NOMIC_BERT | _MLP,
+            top_names=_BERT_EMBEDDINGS,
+            body="",
+            divided={"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+            left_out=("token_types",),
+            is_encoder=True,
+        ),
+        "modern-bert": GgufArchitecture(
+            model_type="modernbert",
+            block_names=_MODERN_BERT,
+            top_names={
+                "token_embd": "model.embeddings.tok_embeddings",
+                "token_embd_norm": "model.embeddings.norm",
+                "output_norm": "model.final_norm",
+                "cls": "head.dense",
+                "cls.norm": "head.norm",
+                "cls.output": "classifier",
+            },
+            is_encoder=True,
+        ),
+        "eurobert": GgufArchitecture(model_type="eurobert", block_names=_ATTENTION | _PRE_NORM | _MLP, is_encoder=True),
+        "gemma-embedding": GgufArchitecture(
+            model_type="gemma3_text",
+            block_names=_ATTENTION | _QK_NORM | _SANDWICH_NORMS | _MLP,
+            top_names=_TOP | {"dense_2": "dense_2", "dense_3": "dense_3"},
+            norm_offset=1.0,
+            is_encoder=True,
         ),
     }
 )

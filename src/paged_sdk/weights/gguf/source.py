@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from paged_sdk.weights.gguf.file import open_gguf
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
 from paged_sdk.weights.qkv_order import qkv_order, runs
+from paged_sdk.weights.weight_file import WeightFile
 
 __all__ = ["GgufSource"]
 
@@ -65,11 +66,16 @@ class _Weight:
 
 
 @frozen
-class _NoBias(GgufTensor):
-    """Is a bias that the file leaves out."""
+class _Zeros(GgufTensor):
+    """Is a tensor that the file leaves out."""
 
-    def blocks(self) -> Tensor:
-        return torch.zeros(self.num_bytes, dtype=torch.uint8)
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, ...], file: WeightFile) -> _Zeros:
+        """Make one that is told to be in a file."""
+        return cls(name, shape, tensor_type_of("F32"), file, 0, math.prod(shape) * torch.float32.itemsize)
+
+    def read(self, first: int, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.uint8)
 
 
 class GgufSource:
@@ -151,7 +157,11 @@ class GgufSource:
         return weight
 
     def _named(self, architecture: GgufArchitecture, tensor: GgufTensor) -> Iterator[tuple[str, GgufTensor]]:
-        """Return the tensor of a Hugging Face name, or the tensors of which it is a stack."""
+        """Return the tensor of a Hugging Face name, or the tensors of which it is a stack, or that its rows are."""
+        layer, _, own = tensor.name.rpartition(".")[0].rpartition(".")
+        if own in architecture.divided:
+            yield from self._divided(architecture, layer.removeprefix("blk."), architecture.divided[own], tensor)
+            return
         name = self._name(architecture, tensor.name)
         if EACH not in name:
             # The gate of the expert that serves every token is a matrix of one row, which converters write as a vector.
@@ -169,18 +179,38 @@ class GgufSource:
         for index, matrix in enumerate(tensor.unstacked()):
             yield name.replace(EACH, str(index)), matrix
 
+    def _divided(
+        self, architecture: GgufArchitecture, layer: str, names: Sequence[str], tensor: GgufTensor
+    ) -> Iterator[tuple[str, GgufTensor]]:
+        """Return equal parts of a tensor's rows."""
+        kind = tensor.name.rpartition(".")[2]
+        rows, *row = tensor.shape
+        if rows % len(names) or (not row and tensor.is_quantized):
+            raise CheckpointError(
+                f"{self._path}: tensor {shown(tensor.name)} of shape {list(tensor.shape)} cannot be {len(names)} parts",
+                path=self._path,
+            )
+        parts = evolve(tensor, shape=(len(names), rows // len(names), *row)).unstacked()
+        for name, part in zip(names, parts, strict=True):
+            yield f"{architecture.body}{architecture.layers}.{layer}.{name}.{kind}", part
+
     def _left_out(
         self, architecture: GgufArchitecture, tensors: Mapping[str, GgufTensor]
     ) -> Iterator[tuple[str, GgufTensor]]:
-        """Return zeros for the biases of groups that have some, by their Hugging Face names."""
+        """Return zeros for the biases of groups that have some, and for matrices that may not be there, by their
+        Hugging Face names.
+        """
+        for stem in architecture.left_out:
+            if (name := f"{stem}.weight") not in tensors:
+                zeros = _Zeros.of(name, (1, self.config["hidden_size"]), tensors["token_embd.weight"].file)
+                yield self._name(architecture, name), zeros
         stems = {stem for field, group in architecture.bias_groups.items() if self.config[field] for stem in group}
         for weight in tensors.values():
             matrix, _, kind = weight.name.rpartition(".")
             name, shape = f"{matrix}.bias", weight.shape[:1]
             if kind == "weight" and matrix.rpartition(".")[2] in stems and name not in tensors:
-                num_bytes = math.prod(shape) * torch.float32.itemsize
-                bias = _NoBias(name, shape, tensor_type_of("F32"), weight.file, 0, num_bytes)
-                yield self._name(architecture, name), bias
+                bias = _Zeros.of(name, shape, weight.file)
+                yield from self._named(architecture, bias)
 
     def _name(self, architecture: GgufArchitecture, name: str) -> str:
         found = architecture.hugging_face_name(name)

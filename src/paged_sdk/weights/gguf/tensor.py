@@ -43,17 +43,21 @@ class GgufTensor:
 
         :raises CheckpointError: the file is closed, or has changed since it was opened
         """
-        return self.file.tensor(self.offset, self.num_bytes).view(*self.shape[:-1], -1)
+        return self.read(0, self.num_bytes).view(*self.shape[:-1], -1)
+
+    def read(self, first: int, count: int) -> Tensor:
+        """Read some of the tensor's bytes."""
+        return self.file.tensor(self.offset + first, count)
 
     def unread_rows(self) -> UnreadRows:
         """Return the tensor as a matrix, uint8 [rows, bytes of a row], whose rows are read when they are asked for."""
         rows = math.prod(self.shape[:-1])
         row_bytes = self.num_bytes // rows
 
-        def read(first: int, last: int) -> Tensor:
-            return self.file.tensor(self.offset + first * row_bytes, (last - first) * row_bytes).view(-1, row_bytes)
+        def read_rows(first: int, last: int) -> Tensor:
+            return self.read(first * row_bytes, (last - first) * row_bytes).view(-1, row_bytes)
 
-        return UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read)
+        return UnreadRows(shape=(rows, row_bytes), itemsize=1, read=read_rows)
 
     def unstacked(self) -> list[GgufTensor]:
         """Return the tensor's parts along the first dimension; it must have at least two dimensions."""

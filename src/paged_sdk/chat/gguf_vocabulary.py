@@ -1,0 +1,137 @@
+"""Read the vocabulary that a GGUF file's metadata holds (keys ``tokenizer.ggml.*``), checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+import tokenizers
+from attrs import frozen
+
+from paged_sdk.errors import CheckpointError, shown
+
+__all__ = ["MAX_TOKEN", "BuiltTokenizer", "GgufVocabulary", "TokenType", "array"]
+
+# Every way to cut a token in two is looked up, so that their length decides how long loading takes: 16 million
+# characters take 8 s. The largest in use, Gemma 3's, has 1.9 million and tokens of up to 48.
+MAX_TOKEN: Final = 1 << 12
+_MAX_TOKENS: Final = 1 << 24
+
+
+class TokenType(IntEnum):
+    """Numbers the kinds of token as GGUF's ``token_type`` and SentencePiece do."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@frozen(kw_only=True)
+class GgufVocabulary:
+    """Holds what the metadata says about tokens, checked.
+
+    :ivar metadata: the file's metadata
+    :ivar ids: token to id, in the order of ids
+    :ivar types: one :class:`TokenType` per token
+    """
+
+    metadata: Mapping[str, Any]
+    ids: Mapping[str, int]
+    types: Sequence[int]
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> GgufVocabulary:
+        """Read and check the vocabulary in the metadata.
+
+        :raises CheckpointError: if the vocabulary is missing or malformed
+        """
+        # Some files have nameless tokens; each needs a name of its own to keep its id.
+        tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(array(metadata, "tokens", str))]
+        if not tokens or max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > _MAX_TOKENS:
+            raise CheckpointError(
+                f"tokenizer.ggml.tokens: expected one token or more, of up to {MAX_TOKEN} characters each and "
+                f"{_MAX_TOKENS} together"
+            )
+        ids = {token: id for id, token in enumerate(tokens)}
+        if len(ids) != len(tokens):
+            twice = next(token for id, token in enumerate(tokens) if ids[token] != id)
+            raise CheckpointError(f"tokenizer.ggml.tokens holds {shown(twice)} more than once")
+        has_types = "tokenizer.ggml.token_type" in metadata
+        types = array(metadata, "token_type", int) if has_types else [TokenType.NORMAL] * len(tokens)
+        if len(types) != len(tokens):
+            raise CheckpointError(f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens")
+        return cls(metadata=metadata, ids=MappingProxyType(ids), types=types)
+
+    def token_id(self, key: str, default: int | None = None) -> int | None:
+        """Return a special token's id, by its key (``bos_token_id``, ...).
+
+        :raises CheckpointError: if the vocabulary has no such id
+        """
+        value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(self.ids):
+            raise CheckpointError(
+                f"tokenizer.ggml.{key} = {shown(value)} is no token of the vocabulary of {len(self.ids)} tokens"
+            )
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """Return a yes-or-no value, by its key (``add_bos_token``, ...).
+
+        :raises CheckpointError: if it is something else
+        """
+        value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
+        if not isinstance(value, int) or value not in (0, 1):
+            raise CheckpointError(f"tokenizer.ggml.{key} = {shown(value)}: expected true or false")
+        return bool(value)
+
+    def of_type(self, *types: TokenType) -> list[int]:
+        """List the ids of the tokens of some types, in order."""
+        return [id for id, type_ in enumerate(self.types) if type_ in types]
+
+
+@frozen(kw_only=True)
+class BuiltTokenizer:
+    """Holds a backend, and what its kind implies where the file is silent.
+
+    :ivar backend: spells tokens as a tokenizer.json does
+    :ivar special_ids: special token's key to id
+    :ivar around: the tokens before and after each text, whatever the file's flags say; None: the flags decide
+    :ivar separates: whether a mark of its own stands between two texts that go together
+    :ivar tells_parts: whether the second of two texts is told by the kind of its tokens
+    """
+
+    backend: tokenizers.Tokenizer
+    special_ids: Mapping[str, int]
+    add_bos: bool = False
+    add_eos: bool = False
+    around: tuple[int, int] | None = None
+    separates: bool = False
+    tells_parts: bool = False
+
+
+_Entry = TypeVar("_Entry", str, int, float)
+
+
+def array(metadata: Mapping[str, Any], key: str, kind: type[_Entry]) -> list[_Entry]:
+    """Return an array whose entries are all of one type; ints may stand for floats."""
+    array = metadata.get(f"tokenizer.ggml.{key}")
+    if array is None:
+        raise CheckpointError(f"the metadata has no tokenizer.ggml.{key}")
+    entries = _plain(array)
+    found = set(map(type, entries)) if isinstance(entries, list) else {type(entries)}
+    if not isinstance(entries, list) or not found <= ({kind, int} if kind is float else {kind}):
+        others = ", ".join(sorted(each.__name__ for each in found))
+        raise CheckpointError(f"tokenizer.ggml.{key} holds {others}: expected an array of {kind.__name__}")
+    return list(map(kind, entries))
+
+
+def _plain(value: Any) -> Any:
+    """Return an array or scalar of numpy's as Python's own values; anything else as it is."""
+    return value.tolist() if callable(getattr(value, "tolist", None)) else value

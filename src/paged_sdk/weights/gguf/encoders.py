@@ -1,0 +1,124 @@
+"""Make the configs of GGUF's encoders, whose tokens see the whole text, as transformers' classes have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from paged_sdk.errors import shown
+from paged_sdk.weights.gguf.model import GgufModel
+
+__all__ = ["ENCODERS"]
+
+_RANKER: Final = "cls.output.weight"
+_RANKS: Final = 4  # as pooling_type
+_POOLINGS: Final = MappingProxyType({1: "mean", 2: "cls"})
+_MODERN_BERT_PERIOD: Final = 3  # of layers without a window
+_ACTIVATIONS: Final = ("gelu", "silu")
+
+
+def _bert(model: GgufModel) -> dict[str, Any]:
+    """Return what BERT, XLM-RoBERTa and others have whose layers are BERT's. Their tables of positions begin with a
+    text's first token, wherever that of the original does.
+    """
+    layers = [name for name in ("cls.weight", _RANKER) if name in model.tensors]
+    if len(layers) == 1:
+        # Of BERT's own rankers, converters leave out what makes a vector of a text (the pooler).
+        raise model.unsupported(f"a tensor {shown(layers[0])} that is to rank texts alone")
+    if layers and "token_types.weight" not in model.tensors:
+        raise model.unsupported("layers that rank texts as DistilBERT's do")
+    return _encoder(model, "BertModel", "BertForSequenceClassification") | {
+        "max_position_embeddings": model.tensor("position_embd.weight").shape[0],
+        "type_vocab_size": _num_parts(model),
+        "hidden_act": "gelu",
+        "attention_bias": True,
+        "mlp_bias": True,
+    }
+
+
+def _nomic_bert(model: GgufModel) -> dict[str, Any]:
+    return _encoder(model, "NomicBertModel") | {"type_vocab_size": _num_parts(model), **_rope(model)}
+
+
+def _modern_bert(model: GgufModel) -> dict[str, Any]:
+    theta = model.number("rope.freq_base", 10_000.0)
+    thetas = {"full_attention": theta, "sliding_attention": model.number("rope.freq_base_swa", 10_000.0)}
+    activation = model.metadata.get("modern-bert.hidden_activation", "gelu")
+    if activation not in _ACTIVATIONS:
+        raise model.unsupported(f"metadata modern-bert.hidden_activation = {shown(activation)}")
+    pooling = model.integer("classifier.pooling_type", 1)
+    if pooling not in _POOLINGS:
+        raise model.unsupported(f"metadata modern-bert.classifier.pooling_type = {pooling}")
+    window = model.integer("attention.sliding_window", 0, minimum=0)
+    return _encoder(model, "ModernBertModel", "ModernBertForSequenceClassification") | {
+        # A window that is twice the longest text sees all of it.
+        "local_attention": min(window, 2 * model.integer("context_length")),
+        "layer_types": _layer_types(model, window),
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": each} for kind, each in thetas.items()},
+        "hidden_activation": activation,
+        "classifier_pooling": _POOLINGS[pooling],
+        "classifier_bias": "cls.bias" in model.tensors,
+        "cls_token_id": None,
+        "sep_token_id": None,
+    }
+
+
+def _eurobert(model: GgufModel) -> dict[str, Any]:
+    return _encoder(model, "EuroBertModel") | {
+        "attention_bias": False,
+        "mlp_bias": False,
+        "mask_token_id": 0,
+        **_rope(model),
+    }
+
+
+def _encoder(model: GgufModel, class_name: str, ranker: str | None = None) -> dict[str, Any]:
+    """Return what all of them have.
+
+    :param ranker: the class that makes numbers of a text; None: GGUF has no such files
+    """
+    table, width = model.tensor("token_embd.weight").shape, model.integer("embedding_length")
+    if table[1:] != (width,):
+        raise model.malformed(f"token_embd.weight has shape {list(table)}: expected rows of {width}")
+    if model.metadata.get(f"{model.architecture}.attention.causal", False):
+        raise model.unsupported(f"metadata {model.architecture}.attention.causal = true")
+    labels = model.tensors.get(_RANKER)
+    if labels is None and model.number("pooling_type", 0) == _RANKS:
+        raise model.malformed(f"metadata {model.architecture}.pooling_type is {_RANKS}, and there is no {_RANKER}")
+    named = [class_name] if labels is None or ranker is None else [ranker]
+    num_labels = {} if labels is None else {"num_labels": labels.shape[0]}
+    # No token is padding here. Ids that transformers' configs have otherwise may be beyond a small vocabulary.
+    return {"architectures": named, "pad_token_id": 0, **num_labels}
+
+
+def _num_parts(model: GgufModel) -> int:
+    """Return how many kinds of tokens are told apart: those of a text, and of a second one."""
+    table = model.tensors.get("token_types.weight")
+    return 1 if table is None else table.shape[0]
+
+
+def _rope(model: GgufModel) -> dict[str, Any]:
+    theta = model.number("rope.freq_base", 10_000.0)
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+
+
+def _layer_types(model: GgufModel, window: int) -> list[str]:
+    """Return which layers of ModernBERT see a window of the text only."""
+    key = "modern-bert.attention.sliding_window_pattern"
+    if window == 0:
+        windowed = [False] * model.num_layers
+    elif isinstance(pattern := model.metadata.get(key, _MODERN_BERT_PERIOD), list):
+        windowed = [bool(each) for each in pattern]
+        if len(windowed) != model.num_layers:
+            raise model.malformed(f"metadata {key} has {len(windowed)} entries for {model.num_layers} layers")
+    else:
+        period = model.integer("attention.sliding_window_pattern", _MODERN_BERT_PERIOD)
+        windowed = [layer % period != 0 for layer in range(model.num_layers)]
+    return ["sliding_attention" if each else "full_attention" for each in windowed]
+
+
+ENCODERS: Final[Mapping[str, Callable[[GgufModel], dict[str, Any]]]] = MappingProxyType(
+    {"bert": _bert, "nomic-bert": _nomic_bert, "modern-bert": _modern_bert, "eurobert": _eurobert}
+)
+"""Makes the part of a config that is an encoder's own, by its GGUF name."""
