@@ -127,5 +127,5 @@ async def test_what_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     path = write(checkpoint, tokens, tmp_path / "more.gguf", gguf.GGMLQuantizationType.F32, expert_count=5)
     with pytest.raises(CheckpointError, match="router"):
         await GgufModelBuilder(path).build()
-    with pytest.raises(UnsupportedArchitectureError, match="no architecture of GGUF"):
+    with pytest.raises(UnsupportedArchitectureError, match="no GGUF architecture is written"):
         write_gguf(checkpoint, tmp_path / "written.gguf", type="F32")

@@ -331,7 +331,7 @@ async def test_vectors_of_a_ranker_are_those_of_its_body(tmp_path: Path) -> None
 
 async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
     make_decoder_ranker("llama", tmp_path / "kinds", num_labels=3)
-    with pytest.raises(UnsupportedArchitectureError, match="tells 3 kinds of texts apart"):
+    with pytest.raises(UnsupportedArchitectureError, match="has 3 labels"):
         await builder_of(tmp_path / "kinds").build()
     make_decoder_ranker("llama", tmp_path / "own")
     with pytest.raises(ConfigError, match="with_ranking_tokens"):

@@ -151,7 +151,7 @@ async def test_files_without_a_pooling_give_means_and_encoders_no_text(tmp_path:
 
 async def test_a_classifier_is_refused(tmp_path: Path) -> None:
     make_ranker("roberta", tmp_path, num_labels=3, pad_token_id=1)
-    with pytest.raises(UnsupportedArchitectureError, match="tells 3 kinds of texts apart"):
+    with pytest.raises(UnsupportedArchitectureError, match="has 3 labels"):
         await builder_of(written(tmp_path)).build()
 
 

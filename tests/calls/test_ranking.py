@@ -162,7 +162,7 @@ async def test_ranks_that_are_no_numbers_are_errors(tmp_path: Path) -> None:
 
 async def test_classes_that_do_not_rank_are_refused(tmp_path: Path) -> None:
     make_ranker("bert", tmp_path / "kinds", num_labels=3)
-    with pytest.raises(UnsupportedArchitectureError, match="tells 3 kinds of texts apart"):
+    with pytest.raises(UnsupportedArchitectureError, match="has 3 labels"):
         await builder_of(tmp_path / "kinds").build()
     make_ranker("albert", tmp_path / "albert")
     with pytest.raises(UnsupportedArchitectureError, match="more than one vector"):

@@ -70,7 +70,7 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a pickle"):
         open_checkpoint(tmp_path / "old.pt")
     save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="give the directory"):
+    with pytest.raises(CheckpointError, match="load the directory"):
         open_checkpoint(tmp_path / "model.safetensors")
     (tmp_path / "ggml-model.bin").write_bytes(b"tjgg" + bytes(64))
     with pytest.raises(CheckpointError, match="ggjt file of version 0"):

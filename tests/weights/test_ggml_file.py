@@ -98,7 +98,7 @@ def test_blocks_of_another_layout_are_refused(version: int, kind: str, tmp_path:
     model = llama(hidden_size=256, num_hidden_layers=1, intermediate_size=256, head_dim=64)
     path = write_ggjt(tmp_path / "m.bin", model, kind, version=version)
     with pytest.raises(
-        UnsupportedQuantizationError, match=f"tok_embeddings.*version {version} has in a layout"
+        UnsupportedQuantizationError, match=f"tok_embeddings.*cannot be read from ggjt version {version}"
     ) as caught:
         GgufFile(path)
     assert caught.value.path == path

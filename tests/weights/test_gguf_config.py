@@ -394,9 +394,9 @@ class TestRefused:
             config_of(tmp_path, block_count=3_000_000)
 
     def test_odd_heads(self, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="head of 7 elements"):
+        with pytest.raises(CheckpointError, match="head size 7 is odd"):
             config_of(tmp_path, attention__key_length=7)
 
     def test_values_of_another_size_than_keys(self, tmp_path: Path) -> None:
-        with pytest.raises(UnsupportedArchitectureError, match="values of another head size"):
+        with pytest.raises(UnsupportedArchitectureError, match="different head sizes for keys and values"):
             config_of(tmp_path, attention__key_length=8, attention__value_length=16)

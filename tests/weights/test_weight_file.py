@@ -262,7 +262,7 @@ class TestAbsurdGguf:
 
     def test_missing_parts_are_not_all_listed(self, tmp_path: Path) -> None:
         path = write_gguf(tmp_path / "m-00001-of-01000.gguf", {"split.count": 1000, **LLAMA}, llama_tensors())
-        with pytest.raises(CheckpointError, match="and 996 more cannot be found") as caught:
+        with pytest.raises(CheckpointError, match="and 996 more into") as caught:
             open_gguf(path)
         assert len(str(caught.value)) < 400
 

@@ -42,7 +42,7 @@ def load_rank_head(loader: WeightLoader, config: DecoderConfig) -> RankHead:
     num_labels = loader.shape(weight)[0] if weight in loader else 1
     if num_labels != 1:
         raise UnsupportedArchitectureError(
-            f"{weight} tells {num_labels} kinds of texts apart; with one row, it would rank them",
+            f"the classifier {weight} has {num_labels} labels; those with one label can rank texts",
             architecture=config.model_type,
         )
     return RankHead(

@@ -97,7 +97,9 @@ def refuse_other_files(path: Path) -> None:
     if path.suffix == ".uqff":
         raise uqff_is_refused(path)
     if path.suffix == ".safetensors":
-        raise CheckpointError(f"{path} has weights only: give the directory that holds config.json too", path=path)
+        raise CheckpointError(
+            f"{path} holds only weights: load the directory that it is in, with its config.json", path=path
+        )
     if head.startswith(_PICKLE_MAGICS):
         raise CheckpointError(
             f"{path} is a pickle, which can run any code when it is loaded and is refused: convert the model to "

@@ -143,7 +143,7 @@ def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
     except Exception as error:  # whatever a stranger's config makes of a stranger's class
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     if num_labels != 1:
-        raise refusal(model_type, f"{class_name} tells {num_labels} kinds of texts apart; with one, it would rank them")
+        raise refusal(model_type, f"{class_name} has {num_labels} labels; classes with one label can rank texts")
     return str(class_name)
 
 
@@ -158,9 +158,10 @@ def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
 
     :raises UnsupportedArchitectureError: there is none
     """
+    _must_be_known(model_type)
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
     if name is None and model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
-        raise refusal(model_type, "it is for more than text; VisionModelBuilder may load it")
+        raise refusal(model_type, "it is for more than text: try VisionModelBuilder")
     if name is None:
         raise refusal(
             model_type, "transformers has no class of this name that generates text or is an encoder of texts"
@@ -177,12 +178,18 @@ def _image_class(model_type: str) -> str:
 
     :raises UnsupportedArchitectureError: there is none, or images are a matter of its own
     """
+    _must_be_known(model_type)
     name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
     if name is None:
         raise refusal(model_type, "transformers has no class of this name that takes images and generates text")
     if not hasattr(getattr(transformers, name), "get_image_features"):
         raise refusal(model_type, f"{name} has no call that makes vectors of images (get_image_features)")
     return name
+
+
+def _must_be_known(model_type: str) -> None:
+    if model_type not in CONFIG_MAPPING:
+        raise refusal(model_type, f"transformers {transformers.__version__} does not know it; a newer one may")
 
 
 def _config(model_type: str, content: Mapping[str, Any]) -> PreTrainedConfig:

@@ -73,9 +73,9 @@ def must_be_model(metadata: Mapping[str, Any], path: Path) -> None:
     kind, architecture = metadata.get("general.type", "model"), metadata.get("general.architecture")
     if kind == "adapter":
         what = "LoRA" if metadata.get("adapter.type") == "lora" else shown(metadata.get("adapter.type"))
-        why = f"a {what} adapter for {shown(architecture)} models: load it beside one of them, as an adapter"
+        why = f"a {what} adapter for {shown(architecture)} models: load such a model, and this file as its adapter"
     elif kind == "mmproj" or architecture == "clip":  # older files say model
-        why = "the image encoder of a model (mmproj): give the file of the model itself, and this one beside it"
+        why = "the image encoder of a model (mmproj): load the GGUF file of the model, and pass this one as its mmproj"
     elif kind != "model":
         why = f"a GGUF {shown(kind)}, not a model"
     else:

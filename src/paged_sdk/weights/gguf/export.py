@@ -125,7 +125,7 @@ def gguf_architecture(config: DecoderConfig) -> str:
     """
     found = _ARCHITECTURE_OF.get(config.model_type)
     if found is None:
-        raise _unsupported(config, "no architecture of GGUF")
+        raise _unsupported(config, "no GGUF architecture is written for it")
     return found
 
 
@@ -212,7 +212,7 @@ def gguf_tensors(
     stacks: dict[str, dict[int, str]] = {}
     for name, place in gguf_places(source.names(), config, names).items():
         if place is None:
-            raise _unsupported(config, f"no tensor of GGUF's for {shown(name)}")
+            raise _unsupported(config, f"GGUF has no name for tensor {shown(name)}")
         (stored, *others), expert = place.names, place.expert
         if expert is not None:
             stacks.setdefault(stored, {})[expert] = name
@@ -360,7 +360,7 @@ def _rope_tensors(
     if rope.kind is RopeKind.LONGROPE:
         tensors |= {"rope_factors_long.weight": rope.long_factor, "rope_factors_short.weight": rope.short_factor}
     if tensors and architecture.model_type not in ("llama", "phi3"):
-        raise _unsupported(config, f"no way of GGUF's to scale its positions ({rope.kind.value})")
+        raise _unsupported(config, f"GGUF has no key for its rotary scaling ({rope.kind.value})")
     return {
         name: GgufMatrix(shape=(len(values),), matrices=[DenseMatrix(values.view(-1, 1))])
         for name, values in ((name, torch.tensor(list(each))) for name, each in tensors.items())
@@ -371,7 +371,7 @@ def _mixture(config: DecoderConfig) -> dict[str, Any]:
     moe = config.moe
     assert moe is not None
     if len(moe.layers) != config.num_layers:
-        raise _unsupported(config, "no way of GGUF's to say that only some layers have experts")
+        raise _unsupported(config, "GGUF has no key for models in which only some layers have experts")
     values: dict[str, Any] = {"expert_count": moe.num_experts, "expert_used_count": moe.num_experts_per_token}
     if config.model_type != "mixtral":
         values["expert_feed_forward_length"] = moe.intermediate_size
@@ -397,7 +397,7 @@ def _factors(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 def _olmo3(config: DecoderConfig, full: RopeConfig) -> dict[str, Any]:
     if not any(config.sliding_windows):
-        raise _unsupported(config, "no OLMo 3 without windows")
+        raise _unsupported(config, "GGUF has no OLMo 3 without sliding windows")
     windows = config.sliding_windows
     local = next(rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None)
     values: dict[str, Any] = {
@@ -441,9 +441,9 @@ def _permuted(rows: Tensor, head: int) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(heads.swapaxes(1, 2))).view(rows.shape)
 
 
-def _unsupported(config: DecoderConfig, what: str) -> UnsupportedArchitectureError:
+def _unsupported(config: DecoderConfig, why: str) -> UnsupportedArchitectureError:
     return UnsupportedArchitectureError(
-        f"a {config.model_type} model of this shape cannot be written: there is {what}",
+        f"this {config.model_type} model cannot be written as GGUF: {why}",
         architecture=config.model_type,
         supported=ARCHITECTURES,
     )

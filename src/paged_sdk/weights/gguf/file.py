@@ -75,16 +75,19 @@ class GgufFile:
         if magic == _MAGIC:
             return
         if magic[::-1] == _MAGIC:
-            raise self._refused("is a big-endian GGUF file: use a little-endian one")
+            raise self._refused("is a big-endian GGUF file: use a little-endian one, or convert the model again")
         if _LEGACY_MAGICS & {magic.lower(), magic[::-1].lower()}:
-            raise self._refused("is in an older format of before GGUF: use a GGUF version, or convert the model again")
-        raise self._refused(f"is not a GGUF file: it begins with {shown(magic)}, not {shown(_MAGIC)}")
+            raise self._refused("is in a format older than GGUF: use a GGUF version, or convert the model again")
+        raise self._refused(
+            f"is not a GGUF file: it begins with {shown(magic)}, not {shown(_MAGIC)}; "
+            "if it should be one, download it again"
+        )
 
     def _check_version(self, version: int) -> None:
         if version in _VERSIONS:
             return
         if version and version & 0xFFFF == 0:
-            raise self._refused("is a big-endian GGUF file: use a little-endian one")
+            raise self._refused("is a big-endian GGUF file: use a little-endian one, or convert the model again")
         raise self._refused(f"is GGUF version {version}: supported are 2 and 3; convert the model again")
 
     def _read_metadata(self, cursor: GgufCursor, count: int) -> dict[str, Any]:
@@ -167,14 +170,14 @@ def open_gguf(path: Path) -> list[GgufFile]:
     parts = [path.with_name(name) for name in split_parts(path.name)]
     if len(parts) != count:
         raise CheckpointError(
-            f"{path} is one part of {count}: names must end in -00001-of-00002.gguf and so on to find the parts",
+            f"{path} is one part of {count}: keep their original names, which end in -00001-of-00002.gguf and so on",
             path=path,
         )
     missing = [part.name for part in parts if not is_file(part)]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise CheckpointError(
-            f"{path} is one part of {count}, of which {', '.join(missing[:3])}{more} cannot be found beside it",
+            f"{path} is one part of {count}: put {', '.join(missing[:3])}{more} into the same directory",
             path=path,
         )
     return [file if part == path else GgufFile(part) for part in parts]

@@ -90,7 +90,9 @@ def read_ggml(file: WeightFile) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     cursor.take(len(GGJT))
     version = cursor.u32()
     if version not in _TYPES:
-        raise CheckpointError(f"{file.path} is a ggjt file of version {version}: 1, 2 and 3 are known", path=file.path)
+        raise CheckpointError(
+            f"{file.path} is a ggjt file of version {version}: supported are 1, 2 and 3", path=file.path
+        )
     shape = _Shape(*(cursor.u32() for _ in range(7)))
     if not 0 < shape.num_tokens <= _MAX_VOCABULARY or not shape.num_heads:
         raise cursor.malformed(f"it has {shape.num_tokens} tokens and {shape.num_heads} heads")
@@ -161,7 +163,7 @@ def _tensor(cursor: _Cursor, version: int) -> GgufTensor:
     name = _gguf_name(stored)
     if name is None:
         raise UnsupportedArchitectureError(
-            f"{path} has a tensor {shown(stored)}: of ggjt files those of llama models can be read",
+            f"{path} has a tensor {shown(stored)}: only llama models can be read from ggjt files",
             path=path,
             architecture="ggjt",
             supported=("llama",),
@@ -169,8 +171,8 @@ def _tensor(cursor: _Cursor, version: int) -> GgufTensor:
     known = _TYPES[version]
     if tensor_type not in map(tensor_type_of, known):
         raise UnsupportedQuantizationError(
-            f"{path}: tensor {shown(stored)} is of type {tensor_type}, which ggjt version {version} has in a layout of "
-            f"its own or not at all: of that version {', '.join(known)} can be read; convert the model again",
+            f"{path}: tensor {shown(stored)} has type {tensor_type}, which cannot be read from ggjt version {version}: "
+            f"supported are {', '.join(known)}; use a GGUF version",
             path=path,
             quantization=str(tensor_type),
             supported=known,

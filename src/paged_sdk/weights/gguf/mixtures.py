@@ -156,8 +156,8 @@ def _override(pattern: str, type_: str) -> tuple[re.Pattern[str], str]:
 def _must_not_be_codebooks(name: str) -> None:
     if _CODEBOOKS.fullmatch(name):
         raise UnsupportedQuantizationError(
-            f"{name} is read, but not written: its codebooks harm a model without an importance matrix, and no search "
-            f"through them is built in; of as few bits are Q2_K, TQ1_0 and TQ2_0",
+            f"{name} is read, but not written: quantizing to its codebooks is not supported; types with similarly few "
+            f"bits are Q2_K, TQ1_0 and TQ2_0",
             quantization=name,
             supported=writable_types(),
         )
@@ -167,7 +167,7 @@ def _checked(tensor: str, type_: str, cols: int) -> str:
     elements = BLOCK_FORMATS[tensor_type_of(type_)].elements
     if cols % elements:
         raise UnsupportedQuantizationError(
-            f"tensor {tensor} has rows of {cols} elements, which are no multiple of the {elements} of a {type_} block",
+            f"tensor {tensor} has rows of {cols} elements, not a multiple of {elements}, the block size of {type_}",
             quantization=type_,
         )
     return type_

@@ -49,7 +49,7 @@ class GgufModel:
     def tensor(self, name: str) -> GgufTensor:
         found = self.tensors.get(name)
         if found is None:
-            raise self.malformed(f"there is no tensor {shown(name)}")
+            raise self.malformed(f"it has no tensor {shown(name)}")
         return found
 
     @property
@@ -69,7 +69,7 @@ class GgufModel:
         count = self.integer("block_count")
         self.tensor(f"blk.{count - 1}.attn_output.weight")
         if count > len(self.tensors):
-            raise self.malformed(f"there are {len(self.tensors)} tensors for {count} layers")
+            raise self.malformed(f"it has {len(self.tensors)} tensors for {count} layers")
         return count
 
     @property
@@ -79,9 +79,9 @@ class GgufModel:
         fallback = self.integer("rope.dimension_count", shared) if self.architecture == "llama" else shared
         head_dim = self.integer("attention.key_length", fallback)
         if head_dim % 2:
-            raise self.malformed(f"a head of {head_dim} elements cannot be rotated")
+            raise self.malformed(f"its head size {head_dim} is odd")
         if self.integer("attention.value_length", head_dim) != head_dim:
-            raise self.unsupported("values of another head size than keys")
+            raise self.unsupported("different head sizes for keys and values")
         return head_dim
 
     @property

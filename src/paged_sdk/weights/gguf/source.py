@@ -216,7 +216,7 @@ class GgufSource:
         found = architecture.hugging_face_name(name)
         if found is None:
             raise UnsupportedArchitectureError(
-                f"{self._path} has tensor {shown(name)}, which {architecture.model_type} models have no place for",
+                f"{self._path} has tensor {shown(name)}, which {architecture.model_type} models do not have",
                 path=self._path,
                 architecture=self.metadata["general.architecture"],
                 supported=ARCHITECTURES,
