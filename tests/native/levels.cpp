@@ -252,7 +252,7 @@ void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& b
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
                      bool normed, bool alone) {
   Random random(4);
-  const paged_heads heads{4, 2, kHeadDim, 16, cache_dtype, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS, nullptr};
+  const paged_heads heads{4, 2, kHeadDim, 16, cache_dtype, 0, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS, nullptr};
   const Batch batch = alone ? Batch({1}, {40}, 16, random) : Batch({9, 1}, {9, 40}, 16, random);
   const int rows = batch.num_tokens();
   const Cache cache(heads, batch.num_blocks, random);
