@@ -187,14 +187,16 @@ void compare_attention(Levels& levels, const paged_heads& heads, bool with_offse
 void compare_attention(Levels& levels) {
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT16, PAGED_FLOAT8_E4M3}) {
     for (const int size : {48, 64}) {
-      const paged_heads plain{6, 2, size, 16, cache, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS, nullptr};
+      const paged_heads plain{6, 2, size, 16, cache, 0, 0, 0.125f, 0.0f, PAGED_FLOAT32_PRODUCTS, nullptr};
       const float sinks[6] = {-1.0f, 0.0f, 0.5f, 1.0f, 2.0f, 3.0f};
       paged_heads in_pairs = plain, windowed = plain, capped = plain, sunk = plain;
       in_pairs.products = PAGED_BFLOAT16_PRODUCTS;
       windowed.window = 50;
+      paged_heads reaching = windowed;
+      reaching.window_reaches_ahead = 1;
       capped.softcap = 3.0f;
       sunk.sinks = sinks;
-      for (const paged_heads& heads : {plain, in_pairs, windowed, capped, sunk})
+      for (const paged_heads& heads : {plain, in_pairs, windowed, reaching, capped, sunk})
         for (const bool both_ways : {false, true})
           compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0, both_ways);
     }
