@@ -280,8 +280,9 @@ async def test_documents_are_cut_and_nothing_else(limit: int, tmp_path: Path) ->
         with pytest.raises(ContextLengthError, match=rf"documents\[1\] has {len(ids)} tokens with the query, {limit}"):
             await model.rank(QUERY, documents)
         response = await model.rank(QUERY, documents, truncation=True)
-        with pytest.raises(ContextLengthError, match=r"query has .* fit beside a document") as caught:
-            await model.rank(QUERY * 3, documents, truncation=True)
+        for truncation in (True, False):  # no cut of a document would help
+            with pytest.raises(ContextLengthError, match=r"query has .* fit beside a document") as caught:
+                await model.rank(QUERY * 3, documents, truncation=truncation)
     num_after = len(tiny.tokenizer().encode(chat_text("", "").partition("<Document>: ")[2]).ids)
     cut = [*ids[: limit - num_after], *ids[-num_after:]]
     assert len(cut) == limit
@@ -417,8 +418,9 @@ async def test_a_document_that_the_template_refuses_is_named(tmp_path: Path) -> 
         "{% for m in messages if m.content == 'no' %}{{ raise_exception('never') }}{% endfor %}" + RANK_TEMPLATE
     )
     async with builder_of(tmp_path).build() as model:
-        with pytest.raises(InvalidRequestError, match="refuses these messages: never"):
+        with pytest.raises(InvalidRequestError, match=r"documents\[1\] with the query: .* messages: never") as caught:
             await model.rank(QUERY, ["yes", "no"])
+    assert caught.value.field == "documents[1]"
 
 
 async def test_ranks_that_are_no_numbers_are_errors(tmp_path: Path) -> None:
