@@ -51,6 +51,8 @@ class Ranker:
         if isinstance(documents, str | bytes | bytearray) or not isinstance(documents, Sequence) or not documents:
             raise InvalidRequestError.of("documents", documents, "a list of at least one text")
         checked += [self._checked(f"documents[{place}]", each) for place, each in enumerate(documents)]
+        if self.recipe.lower_case:
+            checked = [text.lower() for text in checked]
 
         interruption = Interruption()
         writer = PairWriter(self.reader.preparer.text, ranks, checked[0], interruption)
