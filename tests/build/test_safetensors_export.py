@@ -26,6 +26,7 @@ from paged_sdk.weights.checkpoint import open_checkpoint
 from paged_sdk.weights.safetensors import writer as safetensors_writer
 from quantized_writers import mlx, pack_checkpoint
 from tiny import FAMILIES, make_checkpoint
+from tiny_ranker import builder_of, logits_of, make_answering_ranker
 
 PROMPT = list(range(3, 40))
 
@@ -92,6 +93,15 @@ def test_nothing_says_of_decoded_weights_that_they_are_quantized(tmp_path: Path)
     checkpoint = open_checkpoint(target)
     checkpoint.source.close()
     assert not checkpoint.is_quantized
+
+
+def test_what_is_written_ranks_texts_as_before(tmp_path: Path) -> None:
+    make_answering_ranker("qwen3", tmp_path / "source", {"prompts": {"web": "Say it"}, "default_prompt_name": "web"})
+    found = []
+    for path in (tmp_path / "source", write_safetensors(tmp_path / "source", tmp_path / "target", type="F32")):
+        with BlockingModel(builder_of(path).build()) as model:
+            found.append(logits_of(model.rank("the sea", ["a ship", "x"])))
+    assert found[0] == found[1]
 
 
 def test_shards_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,8 @@ from paged_sdk import (
     TextModelBuilder,
     UnsupportedArchitectureError,
 )
+from paged_sdk.chat.pair_writer import PairWriter
+from paged_sdk.chat.tokenizer import TextPair
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.prompt_reader import PromptReader
 from paged_sdk.runner.step_states import StepStates
@@ -280,8 +283,9 @@ async def test_documents_are_cut_and_nothing_else(limit: int, tmp_path: Path) ->
         with pytest.raises(ContextLengthError, match=rf"documents\[1\] has {len(ids)} tokens with the query, {limit}"):
             await model.rank(QUERY, documents)
         response = await model.rank(QUERY, documents, truncation=True)
-        with pytest.raises(ContextLengthError, match=r"query has .* fit beside a document") as caught:
-            await model.rank(QUERY * 3, documents, truncation=True)
+        for truncation in (True, False):  # no cut of a document would help
+            with pytest.raises(ContextLengthError, match=r"query has .* fit beside a document") as caught:
+                await model.rank(QUERY * 3, documents, truncation=truncation)
     num_after = len(tiny.tokenizer().encode(chat_text("", "").partition("<Document>: ")[2]).ids)
     cut = [*ids[: limit - num_after], *ids[-num_after:]]
     assert len(cut) == limit
@@ -417,8 +421,9 @@ async def test_a_document_that_the_template_refuses_is_named(tmp_path: Path) -> 
         "{% for m in messages if m.content == 'no' %}{{ raise_exception('never') }}{% endfor %}" + RANK_TEMPLATE
     )
     async with builder_of(tmp_path).build() as model:
-        with pytest.raises(InvalidRequestError, match="refuses these messages: never"):
+        with pytest.raises(InvalidRequestError, match=r"documents\[1\] with the query: .* messages: never") as caught:
             await model.rank(QUERY, ["yes", "no"])
+    assert caught.value.field == "documents[1]"
 
 
 async def test_ranks_that_are_no_numbers_are_errors(tmp_path: Path) -> None:
@@ -456,6 +461,29 @@ async def test_whoever_stops_waiting_gives_the_blocks_back(tmp_path: Path) -> No
         await obeyed(model)
         assert (model.stats().blocks_used, model.stats().running, model.stats().waiting) == (0, 0, 0)
         assert logits_of(await model.rank(QUERY, DOCUMENTS)) == pytest.approx(answers(reference), abs=1e-4)
+
+
+async def test_whoever_stops_waiting_has_no_more_documents_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_answering_ranker("qwen3", tmp_path)
+    may_end, written = threading.Event(), list[str]()
+    encode = PairWriter.encode
+
+    def held(writer: PairWriter, document: str) -> TextPair:
+        written.append(document)
+        may_end.wait(10)
+        return encode(writer, document)
+
+    monkeypatch.setattr(PairWriter, "encode", held)
+    async with builder_of(tmp_path).build() as model:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(model.rank, QUERY, ["x"] * 20)
+            await until(lambda: bool(written))
+            tasks.cancel_scope.cancel()
+        may_end.set()
+        await anyio.sleep(0.1)
+    assert written == ["x"]
 
 
 def test_blocking_models_rank(tmp_path: Path) -> None:

@@ -496,6 +496,8 @@ async def test_gguf_files_say_how_they_pool(tmp_path: Path, monkeypatch: pytest.
     async with builder_of(add_pooling(4)).build() as model:
         with pytest.raises(InvalidRequestError, match="pooling_type = 4: this model ranks"):
             await model.embed("Once")
+        with pytest.raises(InvalidRequestError, match=r"else than text; .*pooling_type = 4: this model ranks"):
+            await model.send_completion_request("Once")
     with pytest.raises(CheckpointError, match="pooling_type = 9"):
         await builder_of(add_pooling(9)).build()
 

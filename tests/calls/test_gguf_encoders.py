@@ -163,11 +163,11 @@ def test_a_server_answers_for_a_file(tmp_path: Path) -> None:
         assert answer.json()["results"][0]["index"] == best
 
 
-async def test_adapters_in_files_of_their_own_change_encoders(tmp_path: Path) -> None:
-    reference: Any = make_encoder("bert", tmp_path)
+def write_query_update(path: Path) -> torch.Tensor:
+    """Write an adapter of the first layer's queries as llama.cpp's converter does, and return what it adds."""
     generator = np.random.default_rng(0)
     down, up = (generator.standard_normal(shape, np.float32) * 0.2 for shape in ((4, 64), (64, 4)))
-    writer = gguf.GGUFWriter(tmp_path / "lora.gguf", "bert")
+    writer = gguf.GGUFWriter(path, "bert")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 8.0)
@@ -177,11 +177,30 @@ async def test_adapters_in_files_of_their_own_change_encoders(tmp_path: Path) ->
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return 2.0 * torch.from_numpy(up @ down)
+
+
+async def test_adapters_in_files_of_their_own_change_encoders(tmp_path: Path) -> None:
+    reference: Any = make_encoder("bert", tmp_path)
+    update = write_query_update(tmp_path / "lora.gguf")
     async with builder_of(written(tmp_path, pooling_type=1)).build() as model:
         await model.load_adapter(tmp_path / "lora.gguf")
         found = (await model.embed(TEXTS, adapter="lora")).embeddings
         plain = (await model.embed(TEXTS)).embeddings
     np.testing.assert_allclose(plain, expected(reference, "mean"), atol=1e-5)
-    reference.bert.encoder.layer[0].attention.self.query.weight.data += 2.0 * torch.from_numpy(up @ down)
+    reference.bert.encoder.layer[0].attention.self.query.weight.data += update
     np.testing.assert_allclose(found, expected(reference, "mean"), atol=1e-5)
     assert np.abs(found - plain).max() > 0.01
+
+
+async def test_adapters_in_files_of_their_own_change_rankers(tmp_path: Path) -> None:
+    """The class of a ranker has its layers in a module of another name than the class that makes vectors."""
+    reference: Any = make_ranker("xlm-roberta", tmp_path, pad_token_id=1, type_vocab_size=1)
+    update = write_query_update(tmp_path / "lora.gguf")
+    async with builder_of(written(tmp_path, pooling_type=4)).build() as model:
+        await model.load_adapter(tmp_path / "lora.gguf")
+        response = await model.rank(QUERY, DOCUMENTS, adapter="lora")
+    found = [each.logit for each in sorted(response.results, key=lambda each: each.index)]
+    assert np.abs(np.array(found) - logits_of(reference)).max() > 0.01
+    reference.roberta.encoder.layer[0].attention.self.query.weight.data += update
+    assert found == pytest.approx(logits_of(reference), abs=2e-5)

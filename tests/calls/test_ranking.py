@@ -204,6 +204,22 @@ async def test_rankers_that_sentence_transformers_has_written(tmp_path: Path) ->
     assert logits(response) == pytest.approx([logit(reference, QUERY, each, 30) for each in documents], abs=2e-5)
 
 
+async def test_texts_are_turned_to_lower_case_where_the_files_say_so(tmp_path: Path) -> None:
+    reference = make_ranker("bert", tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    kind = "sentence_transformers.base.modules.transformer.Transformer"
+    (tmp_path / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": kind}]))
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    prompts = {"prompts": {"ask": "Ask The "}, "default_prompt_name": "ask"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    async with builder_of(tmp_path).build() as model:
+        response = await model.rank(QUERY.upper(), [each.upper() for each in DOCUMENTS])
+    expected = [logit(reference, f"ask the {QUERY}", each) for each in DOCUMENTS]
+    assert logits(response) == pytest.approx(expected, abs=2e-5)
+
+
 def test_scores_are_the_logistic_function() -> None:
     for number, score in ((0.0, 0.5), (2.0, 0.8807970779778823), (-800.0, 0.0), (800.0, 1.0)):
         assert RankedDocument(index=0, logit=number).score == pytest.approx(score)

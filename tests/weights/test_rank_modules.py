@@ -60,6 +60,15 @@ def test_messages_in_parts_are_not_written(tmp_path: Path) -> None:
     assert "messages are 'structured', not flat" in said.why_not
 
 
+def test_small_letters_of_what_a_template_writes_are_not_made(tmp_path: Path) -> None:
+    """A template's own text would be lower case, too, but for the special tokens in it."""
+    write(tmp_path, sentence_bert_config={"modality_config": {"message": {}}, "do_lower_case": True})
+    said = read_rank_modules(tmp_path)
+    assert said is not None
+    assert said.why_not is not None
+    assert "do_lower_case makes small letters" in said.why_not
+
+
 @pytest.mark.parametrize(
     "files",
     [

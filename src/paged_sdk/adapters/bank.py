@@ -378,9 +378,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _plain(module: str) -> str:
-    """Return a module's name without what is around a decoder, which differs from class to class."""
+    """Return a module's name without what is around the layers, which differs from class to class."""
     parts = module.split(".")
-    while parts and parts[0] in ("model", "language_model", "transformer"):
+    while parts and parts[0] in ("model", "language_model", "transformer", "bert", "roberta"):
         del parts[0]
     return ".".join(parts)
 

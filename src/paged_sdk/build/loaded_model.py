@@ -159,7 +159,8 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
         ranks = None if text is None else find_ranking(checkpoint, model, shape, text, settings)
         recipe = _recipe(path.name, said, ranks, is_bidirectional=shape.bidirectional)
         if why_no_text is not None:
-            does = "rank() says how well texts go together" if ranks is not None else "embed() makes vectors of texts"
+            makes_vectors = said.why_not or "embed() makes vectors of texts"
+            does = makes_vectors if ranks is None else "rank() says how well texts go together"
             why_no_text = f"{why_no_text}; {does}"
         if text is None:
             vision = None

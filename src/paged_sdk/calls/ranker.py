@@ -51,12 +51,19 @@ class Ranker:
         if isinstance(documents, str | bytes | bytearray) or not isinstance(documents, Sequence) or not documents:
             raise InvalidRequestError.of("documents", documents, "a list of at least one text")
         checked += [self._checked(f"documents[{place}]", each) for place, each in enumerate(documents)]
+        if self.recipe.lower_case:
+            checked = [text.lower() for text in checked]
 
         interruption = Interruption()
         writer = PairWriter(self.reader.preparer.text, ranks, checked[0], interruption)
 
         def encode(place: int) -> tuple[list[int], Reading]:
-            pair = self._cut(writer.encode(checked[1 + place]), place, truncation=truncation)
+            name = f"documents[{place}]"
+            try:
+                written = writer.encode(checked[1 + place])
+            except InvalidRequestError as exc:
+                raise InvalidRequestError(f"{name} with the query: {exc}", field=name) from exc
+            pair = self._cut(written, name, truncation=truncation)
             if ranks.answer is not None:
                 return pair.token_ids, AnswerLogit(ranks.answer)
             assert ranks.pooling is not None
@@ -78,22 +85,15 @@ class Ranker:
         self.reader.checked(name, text)
         return text
 
-    def _cut(self, pair: TextPair, place: int, *, truncation: bool) -> TextPair:
+    def _cut(self, pair: TextPair, name: str, *, truncation: bool) -> TextPair:
         """Return the tokens of the query and a document, of which some may be left out.
 
+        :param name: what the caller calls the document
         :raises ContextLengthError: there are too many, or so many of the query that no document can be cut to fit
         """
-        text, name = self.reader.preparer.text, f"documents[{place}]"
-        limit, most = self.reader.preparer.max_read_tokens, self.recipe.max_tokens or text.model_max_length
+        preparer = self.reader.preparer
+        limit, most = preparer.max_read_tokens, self.recipe.max_tokens or preparer.text.model_max_length
         limit = limit if most is None else min(limit, most)
-        if len(pair.token_ids) > limit and not truncation:
-            raise ContextLengthError(
-                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query, or "
-                "use truncation=True",
-                field=name,
-                num_tokens=len(pair.token_ids),
-                limit=limit,
-            )
         cut = pair.cut(limit)
         if cut is None:
             own = len(pair.token_ids) - len(pair.second)
@@ -102,6 +102,14 @@ class Ranker:
                 field="query",
                 num_tokens=own,
                 limit=limit - 1,
+            )
+        if len(pair.token_ids) > limit and not truncation:
+            raise ContextLengthError(
+                f"{name} has {len(pair.token_ids)} tokens with the query, {limit} fit: shorten it, or the query, or "
+                "use truncation=True",
+                field=name,
+                num_tokens=len(pair.token_ids),
+                limit=limit,
             )
         return cut
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -61,11 +62,13 @@ class ReadingRequests:
         :raises RequestError: as :meth:`PromptBatch.read`, or what ``encode`` raises
         """
         adapter = self.adapters.use(options.adapter)
-        sampling = self.preparer.sampling(RequestOptions())
+        sampling, has_ended = self.preparer.sampling(RequestOptions()), threading.Event()
 
         def make(first: int, end: int) -> list[Request]:
             arrival, made = time.monotonic(), []
             for place in range(first, end):
+                if has_ended.is_set():
+                    break
                 token_ids, reading = encode(place)
                 made.append(
                     self.preparer.prepare(
@@ -90,4 +93,7 @@ class ReadingRequests:
             request_id=request_id,
             timeout=options.timeout,
         )
-        return await batch.read(), batch.usage(time.monotonic())
+        try:
+            return await batch.read(), batch.usage(time.monotonic())
+        finally:  # where it is cancelled, nobody waits for the thread, which must not go on
+            has_ended.set()

@@ -50,12 +50,18 @@ def read_rank_modules(directory: Path) -> RankModules | None:
             return None
     assert modules is not None
     prompts, default = read_prompts(directory)
-    said = RankModules(answer=answer, instruction=None if default is None else prompts[default])
+    instruction = None if default is None else prompts[default]
     path = modules[0].directory / "sentence_bert_config.json"
     settings = read_json_if_there(path)
+    is_lower = bool(settings.get("do_lower_case", False))
+    said = RankModules(answer=answer, instruction=instruction.lower() if instruction and is_lower else instruction)
     message = _mapping(settings.get("modality_config")).get("message")
     if message is None:
         return said
+    if is_lower:
+        return evolve(
+            said, why_not=f"{path}: do_lower_case makes small letters of a chat template's text, which is not done here"
+        )
     shape = _mapping(message).get("format", "flat")
     if shape != "flat":
         return evolve(said, why_not=f"{path}: messages are {shown(shape)}, not flat (a text each)")

@@ -10,7 +10,8 @@ __all__ = ["write_safetensors"]
 def write_safetensors(
     source: str | Path, target: str | Path, *, type: str = "BF16", show_progress: bool = False
 ) -> Path:
-    """Write a checkpoint as a directory of unquantized safetensors, with config.json, tokenizer and chat template.
+    """Write a checkpoint as a directory of unquantized safetensors, with config.json, tokenizer, chat template and the
+    files of sentence-transformers.
 
     It is complete or absent: a full disk, an error or an interruption leaves nothing behind.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from paged_sdk.weights.hub import resolve_model
 from paged_sdk.weights.new_target import must_be_new, new_directory
 from paged_sdk.weights.quantized.format import as_decoded
 from paged_sdk.weights.safetensors.writer import NewTensor, write_shards
+from paged_sdk.weights.sentence_modules import read_modules
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["write"]
@@ -43,7 +44,12 @@ _COPIED: Final = (
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
 )
+# What sentence-transformers' modules have in directories of their own.
+_OF_MODULES: Final = ("config.json", "sentence_bert_config.json", "model.safetensors")
 
 
 def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
@@ -102,15 +108,23 @@ def _decoded(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
 
 def _write_tokenizer(checkpoint: Checkpoint, directory: Path) -> None:
     if checkpoint.metadata is None:
-        for name in _COPIED:
-            if is_file(checkpoint.path / name):
-                shutil.copyfile(checkpoint.path / name, directory / name)
+        _copy(_COPIED, checkpoint.path, directory)
+        for module in read_modules(checkpoint.path) or ():
+            if module.directory != checkpoint.path:
+                _copy(_OF_MODULES, module.directory, directory / module.directory.relative_to(checkpoint.path))
         return
     text = text_processor_from_gguf(checkpoint.metadata)
     try:
         _write_text_processor(text, directory)
     finally:
         text.close()
+
+
+def _copy(names: Iterable[str], source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        if is_file(source / name):
+            shutil.copyfile(source / name, target / name)
 
 
 def _write_text_processor(text: TextProcessor, directory: Path) -> None:
