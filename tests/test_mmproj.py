@@ -448,7 +448,11 @@ def changed(**values: Any) -> Callable[[Callable[[str], Made], Path], tuple[Path
 
 WRONG: Mapping[str, tuple[Callable[[Callable[[str], Made], Path], tuple[Path, Path]], type[ModelLoadError], str]] = {
     "a model": (lambda made, path: (made("llava").model, made("llava").model), CheckpointError, "a 'llama' model"),
-    "no model": (lambda made, path: (made("llava").mmproj, made("llava").mmproj), CheckpointError, "load the GGUF file of the model"),
+    "no model": (
+        lambda made, path: (made("llava").mmproj, made("llava").mmproj),
+        CheckpointError,
+        "the GGUF file of the model",
+    ),
     "another family's": (
         lambda made, path: (made("llava").model, made("gemma3").mmproj),
         CheckpointError,
