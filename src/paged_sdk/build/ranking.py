@@ -32,7 +32,8 @@ def find_ranking(
     :raises ConfigError: the settings name tokens, or a chat template, that this model cannot be ranked by
     :raises CheckpointError: a file of the checkpoint cannot be read
     """
-    pooling = model.ranker_pooling if isinstance(model, RankingModel) else None
+    head = model.rank_head if isinstance(model, RankingModel) else None
+    pooling = None if head is None else head.pooling
     said = None if checkpoint.metadata is not None else read_rank_modules(checkpoint.path)
     answer = None if said is None else said.answer
     if settings.ranking_tokens is not None:

@@ -11,7 +11,7 @@ from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.step import StepContext
 
-__all__ = ["CausalModel", "RankingModel"]
+__all__ = ["CausalModel", "RankLayers", "RankingModel"]
 
 
 class CausalModel(Protocol):
@@ -51,18 +51,17 @@ class CausalModel(Protocol):
         ...
 
 
-@runtime_checkable
-class RankingModel(Protocol):
-    """Says how well texts go together, by the layers that a class has for it."""
+class RankLayers(Protocol):
+    """Makes one number of a text, by the layers that a class for ranking has in its output projection's place."""
 
     @property
-    def ranker_pooling(self) -> Pooling | None:
-        """Return which vector of a text it makes a number of; None: it makes none."""
+    def pooling(self) -> Pooling:
+        """Return which vector of a text they read."""
         ...
 
     @property
     def tells_parts(self) -> bool:
-        """Say whether it is told which of two texts a token is of."""
+        """Say whether the model is told which of two texts a token is of."""
         ...
 
     def ranks(self, vectors: Tensor) -> Tensor:
@@ -71,4 +70,14 @@ class RankingModel(Protocol):
         :param vectors: pooled hidden states, float32 ``[num_texts, hidden_size]``
         :returns: ``[num_texts, 1]`` float32
         """
+        ...
+
+
+@runtime_checkable
+class RankingModel(Protocol):
+    """Is a model that may have such layers."""
+
+    @property
+    def rank_head(self) -> RankLayers | None:
+        """Return them; None: the checkpoint has none."""
         ...

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
-from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows, add_embeddings_, add_lora_
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.rotary import Rotation
@@ -71,7 +70,7 @@ class DecoderModel:
         self.head_name = head_name
         self.embedding_name = embedding_name
         self.group = group
-        self.rank_head = rank_head
+        self.rank_head: RankHead | None = rank_head
         self.adapts_row_by_row: bool = False
 
     @property
@@ -154,21 +153,6 @@ class DecoderModel:
     def normed(self, hidden: Tensor) -> Tensor:
         """Return rows of :meth:`forward`'s result, which are normed, in float32."""
         return hidden.float()
-
-    @property
-    def ranker_pooling(self) -> Pooling | None:
-        """Return which vector of a text it makes a number of: the last token's; None: it makes none."""
-        return None if self.rank_head is None else "last"
-
-    @property
-    def tells_parts(self) -> bool:
-        """Say that it is not told which of two texts a token is of."""
-        return False
-
-    def ranks(self, vectors: Tensor) -> Tensor:
-        """Make one number of each text; see :meth:`~paged_sdk.models.causal_model.RankingModel.ranks`."""
-        assert self.rank_head is not None, "only what ranks texts is asked to"
-        return self.rank_head.ranks(vectors)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute scores over the vocabulary.

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from paged_sdk.attention.backend import AttentionBackend, NativePages
 from paged_sdk.config.decoder import DecoderConfig, NormKind, QkNormWeights
-from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.decoder import DecoderLayer as NativeLayer
 from paged_sdk.kernels.native.decoder import NativeDecoder, Projection, Router
@@ -33,6 +32,7 @@ from paged_sdk.models.gated_mlp import GatedMlp
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.models.norms import SharedWholeNorms, WholeNorms
 from paged_sdk.models.plain_mlp import PlainMlp
+from paged_sdk.models.rank_head import RankHead
 from paged_sdk.models.sharded import JoinedExperts, JoinedLinear
 from paged_sdk.quant.adapted import AdaptableLinear
 from paged_sdk.quant.linear import Linear
@@ -171,7 +171,7 @@ class FusedDecoderModel:
 
     :param model: a model for which :func:`~paged_sdk.models.fusible.why_not_fused` returns None
     :param few_rows: see :class:`FusedLayers`
-    :ivar config: the model's; ``dtype`` and ``device`` likewise
+    :ivar config: the model's; ``dtype``, ``device`` and ``rank_head`` likewise
     """
 
     def __init__(self, model: DecoderModel, backend: AttentionBackend, *, few_rows: int = FEW_ROWS) -> None:
@@ -180,6 +180,7 @@ class FusedDecoderModel:
         self.config: DecoderConfig = model.config
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
+        self.rank_head: RankHead | None = model.rank_head
         self._model = model
         self._layers = FusedLayers(model, pages, range(model.config.num_layers), few_rows=few_rows)
         self._norm = norm_in_float32(model.norm, pages.workspace, self._layers.norm_eps)
@@ -203,20 +204,6 @@ class FusedDecoderModel:
     def normed(self, hidden: Tensor) -> Tensor:
         """Compute the last norm of rows of :meth:`forward`'s result."""
         return self._norm.forward(hidden)
-
-    @property
-    def ranker_pooling(self) -> Pooling | None:
-        """Return the model's own; ``tells_parts`` likewise."""
-        return self._model.ranker_pooling
-
-    @property
-    def tells_parts(self) -> bool:
-        """Return the model's own."""
-        return self._model.tells_parts
-
-    def ranks(self, vectors: Tensor) -> Tensor:
-        """Do what :meth:`DecoderModel.ranks` does."""
-        return self._model.ranks(vectors)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig
+from paged_sdk.config.pooling import Pooling
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.weight_loader import WeightLoader
 
@@ -18,7 +21,8 @@ RANK_HEAD = "score"
 
 @frozen(eq=False)
 class RankHead:
-    """Multiplies hidden states by one row of numbers.
+    """Multiplies hidden states of last tokens by one row of numbers; it is
+    :class:`~paged_sdk.models.causal_model.RankLayers`.
 
     :ivar weight: ``[1, hidden_size]`` float32
     :ivar bias: ``[1]`` float32; None: nothing is added
@@ -26,6 +30,9 @@ class RankHead:
 
     weight: Tensor
     bias: Tensor | None = None
+
+    pooling: ClassVar[Pooling] = "last"
+    tells_parts: ClassVar[bool] = False
 
     def ranks(self, vectors: Tensor) -> Tensor:
         """Return ``[num_texts, 1]`` of ``[num_texts, hidden_size]``, both float32."""

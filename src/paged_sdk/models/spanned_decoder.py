@@ -10,7 +10,6 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.config.decoder import DecoderConfig, RopeConfig
-from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.native.norm import NativeNorm
 from paged_sdk.kernels.placement import LayerSpan, Placement, carried, working_on
@@ -20,6 +19,7 @@ from paged_sdk.layers.norm import NoNorm, Norm
 from paged_sdk.layers.rotary import RotaryEmbedding
 from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.models.fused_decoder import FusedLayers, norm_in_float32
+from paged_sdk.models.rank_head import RankHead
 
 __all__ = ["SpannedDecoderModel"]
 
@@ -32,7 +32,7 @@ class SpannedDecoderModel:
 
     :param fused: what runs spans of layers in one native call, by the first of their layers; the other spans run one
         operation at a time
-    :ivar config: the model's; ``dtype`` likewise
+    :ivar config: the model's; ``dtype`` and ``rank_head`` likewise
     :ivar device: the device of the embeddings
     """
 
@@ -41,6 +41,7 @@ class SpannedDecoderModel:
         self.dtype: torch.dtype = model.dtype
         self.device: torch.device = model.device
         self.placement: Placement = model.placement
+        self.rank_head: RankHead | None = model.rank_head
         self._model = model
         self._spans = self.placement.spans
         self._runs: list[_Run] = [
@@ -82,20 +83,6 @@ class SpannedDecoderModel:
     def _normed(self, hidden: Tensor) -> Tensor:
         with working_on(self.placement.layers[-1]):
             return self._norm.forward(hidden)
-
-    @property
-    def ranker_pooling(self) -> Pooling | None:
-        """Return the model's own; ``tells_parts`` likewise."""
-        return self._model.ranker_pooling
-
-    @property
-    def tells_parts(self) -> bool:
-        """Return the model's own."""
-        return self._model.tells_parts
-
-    def ranks(self, vectors: Tensor) -> Tensor:
-        """Do what :meth:`DecoderModel.ranks` does."""
-        return self._model.ranks(vectors)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""

@@ -224,7 +224,8 @@ class _Parts:
     @tells_parts.default
     def _ask_model(self) -> bool:
         # Once: rows of other models are not looked through for pairs.
-        return isinstance(self.model, RankingModel) and self.model.tells_parts
+        head = self.model.rank_head if isinstance(self.model, RankingModel) else None
+        return head is not None and head.tells_parts
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
         num_rows = len(output.scheduled)

@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_sdk.errors import NumericalError
 from paged_sdk.kernels.sampling import argmax
 from paged_sdk.kernels.transfer import HostCopies, to_device
-from paged_sdk.models.causal_model import CausalModel, RankingModel
+from paged_sdk.models.causal_model import CausalModel, RankingModel, RankLayers
 from paged_sdk.runner.late_results import LateResults
 from paged_sdk.runner.output import RunnerOutput
 from paged_sdk.runner.prompt_logprobs import LOGITS_TILE
@@ -226,7 +226,10 @@ class _Pool:
     """Makes one vector of hidden states that come in chunks."""
 
     def __init__(self, reading: PooledVector, model: CausalModel) -> None:
-        self._ranking = model if reading.is_ranked else None
+        self._head: RankLayers | None = None
+        if reading.is_ranked:
+            assert isinstance(model, RankingModel), "only what ranks texts is asked to"
+            self._head = model.rank_head
         self._pooling = reading.pooling
         self._pooled: Tensor | None = None
         self._weight = 0.0
@@ -260,10 +263,9 @@ class _Pool:
         """
         assert self._pooled is not None, "a prompt has a token"
         pooled = self._pooled / self._weight if self._weight else self._pooled
-        if self._ranking is not None:
-            assert isinstance(self._ranking, RankingModel), "only what ranks texts is asked to"
-            pooled = self._ranking.ranks(pooled[None])[0]
-        what = "hidden states hold" if self._ranking is None else "rank is"
+        if self._head is not None:
+            pooled = self._head.ranks(pooled[None])[0]
+        what = "hidden states hold" if self._head is None else "rank is"
         copies = HostCopies(pooled)
 
         def result() -> ReadResult:

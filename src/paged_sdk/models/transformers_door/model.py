@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,12 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.config.pooling import Pooling
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.placement import Placement
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.transformers_door.modules import Body, CurrentStep, OwnLinear
 from paged_sdk.models.transformers_door.probe import AttentionLayer, inputs
+from paged_sdk.models.transformers_door.rank_head import ClassRankHead
 from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Seam
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
 from paged_sdk.quant.linear import Linear
@@ -35,8 +34,7 @@ class TransformersModel:
     :param first_position: what the class calls the position of a text's first token
     :param ranker: the class of which the body is a part, if it makes one number of a text
     :ivar is_encoder: whether the class has no output projection
-    :ivar ranker_pooling: which vector of a text it makes its number of; None: it makes none
-    :ivar tells_parts: whether the class is told which of two texts a token is of
+    :ivar rank_head: makes that number; None: the class makes none
     :ivar blocks: the modules that are the layers, where they are to be had
     :ivar adaptable: the linear layers that adapters may change
     :ivar dtype: of activations, keys and values
@@ -66,14 +64,7 @@ class TransformersModel:
         self.transformers_model: Any = model
         self.seam = seam
         self.is_encoder: bool = model is body
-        self._ranker = ranker
-        self.ranker_pooling: Pooling | None = None
-        if ranker is not None:
-            self.ranker_pooling = "mean" if getattr(model.config, "classifier_pooling", None) == "mean" else "cls"
-        self.tells_parts: bool = (
-            "token_type_ids" in inspect.signature(body.layers.forward).parameters
-            and getattr(model.config, "type_vocab_size", 0) > 1
-        )
+        self.rank_head: ClassRankHead | None = None if ranker is None else ClassRankHead(ranker, body, dtype)
         self._first_position = first_position
         self._body = body
         self._step = step
@@ -100,7 +91,7 @@ class TransformersModel:
         :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
         """
         given = self.inputs(token_ids, positions)
-        if ctx.parts is not None and self.tells_parts:
+        if ctx.parts is not None:
             given["token_type_ids"] = ctx.parts[None]
         return self.run(given, len(token_ids), ctx)
 
@@ -151,24 +142,6 @@ class TransformersModel:
         finally:
             self._body.give(None)
         return cast(Tensor, scores[0].float())
-
-    def ranks(self, vectors: Tensor) -> Tensor:
-        """Make one number of each text; see :meth:`~paged_sdk.models.causal_model.RankingModel.ranks`."""
-        return self.rank_states(vectors[:, None])
-
-    def rank_states(self, hidden: Tensor) -> Tensor:
-        """Make one number of each text, of its tokens' hidden states, ``[num_texts, num_tokens, hidden_size]``.
-
-        :returns: ``[num_texts, 1]`` float32
-        """
-        assert self._ranker is not None, "only what ranks texts is asked to"
-        nothing = torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
-        self._body.give(hidden.to(self.dtype))
-        try:
-            ranks: Tensor = self._ranker(input_ids=nothing, attention_mask=torch.ones_like(nothing)).logits
-        finally:
-            self._body.give(None)
-        return ranks.float()
 
     def _insert(self, table: nn.Module, args: object, embedded: Tensor) -> None:
         """Put the vectors of images in place of the embeddings of their tokens."""

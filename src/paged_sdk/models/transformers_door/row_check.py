@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.transformers_door.model import TransformersModel
+from paged_sdk.models.transformers_door.rank_head import ClassRankHead
 from paged_sdk.models.transformers_door.seam import AttentionCall
 from paged_sdk.models.transformers_door.skeleton import refusal
 
@@ -60,8 +61,8 @@ def _check_rows(model: TransformersModel) -> None:
         raise refusal(model_type, "it counts the positions of a text in a way of its own")
     if not all(_alike(each, of_plain[mixed]) for each, of_plain in zip(_run(model, mixed), plain, strict=True)):
         raise refusal(model_type, "its positions are not those that it is given")
-    if model.ranker_pooling is not None:
-        _check_ranks(model)
+    if model.rank_head is not None:
+        _check_ranks(model, model.rank_head)
     rows = torch.tensor(_POISONED, device=model.device)
 
     def poison(module: object, args: object, output: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def _check_rows(model: TransformersModel) -> None:
         raise refusal(model_type, "its tokens see each other elsewhere than in attention")
 
 
-def _check_ranks(model: TransformersModel) -> None:
+def _check_ranks(model: TransformersModel, head: ClassRankHead) -> None:
     """Rank texts of random hidden states, which differ from token to token: equal tokens have equal ones in a class
     whose positions are rotary.
 
@@ -85,8 +86,8 @@ def _check_ranks(model: TransformersModel) -> None:
     """
     random = torch.Generator().manual_seed(0)
     states = torch.randn(_NUM_RANKED, _NUM_ROWS, model.config.hidden_size, generator=random).to(model.device)
-    pooled = states[:, 0] if model.ranker_pooling == "cls" else states.mean(1)
-    of_pooled, of_states = model.ranks(pooled), model.rank_states(states)
+    pooled = states[:, 0] if head.pooling == "cls" else states.mean(1)
+    of_pooled, of_states = head.ranks(pooled), head.ranks_of_states(states)
     if not of_pooled.isfinite().any():  # weights hold NaN: requests say so
         return
     if of_pooled.shape != of_states.shape or not _alike(of_pooled, of_states, _ROUNDED_RANKS):
