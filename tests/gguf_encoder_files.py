@@ -13,6 +13,8 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import load_file
 
+from gguf_files import add_metadata
+
 __all__ = ["word_piece_metadata", "write_encoder"]
 
 _ARCHITECTURES: Final[Mapping[str, gguf.MODEL_ARCH]] = MappingProxyType(
@@ -47,7 +49,7 @@ def write_encoder(
     writer = gguf.GGUFWriter(path, name)
     values = _values(config) | {key.replace("__", "."): value for key, value in own.items()}
     parts = {"tokenizer.ggml.token_type_count": config.get("type_vocab_size", 1)}
-    _add(writer, {f"{name}.{key}": value for key, value in values.items()} | parts | dict(tokenizer))
+    add_metadata(writer, {f"{name}.{key}": value for key, value in values.items()} | parts | dict(tokenizer))
     kind = gguf.GGMLQuantizationType[quantization]
     plain = gguf.GGMLQuantizationType.F32
     for tensor, array in _tensors(config, load_file(directory / "model.safetensors"), architecture).items():
@@ -154,18 +156,3 @@ def _tensors(config: Mapping[str, Any], stored: Mapping[str, Any], architecture:
         is_norm = architecture is gguf.MODEL_ARCH.GEMMA_EMBEDDING and tensor.endswith("norm.weight")
         found[tensor] = (array + 1 if is_norm else array).astype(np.float32)
     return found
-
-
-def _add(writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:
-    for key, value in metadata.items():
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case _:
-                writer.add_array(key, value)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import paged_sdk
+from gguf_files import add_metadata
 from tiny_vision import IMAGE_BREAK
 
 __all__ = ["MMPROJ_FAMILIES", "write_mmproj", "write_vision_gguf"]
@@ -257,8 +258,7 @@ def write_mmproj(name: str, checkpoint: Path, path: Path, *, type: str = "F32", 
     }
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type("mmproj")
-    for key, value in values.items():
-        _add(writer, key, value)
+    add_metadata(writer, values)
     kept = gguf.GGMLQuantizationType[type]
     for own, tensor in load_file(checkpoint / "model.safetensors").items():
         if rules.projector == "pixtral" and own.endswith("embed_tokens.weight"):
@@ -272,19 +272,6 @@ def write_mmproj(name: str, checkpoint: Path, path: Path, *, type: str = "F32", 
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, float):
-        writer.add_float32(key, value)
-    elif isinstance(value, list):
-        writer.add_array(key, value)
-    else:
-        writer.add_string(key, value)
 
 
 def _gguf_name(name: str) -> str:

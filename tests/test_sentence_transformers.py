@@ -17,6 +17,10 @@ from paged_sdk import InvalidRequestError, TextModelBuilder
 from tiny_encoder import make_encoder, make_ranker
 from tiny_ranker import RANK_TEMPLATE, YES_NO, logits_of, make_decoder_ranker
 
+library: Any = pytest.importorskip(
+    "sentence_transformers", reason="nothing here needs it but these long tests: install it beside the project"
+)
+
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "Once upon a time there was a small engine",
@@ -36,7 +40,6 @@ def write(
     has_template: bool = False,
 ) -> Any:
     """Write a checkpoint of random weights, and return the model that wrote it."""
-    library: Any = pytest.importorskip("sentence_transformers")
     layers: Any = importlib.import_module("sentence_transformers.sentence_transformer.modules")
     own: dict[str, Any] = (
         {"use_bidirectional_attention": True, "sliding_window": 512} if families == "gemma3_text" else {}
@@ -114,7 +117,6 @@ async def test_a_chat_template_around_texts_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("model_type", ["bert", "distilbert", "modernbert"])
 async def test_rankers_say_what_cross_encoders_say(model_type: str, tmp_path: Path) -> None:
-    library: Any = pytest.importorskip("sentence_transformers")
     make_ranker(model_type, tmp_path / "ranker")
     encoder = library.CrossEncoder(str(tmp_path / "ranker"), device="cpu", max_length=64)
     encoder.save_pretrained(str(tmp_path / "written"))
@@ -143,7 +145,6 @@ async def test_answers_are_those_of_a_logit_score(
     family: str, answer: tuple[int, int | None], opens: bool, prompts: dict[str, str], tmp_path: Path
 ) -> None:
     """Texts go through the chat template, and what stands after a document is not cut."""
-    library: Any = pytest.importorskip("sentence_transformers")
     base: Any = importlib.import_module("sentence_transformers.base.modules")
     layers: Any = importlib.import_module("sentence_transformers.cross_encoder.modules")
     tiny.make_checkpoint(family, tmp_path / "base")
@@ -174,7 +175,6 @@ async def test_decoders_for_the_classification_of_sequences_say_what_cross_encod
     family: str, template: str | None, tmp_path: Path
 ) -> None:
     """With a template for pairs, without one, and with one that passes any role on, as the files then say."""
-    library: Any = pytest.importorskip("sentence_transformers")
     make_decoder_ranker(family, tmp_path / "ranker")
     settings = tmp_path / "ranker" / "tokenizer_config.json"
     content = {**json.loads(settings.read_text()), "model_max_length": 190}

@@ -1,4 +1,4 @@
-"""Write small GGUF files with the gguf package, for the tests of this directory."""
+"""Write small GGUF files with the gguf package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LLAMA", "llama_tensors", "write_gguf"]
+__all__ = ["LLAMA", "add_metadata", "llama_tensors", "write_gguf"]
 
 HIDDEN, HEADS, KV_HEADS, MLP, VOCAB = 32, 4, 2, 64, 48
 
@@ -46,25 +46,8 @@ def llama_tensors(layers: int = 1) -> dict[str, npt.NDArray[np.float32]]:
     return {name: generator.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
 
 
-def write_gguf(
-    path: Path,
-    metadata: Mapping[str, Any] = LLAMA,
-    tensors: Mapping[str, npt.NDArray[Any]] | None = None,
-    *,
-    architecture: str = "llama",
-    quantization: str = "F32",
-    alignment: int | None = None,
-) -> Path:
-    """Write a file.
-
-    :param metadata: the values by full key; the types follow from the values, ints as uint32
-    :param tensors: the tensors by GGUF name; None: :func:`llama_tensors`
-    :param quantization: the type of all matrices
-    :returns: ``path``
-    """
-    writer = gguf.GGUFWriter(path, architecture)
-    if alignment is not None:
-        writer.add_custom_alignment(alignment)
+def add_metadata(writer: gguf.GGUFWriter, metadata: Mapping[str, Any]) -> None:
+    """Add values by full key; the types follow from the values, ints as uint32."""
     for key, value in metadata.items():
         match value:
             case bool():
@@ -77,6 +60,28 @@ def write_gguf(
                 writer.add_string(key, value)
             case _:
                 writer.add_array(key, value)
+
+
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, Any] = LLAMA,
+    tensors: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    architecture: str = "llama",
+    quantization: str = "F32",
+    alignment: int | None = None,
+) -> Path:
+    """Write a file.
+
+    :param metadata: see :func:`add_metadata`
+    :param tensors: the tensors by GGUF name; None: :func:`llama_tensors`
+    :param quantization: the type of all matrices
+    :returns: ``path``
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
+    add_metadata(writer, metadata)
     for name, array in (llama_tensors() if tensors is None else tensors).items():
         kind = gguf.GGMLQuantizationType[quantization if array.ndim > 1 else "F32"]
         writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
