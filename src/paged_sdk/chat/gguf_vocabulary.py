@@ -121,10 +121,10 @@ _Entry = TypeVar("_Entry", str, int, float)
 
 def array(metadata: Mapping[str, Any], key: str, kind: type[_Entry]) -> list[_Entry]:
     """Return an array whose entries are all of one type; ints may stand for floats."""
-    array = metadata.get(f"tokenizer.ggml.{key}")
-    if array is None:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if value is None:
         raise CheckpointError(f"the metadata has no tokenizer.ggml.{key}")
-    entries = _plain(array)
+    entries = _plain(value)
     found = set(map(type, entries)) if isinstance(entries, list) else {type(entries)}
     if not isinstance(entries, list) or not found <= ({kind, int} if kind is float else {kind}):
         others = ", ".join(sorted(each.__name__ for each in found))
