@@ -34,6 +34,7 @@ _PAGE_OF: Final = {
     "config": "settings",
     "types.messages": "requests",
     "types.request": "requests",
+    "types.request_options": "requests",
     "types.constraint": "requests",
     "types.tool": "requests",
     "types.tool_call": "requests",

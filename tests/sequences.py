@@ -10,7 +10,7 @@ from paged_sdk.config.sampling import SamplingParams
 from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.scheduler.request import Request
 from paged_sdk.scheduler.sequence import Sequence
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 
 SAMPLING = SamplingParams(temperature=0.0, seed=0)
 

@@ -22,7 +22,7 @@ from paged_sdk import (
 )
 from paged_sdk.testing import fake_model
 from paged_sdk.types.prompt import PromptLike
-from paged_sdk.types.request import CompletionOptions, RequestOptions
+from paged_sdk.types.request_options import CompletionOptions, RequestOptions
 
 SAMPLING: Final = SamplingParams(temperature=0, max_len=8)
 

@@ -86,9 +86,9 @@ if TYPE_CHECKING:
     from paged_sdk.types.messages import VisionMessages as VisionMessages
     from paged_sdk.types.rank import RankedDocument as RankedDocument
     from paged_sdk.types.rank import RankResponse as RankResponse
-    from paged_sdk.types.request import CompletionOptions as CompletionOptions
-    from paged_sdk.types.request import ReadingOptions as ReadingOptions
     from paged_sdk.types.request import RequestBuilder as RequestBuilder
+    from paged_sdk.types.request_options import CompletionOptions as CompletionOptions
+    from paged_sdk.types.request_options import ReadingOptions as ReadingOptions
     from paged_sdk.types.response import CalledFunction as CalledFunction
     from paged_sdk.types.response import ChatCompletionChunkResponse as ChatCompletionChunkResponse
     from paged_sdk.types.response import ChatCompletionResponse as ChatCompletionResponse
@@ -165,7 +165,8 @@ _HOME = {
     "types.logprobs": ("Logprobs", "TextOffsets", "TokenLogprob", "TopLogprob"),
     "types.memory_plan": ("MemoryPlan",),
     "types.messages": ("Message", "TextMessageRole", "TextMessages", "VisionMessages"),
-    "types.request": ("CompletionOptions", "ReadingOptions", "RequestBuilder"),
+    "types.request": ("RequestBuilder",),
+    "types.request_options": ("CompletionOptions", "ReadingOptions"),
     "types.response": (
         "CalledFunction",
         "ChatCompletionChunkResponse",

@@ -31,7 +31,8 @@ from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, PromptsLike
 from paged_sdk.types.rank import RankResponse
-from paged_sdk.types.request import ChatRequestLike, CompletionOptions, ReadingOptions
+from paged_sdk.types.request import ChatRequestLike
+from paged_sdk.types.request_options import CompletionOptions, ReadingOptions
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,

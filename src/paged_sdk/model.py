@@ -35,12 +35,11 @@ from paged_sdk.types.adapter import AdapterInfo
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, PromptsLike, as_prompts
 from paged_sdk.types.rank import RankResponse
-from paged_sdk.types.request import (
-    ChatRequestLike,
+from paged_sdk.types.request import ChatRequestLike, as_request
+from paged_sdk.types.request_options import (
     CompletionOptions,
     ReadingOptions,
     RequestOptions,
-    as_request,
     completion_options,
     reading_options,
 )

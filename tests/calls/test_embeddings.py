@@ -46,7 +46,7 @@ from paged_sdk import (
 )
 from paged_sdk.config.pooling import POOLINGS, Pooling
 from paged_sdk.testing import fake_model
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 from talk import until
 
 Vectors = npt.NDArray[np.float32]

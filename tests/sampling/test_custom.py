@@ -34,7 +34,7 @@ from paged_sdk.sampling.processors import default_processors
 from paged_sdk.sampling.sampler import SampledRows, Sampler
 from paged_sdk.testing import fake_model
 from paged_sdk.types.logits_processor import AnyLogitsProcessor
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, max_len=24, ignore_eos=True, top_n_logprobs=0)

@@ -24,7 +24,7 @@ from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.sampling.text_state import TextState
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.constraint import Constraint
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 
 CPU = torch.device("cpu")
 VOCAB_SIZE: Final = 12

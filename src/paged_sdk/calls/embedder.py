@@ -15,7 +15,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.types.embedding import EmbeddingResponse
 from paged_sdk.types.prompt import PromptLike, name_of_prompt
 from paged_sdk.types.reading import PooledVector
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 
 if TYPE_CHECKING:  # importing the package loads no numpy
     import numpy as np

@@ -23,7 +23,8 @@ from paged_sdk.errors import InvalidRequestError
 from paged_sdk.scheduler.request import Request
 from paged_sdk.streaming import ResponseStream
 from paged_sdk.types.prompt import PromptLike, name_of_prompt
-from paged_sdk.types.request import RequestBuilder, RequestOptions
+from paged_sdk.types.request import RequestBuilder
+from paged_sdk.types.request_options import RequestOptions
 from paged_sdk.types.response import (
     ChatCompletionChunkResponse,
     ChatCompletionResponse,

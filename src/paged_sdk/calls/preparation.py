@@ -27,7 +27,7 @@ from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.messages import Message
 from paged_sdk.types.reading import Reading
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 
 if TYPE_CHECKING:  # a model without weights loads no tensors
     from paged_sdk.vision.processor import ImagePrompts

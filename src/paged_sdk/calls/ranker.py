@@ -15,7 +15,7 @@ from paged_sdk.config.embedding import EmbeddingRecipe
 from paged_sdk.errors import ContextLengthError, InvalidRequestError
 from paged_sdk.types.rank import RankedDocument, RankResponse
 from paged_sdk.types.reading import AnswerLogit, PooledVector, Reading
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 
 __all__ = ["Ranker"]
 

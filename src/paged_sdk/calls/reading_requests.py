@@ -18,7 +18,7 @@ from paged_sdk.errors import InvalidRequestError
 from paged_sdk.scheduler.request import Request
 from paged_sdk.types.prompt import PromptLike
 from paged_sdk.types.reading import Reading
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 from paged_sdk.types.response import Usage
 from paged_sdk.worker.engine_access import EngineAccess
 

@@ -13,7 +13,7 @@ from paged_sdk.errors import ContextLengthError, InvalidRequestError
 from paged_sdk.kv.contiguous import common_prefix_length
 from paged_sdk.types.prompt import PromptLike, name_of_prompt
 from paged_sdk.types.reading import PromptScores
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 from paged_sdk.types.score import ScoreResponse, TextScore
 
 __all__ = ["Scorer"]

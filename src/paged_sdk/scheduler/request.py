@@ -14,7 +14,7 @@ from paged_sdk.kv.block_hash import CacheKey
 from paged_sdk.types.adapter import AdapterUse
 from paged_sdk.types.media import PromptMedia
 from paged_sdk.types.reading import Reading
-from paged_sdk.types.request import RequestOptions
+from paged_sdk.types.request_options import RequestOptions
 
 __all__ = ["Request"]
 
@@ -23,8 +23,9 @@ __all__ = ["Request"]
 class Request:
     """Holds a request that passed every check. Everything that serves the request refers to this one value.
 
-    A new kind of setting becomes a field of :class:`~paged_sdk.types.request.RequestOptions`, with its validator there,
-    and its user reads it through ``sequence.request.options``. This class holds what had to be worked out.
+    A new kind of setting becomes a field of :class:`~paged_sdk.types.request_options.RequestOptions`, with its
+    validator there, and its user reads it through ``sequence.request.options``. This class holds what had to be worked
+    out.
 
     :ivar options: what the caller asked for beside the prompt
     :ivar prompt_token_ids: the prompt, at least one token

@@ -24,7 +24,8 @@ from paged_sdk.testing.fake_runner import FakeRunner
 from paged_sdk.testing.next_token import ScriptedTokens
 from paged_sdk.types.messages import Message
 from paged_sdk.types.prompt import PromptLike, PromptsLike, as_prompts
-from paged_sdk.types.request import ChatRequestLike, CompletionOptions, RequestOptions, as_request, completion_options
+from paged_sdk.types.request import ChatRequestLike, as_request
+from paged_sdk.types.request_options import CompletionOptions, RequestOptions, completion_options
 
 __all__ = ["FakeModel", "FakeRequest", "fake_model"]
 
