@@ -93,8 +93,9 @@ sanitize: $(READY)
 timing: $(READY)
 	$(BIN)/python -m pytest -q -m timing
 
+# --no-cache: what a cache knows of a file is wrong once a module that it imports has moved
 check: $(READY)
-	$(BIN)/ruff check src tests examples benchmarks documentation
+	$(BIN)/ruff check --no-cache src tests examples benchmarks documentation
 	$(BIN)/ruff format --check src tests examples benchmarks documentation
 	$(BIN)/mypy
 

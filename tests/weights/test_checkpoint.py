@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from gguf_files import write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import tiny
+from gguf_files import write_gguf
 from paged_sdk.errors import CheckpointError, ModelLoadError, UnsupportedQuantizationError
 from paged_sdk.weights.checkpoint import open_checkpoint
 

@@ -10,10 +10,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import LLAMA, llama_tensors, write_gguf
 from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, MixtralConfig
 
 import paged_sdk
+from gguf_files import LLAMA, llama_tensors, write_gguf
 from paged_sdk.config.decoder import RopeKind
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.layers.rotary import RotaryEmbedding

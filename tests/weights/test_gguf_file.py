@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import LLAMA, llama_tensors, write_gguf
 
+from gguf_files import LLAMA, llama_tensors, write_gguf
 from paged_sdk.errors import CheckpointError, ModelLoadError, UnsupportedQuantizationError
 from paged_sdk.weights.gguf.file import GgufFile, open_gguf
 

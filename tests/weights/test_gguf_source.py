@@ -9,12 +9,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import LLAMA, llama_tensors, write_gguf
 from safetensors.torch import load_file
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor, load_gguf_checkpoint
 
 import tiny
+from gguf_files import LLAMA, llama_tensors, write_gguf
 from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError
 from paged_sdk.weights.embedded import embedded_model_path
 from paged_sdk.weights.gguf.file import GgufFile

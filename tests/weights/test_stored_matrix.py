@@ -10,11 +10,11 @@ from typing import Any, Final
 import gguf
 import pytest
 import torch
-from gguf_files import write_gguf
 from safetensors.torch import save_file
 from torch import Tensor
 
 import tiny
+from gguf_files import write_gguf
 from native_weights import random_blocks, random_matrix
 from paged_sdk.errors import CheckpointError, UnsupportedQuantizationError
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, stacked

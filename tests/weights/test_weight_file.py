@@ -15,9 +15,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import LLAMA, llama_tensors, write_gguf
 from safetensors.torch import save_file
 
+from gguf_files import LLAMA, llama_tensors, write_gguf
 from paged_sdk.errors import CheckpointError, ModelLoadError
 from paged_sdk.system.files import MAX_TEXT_BYTES, read_json, read_json_if_there, read_text
 from paged_sdk.weights.checkpoint import open_checkpoint
