@@ -20,11 +20,13 @@ from types import MappingProxyType
 
 from attrs import evolve, frozen
 
-__all__ = ["ARCHITECTURES", "EACH", "GgufArchitecture"]
+__all__ = ["ARCHITECTURES", "EACH", "RANK_HEAD", "GgufArchitecture"]
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 EACH = "*"
 """Stands in a Hugging Face name for the number of each expert whose matrix is in the stack, or of each head."""
+RANK_HEAD = "cls.output.weight"
+"""The layer of a reranker that turns a hidden state into scores, one row for each label."""
 
 _PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
@@ -227,7 +229,11 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "qwen2moe": GgufArchitecture(
             model_type="qwen2_moe", block_names=_ATTENTION | _PRE_NORM | _EXPERTS | _SHARED_EXPERT
         ),
-        "qwen3": GgufArchitecture(model_type="qwen3", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
+        "qwen3": GgufArchitecture(
+            model_type="qwen3",
+            block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP,
+            top_names=_TOP | {"cls.output": "score"},
+        ),
         "qwen2vl": GgufArchitecture(model_type="qwen2_vl_text", block_names=_ATTENTION | _PRE_NORM | _MLP),
         "qwen3vl": GgufArchitecture(model_type="qwen3_vl_text", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
         "qwen3moe": GgufArchitecture(model_type="qwen3_moe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),
