@@ -1,4 +1,4 @@
-"""Defines what proposes draft tokens, several of which the model verifies in one step."""
+"""Defines the interface of draft proposers; the model verifies several draft tokens in one step."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Proposer(Protocol):
         """Propose the tokens that follow each sequence.
 
         :param sequences: sequences that only decode, all of whose tokens are known; must not be changed
-        :returns: for each sequence any number of tokens, also none. The scheduler takes the first of them, as many as
-            budget, KV memory and the maximum length allow
+        :returns: for each sequence any number of tokens, possibly none. The scheduler uses the first of them, as many
+            as budget, KV memory and the maximum length allow
         """
         ...
 
@@ -32,5 +32,5 @@ class Proposer(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget what is kept of texts that have ended."""
+        """Forget everything learned from sequences that have ended."""
         ...
