@@ -195,7 +195,7 @@ class RequestBuilder(MessageList):
 
 
 def _given(name: str, value: _T) -> _T:
-    """Return a value that may not be None, which an option is when nothing was said about it."""
+    """Return a value, which must not be None: that means that an option is unset."""
     if value is None:
         raise InvalidRequestError.of(name, value, "a value: leave the call out for the default")
     return value
@@ -218,7 +218,7 @@ def as_request(request: ChatRequestLike) -> RequestBuilder:
 
 
 def _check_begun_answer(message: Message, options: RequestOptions) -> None:
-    """Check that a message is the beginning of an answer, and that the rest may follow it."""
+    """Check that a message is the beginning of an answer, and that the rest can follow it."""
     is_text = message.content and not message.images and not message.tool_calls
     if message.role is not TextMessageRole.ASSISTANT or not is_text:
         allowed = "a last message of the assistant's with a text that is to be continued, and no calls"

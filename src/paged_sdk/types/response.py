@@ -390,7 +390,7 @@ class CompletionChunkResponse(Wire):
 
 
 def _pieces(choice: Choice) -> tuple[ChunkChoice, ...]:
-    """Return a message as one piece: thoughts, then content, then calls."""
+    """Return a message as one piece: reasoning, then content, then calls."""
     message = choice.message
     delta = Delta(
         content=message.content,

@@ -1,4 +1,4 @@
-"""Show what an engine is doing."""
+"""Hold an engine's statistics."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ModelStats:
     completion_tok_per_sec: float = 0.0
 
     def at_rest(self) -> ModelStats:
-        """Return the same figures of an engine that has ended and given its memory back."""
+        """Return the statistics of the engine after it has ended and freed its memory."""
         return evolve(
             self,
             blocks_used=0,
