@@ -250,7 +250,7 @@ class Model(OfOneProcess):
             token ids are used as they are
         :param pooling: "last", "mean", "cls", "max" or "weighted_mean", instead of the checkpoint's
         :param normalize: whether embeddings have length 1; None: as the checkpoint says
-        :param dimensions: keep only the first so many numbers of each embedding, and normalize these again if
+        :param dimensions: keep only this many leading numbers of each embedding, and normalize these again if
             embeddings are normalized; for models trained for that (Matryoshka)
         :param prompt_name: which of the checkpoint's prompts to put before each text; None: its default, usually none
         :param truncation: cut a text that is too long at its end instead of refusing it

@@ -21,16 +21,15 @@ class KvCacheManager:
 
     Of a table over ``ids``, with W the window and B the block size::
 
-        | out of W  | within W                                         |
-        | freed     | computed, full     | partly filled | capacity to write
-        |           | published by hash  |     at most one block of it is shared, and copied before it is written
-        0           num_out_of_window    num_published                   len(ids)
+        | out of W  | within W                                         | | freed     | computed, full     | partly
+        filled | capacity to write |           | published by hash  |     at most one block of it is shared, and copied
+        before it is written 0           num_out_of_window    num_published                   len(ids)
 
-    A block that others refer to is never written: ``grow`` replaces it by a copy. A block that can be found by hash is
-    full, so nobody writes to it.
+    A block that another table refers to is never written: ``grow`` replaces it by a copy. A block with a hash is full,
+    so it is never written.
 
-    :param sliding_window: tokens that a query attends to, itself included, if every layer is limited so; blocks that
-        lie before it are given back while the sequence runs
+    :param sliding_window: tokens that a query attends to, itself included, if every layer has a sliding window: the
+        widest; blocks outside it are freed while the sequence runs
     """
 
     def __init__(

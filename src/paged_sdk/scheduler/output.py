@@ -20,8 +20,8 @@ class ScheduledSequence:
     """Describes one row of a step: some tokens of one sequence, and drafts of the tokens that follow.
 
     :ivar start: how many tokens of the sequence were computed before the step or are computed by steps under way
-    :ivar num_new_tokens: how many tokens to compute: those of ``sequence.token_ids[start:]`` in the chunk, of which the
-        last may be the one that the previous step samples, and then the drafts
+    :ivar num_new_tokens: how many tokens to compute: a chunk of ``sequence.token_ids[start:]``, whose last token may be
+        the one that the previous step samples, then the drafts
     :ivar num_samples: how many tokens to sample after the last of them: 0 if the chunk does not reach the sequence's
         end or the prompt is only read, n if it completes the prompt of a request with n choices, otherwise 1
     :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, which must not be changed.

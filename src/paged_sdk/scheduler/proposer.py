@@ -14,7 +14,7 @@ __all__ = ["Proposer"]
 class Proposer(Protocol):
     """Proposes drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023).
 
-    The engine asks it before each step. Its drafts never change a text: a draft is accepted only where it equals the
+    The engine asks it before each step. Drafts never change the output: a draft is accepted only where it equals the
     token that the model samples there.
     """
 

@@ -75,7 +75,7 @@ class RequestBuilder(MessageList):
         return self._with(priority=priority)
 
     def with_timeout(self, seconds: float) -> RequestBuilder:
-        """End the request with :class:`RequestTimeoutError`, which holds the partial response, after so many seconds.
+        """End the request with :class:`RequestTimeoutError`, which holds the partial response, after this many seconds.
 
         :raises InvalidRequestError: for anything but a finite number of seconds > 0
         """
@@ -168,8 +168,8 @@ class RequestBuilder(MessageList):
         return self._with(reasoning_effort=_given("reasoning_effort", effort))
 
     def with_thinking_budget(self, tokens: int) -> RequestBuilder:
-        """End the model's reasoning after so many tokens, the opening marker included: the closing marker follows, and
-        then the answer. It has no effect on models that do not reason, nor on constrained answers, which have no
+        """End the model's reasoning after this many tokens, the opening marker included: the closing marker follows,
+        and then the answer. It has no effect on models that do not reason, nor on constrained answers, which have no
         reasoning.
 
         :raises InvalidRequestError: for anything but an int >= 1; use :meth:`with_enable_thinking` to turn reasoning

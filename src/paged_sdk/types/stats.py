@@ -26,8 +26,8 @@ class ModelStats:
     :ivar completion_tokens: tokens generated since the start
     :ivar drafted_tokens: draft tokens verified
     :ivar accepted_tokens: of those, the correct ones
-    :ivar forced_tokens: generated tokens that a constraint left no choice in; they do not count as drafts
-    :ivar draft_speed_up: how many times longer the texts so far would have taken without drafts, estimated from steps
+    :ivar forced_tokens: generated tokens that were the only ones a constraint allowed; they do not count as drafts
+    :ivar draft_speed_up: how many times longer generation so far would have taken without drafts, estimated from steps
         without drafts; 1 if there were no drafts
     :ivar prompt_tok_per_sec: prompt tokens per second over the last ten seconds of work
     :ivar completion_tok_per_sec: generated tokens per second over the last ten seconds of work
