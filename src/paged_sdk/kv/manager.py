@@ -207,5 +207,5 @@ class KvManager(Protocol):
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix, and do not cache KV that running sequences already hold."""
+        """Forget every cached prefix. KV of the sequences that are running now is not cached either."""
         ...

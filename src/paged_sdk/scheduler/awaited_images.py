@@ -20,7 +20,7 @@ class ImageGate(Protocol):
         ...
 
     def ask(self, sequence: Sequence, start: int) -> bool:
-        """Return whether all images that the sequence needs from token ``start`` on are encoded.
+        """Return whether all images that the sequence needs from token ``start`` on are ready.
 
         If so, they are kept until :meth:`let_go`. If not, the missing ones are queued for encoding, and
         :meth:`take_ready` returns the sequence when they are done.

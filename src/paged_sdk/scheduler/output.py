@@ -66,7 +66,8 @@ class SchedulerOutput:
     :ivar released: slots whose storage may be freed; contiguous only
     :ivar dropped: sequences that the scheduler ended with "length", because they outgrew the KV memory
     :ivar finished_seq_ids: sequences that ended since the previous output: their state may be dropped
-    :ivar num_prompt_tokens: how many tokens of all rows are prefill of prompts
+    :ivar num_prompt_tokens: number of tokens in prefill chunks that start within a prompt; recomputed output does not
+        count
     :ivar num_decodes: how many of the rows, the first ones, only decode
     :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """

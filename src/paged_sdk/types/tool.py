@@ -94,10 +94,10 @@ class Tool:
     ) -> Tool:
         """Describe a function by its signature and docstring.
 
-        Every parameter has a type annotation: int, float, str, bool, None, Any, Literal, Enum, list, tuple, dict,
-        unions, dataclasses, attrs classes and TypedDicts of these. The docstring describes the function, and its
-        parameters after ``:param city:`` or in an ``Args:`` section; ``Annotated[str, "..."]`` describes a parameter
-        too.
+        Every parameter has a type annotation: int, float, str, bool, None, Any, Literal, Enum, datetime, date, time,
+        UUID, Decimal, list, tuple, dict, unions, dataclasses, attrs classes and TypedDicts of these. The docstring
+        describes the function, and its parameters after ``:param city:`` or in an ``Args:`` section;
+        ``Annotated[str, "..."]`` describes a parameter too.
 
         :param name: its name for the model, if not its own
         :param description: its description, if not the docstring's

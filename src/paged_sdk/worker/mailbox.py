@@ -18,7 +18,7 @@ __all__ = ["Abort", "Call", "CallAlone", "Close", "Command", "Mailbox", "Submit"
 
 @frozen
 class Submit:
-    """Requests that a request be queued; its output or error goes to the subscription."""
+    """Tells the worker to queue a request; its output or error goes to the subscription."""
 
     request: Request
     subscription: Subscriber
@@ -26,14 +26,14 @@ class Submit:
 
 @frozen
 class Abort:
-    """Requests that a request be ended."""
+    """Tells the worker to end a request."""
 
     request_id: str
 
 
 @frozen
 class Call:
-    """Requests that a function be run on the engine between two steps."""
+    """Tells the worker to run a function on the engine between two steps."""
 
     function: Callable[[Engine], Any]
     future: Future[Any]
@@ -41,7 +41,8 @@ class Call:
 
 @frozen
 class CallAlone:
-    """Requests that a function be run on the engine when it has no requests; later requests wait until it has returned.
+    """Tells the worker to run a function on the engine when it has no requests; later requests wait until it has
+    returned.
 
     :ivar function: receives the engine, and a function that raises once the engine is being closed
     :ivar future: if it is cancelled before its turn, the function is not run
@@ -53,7 +54,7 @@ class CallAlone:
 
 @frozen
 class Close:
-    """Requests that the worker stop: when all requests have ended (``drain``), or at once.
+    """Tells the worker to stop: when all requests have ended (``drain``), or at once.
 
     :ivar drain: finish earlier requests first; False: cancel them
     """
@@ -63,7 +64,7 @@ class Close:
 
 @frozen
 class Wake:
-    """Wakes the worker: something that waiting requests need, such as an encoded image, is ready."""
+    """Tells the worker that something that waiting requests need, such as an encoded image, is ready."""
 
 
 Command: TypeAlias = Submit | Abort | Call | CallAlone | Close | Wake

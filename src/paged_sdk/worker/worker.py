@@ -88,7 +88,7 @@ class Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the thread has ended its work: no more output will come."""
+        """Return whether the thread has stopped stepping the engine for good."""
         return self._ended
 
     @property
