@@ -150,10 +150,10 @@ struct paged_cache {
 
 // A varlen batch over a paged cache. The query tokens of sequence s are cu_seqlens_q[s] ... cu_seqlens_q[s + 1] - 1,
 // the last of its context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. If paged_heads.products allows
-// rounding, up to 8 query tokens of a sequence (decodes, drafts) use other arithmetic than more do. in_chunks marks
-// sequences that use the arithmetic of many however few query tokens they have, so that a prompt's result does not
-// depend on how it is cut into chunks. both_ways marks sequences whose query tokens (of an image, or of an encoder's
-// text) attend to each other bidirectionally.
+// rounding, sequences with up to 8 query tokens (decodes, drafts) use other arithmetic than longer ones. in_chunks
+// marks sequences that always use the arithmetic of longer ones, so that a prompt's result does not depend on how it is
+// cut into chunks. both_ways marks sequences whose query tokens (of an image, or of an encoder's text) attend to each
+// other bidirectionally.
 struct paged_batch {
   const int32_t* cu_seqlens_q;
   const int32_t* block_tables;

@@ -1,9 +1,9 @@
 // The process's compute threads, shared by all models. A job is the use that one call makes of them.
 //
-// A job's task (task.h) runs on one thread at a time and issues work in phases of items. Threads claim runs of items
-// and never occupy a processor to wait for a specific thread: a phase ends when all its items are done, whoever did
-// them. A descheduled thread delays only the items that it has claimed, and threads yield between two claims rather
-// than be preempted within one.
+// A job's task (task.h) runs on one thread at a time and issues work in phases of items, of which threads claim runs.
+// No thread has a fixed share that others must wait for: a phase ends when all its items are done, whoever did them. A
+// descheduled thread delays only the items that it has claimed, and threads yield between two claims rather than be
+// preempted within one.
 #pragma once
 
 #include <cstddef>
