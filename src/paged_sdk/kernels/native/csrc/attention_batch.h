@@ -34,7 +34,7 @@ inline int tile_rows(const paged_heads& heads) {
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// How a batch is cut into items; the same for every layer of a step.
+// How a layer's attention over a batch is cut into items.
 struct AttentionPlan {
   const paged_heads& heads;
   const paged_batch& batch;
