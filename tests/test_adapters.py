@@ -271,11 +271,11 @@ async def test_builders(plain: TextModelBuilder, directory: Path) -> None:
             LoraModelBuilder.from_text_model_builder(plain, adapters)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="a name that no other adapter has"):
         plain.with_adapter(directory / "first").with_adapter(directory / "copy", name="first")
-    with pytest.raises(ConfigError, match="a TextModelBuilder or GgufModelBuilder"):
+    with pytest.raises(ConfigError, match="a TextModelBuilder, GgufModelBuilder or VisionModelBuilder"):
         LoraModelBuilder(None)  # type: ignore[arg-type]
     with pytest.raises(AdapterError, match="holds no adapter_config"):
         await plain.with_adapter(directory / "base").build()
-    with pytest.raises(ConfigError, match="no adapter of the model that guesses"):
+    with pytest.raises(ConfigError, match="no adapter for the draft model"):
         TextSpeculativeBuilder(plain, plain.with_adapter(directory / "first"))
 
 

@@ -118,6 +118,16 @@ async def test_guesses_go_beyond_what_is_forced(builder: TextModelBuilder) -> No
 
 
 @pytest.mark.anyio
+async def test_a_list_of_prompts_counts_those_of_all(builder: TextModelBuilder) -> None:
+    async with builder.build() as model:
+        alone = [await model.send_completion_request(each, GREEDY, constraint=LIST) for each in ("a", "So")]
+        together = await model.send_completion_request(["a", "So"], GREEDY, constraint=LIST)
+    forced = [each.usage.completion_tokens_details.forced_tokens for each in (*alone, together)]
+    assert all(forced)
+    assert forced[2] == forced[0] + forced[1]
+
+
+@pytest.mark.anyio
 async def test_a_token_that_a_stop_token_leaves_alone_is_not_forced(builder: TextModelBuilder) -> None:
     """With drafts or without: the constraint leaves a choice, of which the request takes one half."""
     async with builder.build() as model:

@@ -390,7 +390,7 @@ async def test_a_smaller_model_with_other_tokens_is_refused(builder: TextModelBu
 
 def test_what_is_no_builder_is_refused(builder: TextModelBuilder) -> None:
     for target, draft in ((builder, "path"), (None, builder)):
-        with pytest.raises(ConfigError, match="a TextModelBuilder or GgufModelBuilder"):
+        with pytest.raises(ConfigError, match="a TextModelBuilder"):
             TextSpeculativeBuilder(target, draft)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="device"):
         TextSpeculativeBuilder(builder, builder.with_device("cuda"))

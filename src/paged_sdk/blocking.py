@@ -388,7 +388,7 @@ def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
                 return started.result(timeout=1), thread
             except FutureTimeoutError:
                 if not thread.is_alive():  # it ended before it could report, out of memory or file descriptors
-                    raise EngineError("the thread of the model's event loop has ended as it began") from None
+                    raise EngineError("the thread of the model's event loop ended while starting") from None
     except BaseException:
         if not started.cancel():  # Ctrl-C while waiting, but the portal has started
             _stop_portal(started.result(), thread)

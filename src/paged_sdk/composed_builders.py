@@ -20,6 +20,11 @@ __all__ = ["LoraModelBuilder", "TextSpeculativeBuilder"]
 
 def _is_builder(instance: object, attribute: Attribute[Any], value: object) -> None:
     if not isinstance(value, TextModelBuilder | GgufModelBuilder | VisionModelBuilder):
+        raise ConfigError.of(attribute.name, value, "a TextModelBuilder, GgufModelBuilder or VisionModelBuilder")
+
+
+def _is_text_builder(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, TextModelBuilder | GgufModelBuilder):
         raise ConfigError.of(attribute.name, value, "a TextModelBuilder or GgufModelBuilder")
 
 
@@ -33,12 +38,12 @@ class LoraModelBuilder:
     :raises ConfigError: for anything else
     """
 
-    text_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
+    text_builder: TextModelBuilder | GgufModelBuilder | VisionModelBuilder = field(validator=_is_builder)
 
     @classmethod
     def from_text_model_builder(
         cls,
-        text_builder: TextModelBuilder | GgufModelBuilder,
+        text_builder: TextModelBuilder | GgufModelBuilder | VisionModelBuilder,
         adapters: Iterable[str | PathLike[str]] | Mapping[str, str | PathLike[str]],
     ) -> LoraModelBuilder:
         """Make a builder of a base and its adapters.
@@ -74,7 +79,7 @@ class LoraModelBuilder:
 
 @frozen
 class TextSpeculativeBuilder:
-    """Builds a model with a smaller draft model, whose guesses it verifies, several in one step.
+    """Builds a model with a smaller draft model, whose draft tokens it verifies, several in one step.
 
     The output is what the model would generate by itself. Both models need the same vocabulary.
 
@@ -85,8 +90,8 @@ class TextSpeculativeBuilder:
     :raises ConfigError: for anything else, or a draft model on another device
     """
 
-    target_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
-    draft_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_builder)
+    target_builder: TextModelBuilder | GgufModelBuilder | VisionModelBuilder = field(validator=_is_builder)
+    draft_builder: TextModelBuilder | GgufModelBuilder = field(validator=_is_text_builder)
     config: SpeculativeConfig = field(factory=SpeculativeConfig, validator=IsA(SpeculativeConfig))
 
     def __attrs_post_init__(self) -> None:
@@ -94,11 +99,11 @@ class TextSpeculativeBuilder:
         if device not in ("auto", self.target_builder.settings.device):
             raise ConfigError.of("device", device, f"the target's, {self.target_builder.settings.device}")
         if adapters := self.draft_builder.settings.adapters:
-            raise ConfigError.of("with_adapter", adapters[0].name, "no adapter of the model that guesses")
+            raise ConfigError.of("with_adapter", adapters[0].name, "no adapter for the draft model")
         if encoder := self.draft_builder.source.mmproj:
-            raise ConfigError.of("with_mmproj", encoder, "no image encoder of the model that guesses")
+            raise ConfigError.of("with_mmproj", encoder, "no image encoder for the draft model")
         if (ranks := self.draft_builder.settings.tensor_parallel) not in (None, 1):
-            raise ConfigError.of("with_tensor_parallel", ranks, "1 for the model that guesses: rank 0 has all of it")
+            raise ConfigError.of("with_tensor_parallel", ranks, "1 for the draft model: rank 0 holds all of it")
 
     @property
     def source(self) -> ModelSource:
@@ -107,7 +112,7 @@ class TextSpeculativeBuilder:
 
     @property
     def settings(self) -> BuildSettings:
-        """Return the target's settings, and which model guesses for it."""
+        """Return the target's settings, and its draft model."""
         draft = DraftSource(model=self.draft_builder.source, settings=self.draft_builder.settings)
         return evolve(self.target_builder.settings, gamma=self.config.gamma, draft=draft)
 

@@ -188,7 +188,7 @@ def test_a_draft_model(one: BlockingModel, path: Path) -> None:
         assert texts(model, GREEDY, PROMPTS) == texts(one, GREEDY, PROMPTS)
         assert model.stats().accepted_tokens > 0
         assert len(followers() - before) == 1
-    with pytest.raises(ConfigError, match="1 for the model that guesses"):
+    with pytest.raises(ConfigError, match="1 for the draft model"):
         TextSpeculativeBuilder(draft, target)
 
 

@@ -229,7 +229,7 @@ def _recipe(name: str, said: EmbeddingRecipe, ranks: RankRecipe | None, *, is_bi
         return evolve(said, why_not=f"{name} ranks texts, and makes no vectors of them", ranks=ranks)
     if ranks is not None or not says_nothing or not is_bidirectional:
         return evolve(said, ranks=ranks)
-    _log.info("%s does not say how texts become vectors: the mean of their hidden states is.", name)
+    _log.info("%s names no pooling: embeddings are the mean of the hidden states.", name)
     return EmbeddingRecipe(pooling="mean")
 
 

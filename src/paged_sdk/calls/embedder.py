@@ -104,7 +104,7 @@ class Embedder:
             )
         if self._recipe.pooling is None and not self._has_said_pooling:
             self._has_said_pooling = True
-            _log.info("%s does not say how texts become vectors: the last token's hidden state is.", self._model)
+            _log.info("%s names no pooling: embeddings are the hidden state of the last token.", self._model)
         return self._recipe.pooling or "last"
 
     def _prompt(self, name: str | None) -> str:

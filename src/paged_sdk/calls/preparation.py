@@ -390,7 +390,7 @@ def _vocabulary(text: TextProcessor, vocab_size: int) -> Vocabulary:
     tokenizer = text.tokenizer
     ends = tuple(sorted(token for token in text.stop_token_ids if token < vocab_size))
     if not ends:
-        raise ConstraintError("the model has no token that ends a text, so that no text of it can be a sentence")
+        raise ConstraintError("the model has no end-of-text token, so its output cannot be constrained by a grammar")
     return Vocabulary(
         tokens=[tokenizer.token_bytes(token) for token in range(vocab_size)],
         special_ids=[token for token in range(vocab_size) if tokenizer.is_special(token) or token in ends],

@@ -19,7 +19,6 @@ def summed(usages: Sequence[Usage]) -> Usage:
     completion = sum(usage.completion_tokens for usage in usages)
     prompt_time = sum(usage.total_prompt_time_sec for usage in usages)
     completion_time = sum(usage.total_completion_time_sec for usage in usages)
-    details = [usage.completion_tokens_details for usage in usages]
     return evolve(
         usages[0],
         prompt_tokens=prompt,
@@ -34,11 +33,7 @@ def summed(usages: Sequence[Usage]) -> Usage:
         prompt_tokens_details=PromptTokensDetails(
             cached_tokens=sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
         ),
-        completion_tokens_details=CompletionTokensDetails(
-            accepted_prediction_tokens=sum(each.accepted_prediction_tokens for each in details),
-            rejected_prediction_tokens=sum(each.rejected_prediction_tokens for each in details),
-            forced_tokens=sum(each.forced_tokens for each in details),
-        ),
+        completion_tokens_details=CompletionTokensDetails.total(usage.completion_tokens_details for usage in usages),
     )
 
 

@@ -165,7 +165,7 @@ class Fleet:
         assert self._adapters is not None
         replica = as_replica(model)
         if model.traits != self._traits:
-            _log.error("replica %s is of another model, and gets no requests", name)
+            _log.error("replica %s serves another model than the others: it gets no requests", name)
             return
         try:
             await self._adapters.bring(replica)

@@ -39,7 +39,7 @@ COUNTERS: Final[Mapping[str, str]] = {
     "steps": "Steps of the engine.",
     "drafted_tokens": "Drafts that were verified.",
     "accepted_tokens": "Drafts that were right.",
-    "forced_tokens": "Generated tokens that a constraint left no choice in.",
+    "forced_tokens": "Generated tokens that were the only ones a constraint allowed.",
 }
 """What of ``Model.stats()`` is shown: the names of its fields, and what they mean."""
 

@@ -137,7 +137,7 @@ class _Classes:
         while more := {name for name in self.definitions.keys() - finite if _ends(self.definitions[name], finite)}:
             finite |= more
         for name in self.definitions.keys() - finite:
-            raise InvalidRequestError.of("tools", name, "a class of which there are instances without another in them")
+            raise InvalidRequestError.of("tools", name, "a class that does not require an instance of itself")
         return {**schema, "$defs": self.definitions}
 
 
@@ -162,7 +162,7 @@ def _schema_of(hint: Any, where: str, depth: int, classes: _Classes) -> dict[str
     :raises InvalidRequestError: the type has none
     """
     if depth == 0:
-        raise InvalidRequestError.of("tools", where, f"types in each other, {_MAX_DEPTH} deep at most")
+        raise InvalidRequestError.of("tools", where, f"types nested at most {_MAX_DEPTH} deep")
     inner = depth - 1
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any or hint is object:

@@ -67,7 +67,7 @@ def _translated(pattern: str) -> Iterator[str]:
             is_negated = pattern.startswith("^", at)
             first = at + is_negated
             if pattern.startswith("]", first):
-                raise ValueError("brackets that begin with a closing one have no one meaning")
+                raise ValueError("a character class that starts with ] is read differently by different engines")
             in_class = True
             yield "[^" if is_negated else "["
             at = first
@@ -103,4 +103,4 @@ def _check_group(begin: str) -> None:
     if begin in ("=", "!", "<=", "<!") or begin[0] in "=!":
         raise ValueError("look-around is not supported")
     if begin[0] not in ":<Pi":
-        raise ValueError(f"(?{begin[0]} has no one meaning")
+        raise ValueError(f"(?{begin[0]} is read differently by different engines")

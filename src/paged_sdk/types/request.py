@@ -221,10 +221,10 @@ def _check_begun_answer(message: Message, options: RequestOptions) -> None:
     """Check that a message is the beginning of an answer, and that the rest can follow it."""
     is_text = message.content and not message.images and not message.tool_calls
     if message.role is not TextMessageRole.ASSISTANT or not is_text:
-        allowed = "a last message of the assistant's with a text that is to be continued, and no calls"
+        allowed = "a last message of the role assistant that has text and no tool calls"
         raise InvalidRequestError.of("messages", message.to_dict(), allowed)
     if options.shown_tools:
         names = [tool.name for tool in options.shown_tools]
-        raise InvalidRequestError.of("tools", names, "none that may be called: an answer that has begun is a text")
+        raise InvalidRequestError.of("tools", names, "no tools: the answer to be continued is text")
     if options.enable_thinking:
-        raise InvalidRequestError.of("enable_thinking", True, "False or nothing: an answer that has begun is a text")
+        raise InvalidRequestError.of("enable_thinking", True, "False or None: the answer to be continued is text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 from attrs import Factory, asdict, field, frozen
@@ -59,6 +60,16 @@ class CompletionTokensDetails(Wire):
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
     forced_tokens: int = 0
+
+    @classmethod
+    def total(cls, details: Iterable[CompletionTokensDetails]) -> CompletionTokensDetails:
+        """Return the sums over several requests."""
+        each = list(details)
+        return cls(
+            accepted_prediction_tokens=sum(one.accepted_prediction_tokens for one in each),
+            rejected_prediction_tokens=sum(one.rejected_prediction_tokens for one in each),
+            forced_tokens=sum(one.forced_tokens for one in each),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the wire form, in which ``forced_tokens`` is an extension."""

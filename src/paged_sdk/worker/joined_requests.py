@@ -8,7 +8,7 @@ from attrs import evolve
 
 from paged_sdk.engine.events import RequestEvent
 from paged_sdk.engine.request_start import RequestStart
-from paged_sdk.types.response import Usage
+from paged_sdk.types.response import CompletionTokensDetails, Usage
 from paged_sdk.worker.subscription import Subscriber, Subscription
 
 __all__ = ["joined_subscribers"]
@@ -45,7 +45,9 @@ class _Joined:
             return None
         start = RequestStart.joined(self.starts)
         seconds = max(usage.total_time_sec for usage in ended)
-        return start.usage(sum(usage.completion_tokens for usage in ended), start.arrival + seconds)
+        usage = start.usage(sum(usage.completion_tokens for usage in ended), start.arrival + seconds)
+        details = CompletionTokensDetails.total(usage.completion_tokens_details for usage in ended)
+        return evolve(usage, completion_tokens_details=details)
 
 
 class _Part:
