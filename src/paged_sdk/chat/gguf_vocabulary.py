@@ -48,7 +48,7 @@ class GgufVocabulary:
     def of(cls, metadata: Mapping[str, Any]) -> GgufVocabulary:
         """Read and check the vocabulary in the metadata.
 
-        :raises CheckpointError: if the vocabulary is missing or malformed
+        :raises CheckpointError: the vocabulary is missing or malformed
         """
         # Some files have empty tokens. Each needs a distinct name to keep its id.
         tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(array(metadata, "tokens", str))]
@@ -68,9 +68,9 @@ class GgufVocabulary:
         return cls(metadata=metadata, ids=MappingProxyType(ids), types=types)
 
     def token_id(self, key: str, default: int | None = None) -> int | None:
-        """Return a special token's id, by its key (``bos_token_id``, ...).
+        """Return the id of a special token, by its key (``bos_token_id``, ...).
 
-        :raises CheckpointError: if the vocabulary has no such id
+        :raises CheckpointError: the vocabulary has no such id
         """
         value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
         if value is None:
@@ -82,9 +82,9 @@ class GgufVocabulary:
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a yes-or-no value, by its key (``add_bos_token``, ...).
+        """Return a boolean, by its key (``add_bos_token``, ...).
 
-        :raises CheckpointError: if it is something else
+        :raises CheckpointError: the value is not a boolean
         """
         value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
         if not isinstance(value, int) or value not in (0, 1):
@@ -92,7 +92,7 @@ class GgufVocabulary:
         return bool(value)
 
     def of_type(self, *types: TokenType) -> list[int]:
-        """List the ids of the tokens of some types, in order."""
+        """Return the ids of all tokens of these types, in order."""
         return [id for id, type_ in enumerate(self.types) if type_ in types]
 
 

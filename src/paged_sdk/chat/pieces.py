@@ -34,7 +34,7 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 @frozen(kw_only=True)
 class PieceDecoder:
-    """Knows how a vocabulary spells bytes.
+    """Describes how the pieces of a vocabulary spell bytes.
 
     :ivar byte_level: whether every character of a piece is one byte in GPT-2's alphabet
     :ivar space: the character that represents a space (SentencePiece's U+2581), or None

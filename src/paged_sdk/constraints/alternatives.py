@@ -56,7 +56,7 @@ class _Facts:
         return _Facts(self.types | other.types, values, members, self.required & other.required)
 
     def excludes(self, other: _Facts) -> bool:
-        """Tell whether no value has both facts."""
+        """Tell whether no value can satisfy both."""
         if self.types.isdisjoint(other.types):
             return True
         if self.values is not None and other.values is not None and self.values.isdisjoint(other.values):

@@ -1,4 +1,4 @@
-"""Restricts the first tokens of an output to the bytes that token healing took back from the end of the prompt."""
+"""Restricts the first tokens of an output to the bytes that token healing removed from the end of the prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TokenHealing"]
 
 
 class TokenHealing(Processor[npt.NDArray[np.int64]]):
-    """Bans tokens that contradict the bytes taken back from the end of the prompt, until all of these are generated."""
+    """Bans tokens that do not fit the bytes removed from the end of the prompt, until all of these are generated."""
 
     def applies_until(self, request: Request) -> int:
         return 0 if request.healing is None else len(request.healing.data)

@@ -17,8 +17,8 @@ __all__ = ["MinTokens"]
 
 
 class MinTokens(Processor[SparseChange]):
-    """Bans a request's stop tokens until the output has ``SamplingParams.min_tokens`` tokens. Prompt tokens that token
-    healing took back are generated in addition to these, as they are in addition to ``max_len``.
+    """Bans a request's stop tokens until the output has ``SamplingParams.min_tokens`` tokens. Tokens that replace those
+    removed by token healing come on top, as with ``max_len``.
 
     :param vocab_size: columns of the logits
     """

@@ -1,4 +1,4 @@
-"""Ends a model's thinking when a request's thinking budget is used up."""
+"""Ends a model's reasoning when the request's thinking budget is used up."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ __all__ = ["ThoughtEnd", "ThoughtEndState"]
 
 
 class ThoughtEnd(Processor[npt.NDArray[np.int64]]):
-    """Forces the closing mark of the thinking after ``ThoughtLimit.num_tokens`` tokens, if the model is still thinking
-    then.
-    """
+    """Forces the mark that closes the reasoning after ``ThoughtLimit.num_tokens`` tokens, if it is still open then."""
 
     def applies_until(self, request: Request) -> int:
         limit = request.thought_limit
