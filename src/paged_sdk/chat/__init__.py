@@ -1,3 +1,3 @@
 """Turn conversations into tokens and tokens into text: chat templates, tokenizers, incremental detokenization, stop
-strings. Nothing here needs torch.
+strings. Needs no torch.
 """

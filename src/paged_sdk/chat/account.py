@@ -1,4 +1,4 @@
-"""Keep the account of what a template makes while it is rendered in the application's own process."""
+"""Limit what a template may produce, and how long, while it is rendered in the application's own process."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["MeteredContext", "NotCheapError"]
 
 _MAX_SECONDS = 0.25
 _MAX_WEIGHED = 1 << 21
-"""Data is not walked through in a single operation beyond this weight, 130,000 items: that takes 50 ms."""
+"""Limits the weight of data that a single operation traverses to 130,000 items, which takes 50 ms."""
 
 
 class NotCheapError(Exception):
-    """Says that a template is to be rendered where it can be killed."""
+    """Says that a template must be rendered in a helper process, which can be killed."""
 
 
 class MeteredContext(Context):
-    """Holds the variables of one rendering, and its account."""
+    """Holds the variables of one rendering, and its remaining budget of characters and time."""
 
     def __init__(self, environment: TemplateEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
@@ -40,7 +40,7 @@ class MeteredContext(Context):
             raise NotCheapError("it takes too long")
 
     def measure(self, value: object) -> DataSize:
-        """Return the size of plain data that is about to be walked through, and charge its weight."""
+        """Return the size of plain data that is about to be traversed, and charge its weight."""
         try:
             size = measure(value, limit=_MAX_WEIGHED)
         except TooLargeError as exc:

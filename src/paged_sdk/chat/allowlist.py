@@ -1,4 +1,4 @@
-"""Tell which chat templates are made of operations whose cost is known."""
+"""Tell which chat templates use only operations whose cost is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import nodes
 __all__ = ["MAX_SOURCE_CHARS", "why_not_metered"]
 
 MAX_SOURCE_CHARS = 1 << 15
-"""A longer template is not parsed in the application's process. The longest of a usual family has 20,000."""
+"""A longer template is not parsed in the application's process. The longest one of a common model family has 20,000."""
 
 _NODES = frozenset(
     {
@@ -43,10 +43,10 @@ _ARGUMENTS_OF_ANY_CALL = frozenset({"caller", "kwargs", "varargs"})
 
 
 def why_not_metered(template: nodes.Template) -> str | None:
-    """Return what in a template is not on the list of operations that the metered environment can bound, or None.
+    """Return the first thing in a template that is not on the list of operations with bounded cost, or None.
 
-    Names can be given another meaning by the template, so that this is a forecast: the environment looks at the objects
-    themselves when it runs.
+    A template can rebind names, so this check is only a forecast: when the template runs, the metered environment
+    checks the objects themselves.
     """
     macros = {macro.name for macro in template.find_all(nodes.Macro)}
     for node in [template, *template.find_all(nodes.Node)]:
@@ -56,14 +56,14 @@ def why_not_metered(template: nodes.Template) -> str | None:
 
 
 def is_constant(node: nodes.Node) -> bool:
-    """Tell whether an expression is a literal throughout."""
+    """Tell whether an expression consists of literals only."""
     if isinstance(node, nodes.List | nodes.Tuple):
         return all(map(is_constant, node.items))
     return isinstance(node, nodes.Const)
 
 
 def is_cheap_method(kind: type, name: str) -> bool:
-    """Tell whether this method of a built-in type costs no more than a walk over the text."""
+    """Tell whether this method of a built-in type takes time at most linear in the text."""
     return name in _METHODS.get(kind.__name__, ())
 
 

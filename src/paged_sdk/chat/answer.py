@@ -1,4 +1,4 @@
-"""Take a model's answer apart while it is written: into what it thinks, what it says, and the tools that it calls."""
+"""Parse a model's answer while it is generated, into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["AnswerParser", "AnswerStyle"]
 
 @frozen
 class AnswerStyle:
-    """Says how a model writes answers, as its chat template shows.
+    """Describes how a model writes answers, as far as its chat template shows.
 
-    :ivar thought: the marks around thoughts; None: it has none
-    :ivar format: how it calls tools; None: in no way that is known
+    :ivar thought: the marks around its reasoning; None: it does not reason
+    :ivar format: its format of tool calls; None: no known format
     """
 
     thought: ThoughtMarks | None = None
@@ -29,20 +29,20 @@ class AnswerStyle:
 
     @classmethod
     def of_template(cls, source: str) -> AnswerStyle:
-        """Find out from a template's source."""
+        """Determine the style from a template's source."""
         format = format_of(source)
         shapes_all = format is not None and format.shapes_all
         return cls(None if shapes_all else ThoughtMarks.of_template(source), format)
 
     def marks(self, *, with_tools: bool) -> tuple[str, ...]:
-        """Return the texts of special tokens that the parser has to see."""
+        """Return the special tokens that the parser has to see in the text."""
         thought = () if self.thought is None else (self.thought.opening, self.thought.closing)
         return (*thought, *(() if self.format is None or not self._reads(with_tools) else self.format.marks))
 
     def parser(self, tools: ToolSchemas | None) -> AnswerParser | None:
-        """Return what takes one answer apart; None if there is nothing to look for.
+        """Make a parser of one answer; None if all of the answer is content.
 
-        :param tools: the tools that may be called, if any
+        :param tools: the tools that may be called; None: no tools
         """
         format = self.format if self._reads(tools is not None) else None
         return None if format is None and self.thought is None else AnswerParser(self.thought, format, tools or {})
@@ -52,9 +52,9 @@ class AnswerStyle:
     ) -> CallGrammar:
         """Return the grammar of answers that are calls of these tools and nothing else.
 
-        :param token_id: returns the token of a mark, if the vocabulary has one
-        :param prompt_end: the end of the prompt's text. A thought that it has begun ends at once
-        :param several: whether there may be more than one call, where the format can
+        :param token_id: returns the token id of a mark, if the vocabulary has one
+        :param prompt_end: the end of the prompt's text. If it opens the reasoning, the answer closes it at once
+        :param several: whether to allow more than one call, if the format does
         """
         assert self.format is not None, "the template calls no tools"
         writer = GrammarWriter(self.marks(with_tools=True), token_id)
@@ -66,19 +66,20 @@ class AnswerStyle:
 
     @property
     def begun(self) -> AnswerStyle:
-        """Return the style of what follows the beginning of a text: thoughts come before one."""
+        """Return the style of the rest of an answer whose beginning is given: it has no reasoning."""
         return self if self.thought is None else evolve(self, thought=None)
 
     @property
     def exact(self) -> AnswerStyle:
-        """Return the style of answers whose calls are held to a grammar: what else models write as calls is text."""
+        """Return the style of answers whose calls a grammar constrains: other spellings of calls are content."""
         return self if self.format is None else evolve(self, format=self.format.exact)
 
     def strict_calls(self, tools: ToolSchemas, token_id: Callable[[str], int | None], prompt_end: str) -> CallGrammar:
-        """Return the grammar of answers in which all that :attr:`exact` reads as calls is one of these tools'.
+        """Return the grammar of answers that may contain calls of these tools, and nothing else that :attr:`exact`
+        would read as a call.
 
-        :param token_id: returns the token of a mark, if the vocabulary has one
-        :param prompt_end: the end of the prompt's text, which may have begun a thought
+        :param token_id: returns the token id of a mark, if the vocabulary has one
+        :param prompt_end: the end of the prompt's text, which may open the reasoning
         """
         assert self.format is not None, "the template calls no tools"
         writer = GrammarWriter(self.marks(with_tools=True), token_id)
@@ -97,15 +98,15 @@ class AnswerStyle:
 
 
 class AnswerParser:
-    """Takes one answer apart, which arrives in pieces. Where they are cut makes no difference.
+    """Parses one answer, which arrives in pieces. The result does not depend on where the pieces are cut.
 
-    Thoughts count where an answer begins with them. A call is given once it is whole; a text that is none is content,
-    and so is a call of an unknown tool.
+    Reasoning is recognized only at the beginning of an answer. A call is returned once it is complete; malformed calls
+    and calls of unknown tools are content.
 
-    :param thought: the marks around thoughts, if any
-    :param format: how calls are written; None: there are no tools
-    :param tools: those that may be called
-    :ivar begins_in_thought: the prompt has begun a thought; to be set before the first piece
+    :param thought: the marks around reasoning, if any
+    :param format: the format of tool calls; None: there are no tools
+    :param tools: the tools that may be called
+    :ivar begins_in_thought: whether the prompt has opened the reasoning; to be set before the first piece
     """
 
     def __init__(self, thought: ThoughtMarks | None, format: AnswerFormat | None, tools: ToolSchemas) -> None:
@@ -118,17 +119,17 @@ class AnswerParser:
         self._steps = self._read()
 
     def note_prompt(self, end: str) -> None:
-        """Say with what text the prompt ends, before the first piece."""
+        """Set :attr:`begins_in_thought` from the end of the prompt's text, before the first piece."""
         self.begins_in_thought = self._thought is not None and self._thought.are_open_after(end)
 
     def push(self, text: str) -> list[AnswerPiece]:
-        """Take in the next piece of text, and return what has become known, in order."""
+        """Parse the next piece of text, and return what is known since the last call, in order."""
         self._reader.feed(text)
         next(self._steps, None)
         return self._pieces.take()
 
     def flush(self, text: str = "") -> list[AnswerPiece]:
-        """Take in the last piece of text, and return what has become known with it and what was held back."""
+        """Parse the last piece of text, and return the rest, including text that was held back."""
         self._reader.feed(text)
         next(self._steps, None)
         self._reader.has_ended = True

@@ -1,4 +1,4 @@
-"""Define how models write their answers, and find the format of one by its chat template."""
+"""Define the formats in which models write answers, and find the format of a model by its chat template."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ __all__ = [
 ]
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""The JSON schema of the arguments of each tool that may be called, by name."""
+"""Maps the name of each tool that may be called to the JSON schema of its arguments."""
 
 
 class AnswerFormat(ABC):
-    """Reads answers as one family of models writes them. Text in which something is wrong is content."""
+    """Reads answers in the format of one family of models. Malformed text is content."""
 
     shapes_all: bool = False
-    """Whether answers have this form also where no tools are given, so that nothing else can read them."""
+    """Whether all answers have this format, also without tools, so that it also handles the reasoning."""
     arguments_are_text: bool = False
-    """Whether templates take arguments of earlier calls as JSON text, rather than write objects out themselves."""
+    """Whether templates take the arguments of earlier calls as JSON text, instead of objects."""
     turn_ends: ClassVar[tuple[str, ...]] = ()
-    """Tokens that end an answer, in place of those that end turns in other formats."""
+    """Tokens that end an answer, instead of the usual end-of-turn tokens; empty: the usual ones."""
 
     @abstractmethod
     def is_written_by(self, template: str) -> bool:
-        """Tell whether a chat template, given as its source, writes calls in this format. No two formats say so of
-        the same template.
+        """Tell whether a chat template, given as source, writes calls in this format. At most one format may return
+        True for a template.
         """
 
     @property
     @abstractmethod
     def marks(self) -> tuple[str, ...]:
-        """Return what has to be seen of special tokens, which have no text otherwise."""
+        """Return the special tokens that the format reads, which must appear in the text of answers."""
 
     def as_written_by(self, template: str) -> AnswerFormat:
-        """Return the variant of the format in which a template, which writes it, writes calls."""
+        """Return the variant of the format that a template uses, given that :meth:`is_written_by` is True for it."""
         return self
 
     def chat_as_template_takes(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages with their calls as templates take them."""
+        """Return messages with their calls in the form that the template takes."""
         return [self.as_template_takes(message) for message in messages]
 
     def as_template_takes(self, message: Message) -> Message:
-        """Return a message whose calls have their arguments in the form that templates take."""
+        """Return a message with its calls' arguments in the form that the template takes."""
         calls = [evolve(call, arguments=self._arguments(call.arguments)) for call in message.tool_calls]
         return evolve(message, tool_calls=calls) if calls else message
 
@@ -83,50 +83,52 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
-        """Return how calls of these tools are written, as the format's models were trained to: what is read of it are
-        calls of these tools, with arguments that fit.
+        """Return the form in which the format's models were trained to write calls, restricted to these tools and their
+        schemas. :meth:`read` reads it back as calls of these tools with valid arguments.
 
-        :raises ConstraintError: the format has no form for what a schema says
+        :raises ConstraintError: the format cannot express what a schema says
         """
 
     @property
     @abstractmethod
     def exact(self) -> AnswerFormat:
-        """Return what reads as calls only what :meth:`call_form` writes, where models may write them otherwise too."""
+        """Return the variant of the format that reads only the form of :meth:`call_form` as calls, not the other
+        spellings that models use.
+        """
 
     @abstractmethod
     def mixed(self, writer: GrammarWriter, tools: ToolSchemas, opening: str | None) -> str:
-        """Return the expression of answers, from where their thought ends, in which all that :attr:`exact` reads as
-        calls is written as :meth:`call_form` says.
+        """Return the grammar expression of answers, after their reasoning, in which everything that :attr:`exact` reads
+        as a call has the form of :meth:`call_form`.
 
-        :param opening: a text that they do not begin with
-        :raises ConstraintError: as there
+        :param opening: text that the answers must not begin with, if any
+        :raises ConstraintError: the format cannot express what a schema says
         """
 
     @abstractmethod
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
-        """Read an answer from where its thought ends up to its end.
+        """Read an answer after its reasoning.
 
-        :param tools: calls of anything else are content
+        :param tools: the tools that may be called; calls of others are content
         """
 
 
 class MarkedCalls(AnswerFormat):
-    """Reads answers that hold calls between marks, amid other text."""
+    """Reads answers in which calls begin with a mark, amid other text."""
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """Return what begins calls where an answer's content begins, and nowhere else."""
+        """Return the texts that begin calls, but only at the beginning of the content."""
         return ()
 
     @property
     def call_marks(self) -> tuple[str, ...]:
-        """Return what begins calls anywhere."""
+        """Return the texts that begin calls anywhere."""
         return ()
 
     @property
     def fillers(self) -> tuple[str, ...]:
-        """Return what surrounds calls, and says nothing."""
+        """Return the texts around calls that are dropped."""
         return ()
 
     @property
@@ -135,7 +137,7 @@ class MarkedCalls(AnswerFormat):
 
     @property
     def own_mark(self) -> str:
-        """Return the mark or the opening with which the calls begin that :meth:`call_form` writes."""
+        """Return the one of :attr:`call_marks` and :attr:`openings` that calls of :meth:`call_form` begin with."""
         return self.call_marks[0]
 
     @property
@@ -157,10 +159,11 @@ class MarkedCalls(AnswerFormat):
     def calls(
         self, mark: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas
     ) -> Steps[list[Call] | None]:
-        """Read calls that follow a mark, or an opening, which has been taken.
+        """Read calls after their mark or opening.
 
-        :param pieces: may be shown arguments as they arrive
-        :returns: the calls; None: there is none, and what has been taken is text
+        :param mark: the mark or opening, which has been read
+        :param pieces: may get arguments while they arrive
+        :returns: the calls; None: there is none, and what has been read is content
         """
 
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
@@ -190,17 +193,19 @@ class MarkedCalls(AnswerFormat):
 
 
 def read_json_calls(reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
-    """Read calls as :func:`json_calls` does, and show them as they arrive."""
+    """Read calls as :func:`json_calls` does, and stream their arguments to ``pieces``."""
     return json_calls((yield from reader.json_text(JsonCallsWatch(beginner(pieces, tools)))), tools)
 
 
 def beginner(pieces: AnswerPieces, tools: ToolSchemas) -> Callable[[str], Callable[[str], None] | None]:
-    """Return what begins a call by its name and returns what takes its arguments; None: it is no tool's."""
+    """Return a function that begins the call of a tool, by name, and returns a function that appends to its arguments;
+    or None for an unknown tool.
+    """
     return lambda name: pieces.begin_call(name) if name in tools else None
 
 
 def read_json_call(name: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
-    """Read the arguments of a tool as :func:`json_call` does, and show them as they arrive."""
+    """Read the arguments of a tool as :func:`json_call` does, and stream them to ``pieces``."""
     if name not in tools:
         return None
     watch: Callable[[str], object] | None = None
@@ -216,7 +221,7 @@ def read_json_call(name: str, reader: TextReader, pieces: AnswerPieces, tools: T
 
 
 class _ExactCalls(MarkedCalls):
-    """Reads answers whose calls are all written in a format's own form.
+    """Reads answers whose calls all have the form of a format's :meth:`~AnswerFormat.call_form`.
 
     :param format: the format
     """
@@ -259,11 +264,11 @@ class _ExactCalls(MarkedCalls):
 
 
 def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:
-    """Return the calls that JSON text describes: an object with a name and arguments, or a list of them.
+    """Return the calls that JSON text describes: an object with a name and arguments, or a list of such objects.
 
-    Models of most families call these "name" and "arguments", Llama's the latter "parameters".
+    Most model families use the keys "name" and "arguments"; Llama uses "parameters" for the arguments.
 
-    :returns: None: it is none, or names what is not a tool
+    :returns: the calls; None: the text is something else, or calls an unknown tool
     """
     try:
         value = json_of(text or "")
@@ -274,9 +279,9 @@ def json_calls(text: str | None, tools: ToolSchemas) -> list[Call] | None:
 
 
 def json_call(name: str, arguments: str | None, tools: ToolSchemas) -> list[Call] | None:
-    """Return the call of a tool with arguments given as JSON text of an object.
+    """Return the call of a tool whose arguments are JSON text of an object.
 
-    :returns: None: they are none, or there is no such tool
+    :returns: the call in a list; None: the arguments are not a JSON object, or the tool is unknown
     """
     try:
         value = json_of(arguments or "")
@@ -296,10 +301,10 @@ def _calls_of(values: list[Any], tools: ToolSchemas) -> Iterator[Call]:
 
 
 def json_form(writer: GrammarWriter, tools: ToolSchemas, before: Callable[[str], str], after: str = "") -> str:
-    """Return the expression of a call whose arguments are JSON.
+    """Return the grammar expression of a call whose arguments are JSON.
 
-    :param before: returns what stands before the arguments of a tool, by its name
-    :param after: stands behind them
+    :param before: maps the name of a tool to the text before its arguments
+    :param after: the text after the arguments
     """
     calls = [
         f"{writer.text(before(name))} {writer.json({'additionalProperties': False, **schema}, f'the tool {name}')}"
@@ -309,7 +314,7 @@ def json_form(writer: GrammarWriter, tools: ToolSchemas, before: Callable[[str],
 
 
 def named_json_form(writer: GrammarWriter, tools: ToolSchemas) -> str:
-    """Return the expression of a call that is a JSON object of a name and arguments."""
+    """Return the grammar expression of a call that is a JSON object with "name" and "arguments"."""
     return json_form(writer, tools, lambda name: f'{{"name": "{name}", "arguments": ', "}")
 
 
@@ -321,6 +326,6 @@ def find_formats() -> tuple[AnswerFormat, ...]:
 
 
 def format_of(template: str) -> AnswerFormat | None:
-    """Return the format in which the models of a chat template write calls, or None."""
+    """Return the format in which models with this chat template write calls, or None."""
     found = next((format for format in find_formats() if format.is_written_by(template)), None)
     return None if found is None else found.as_written_by(template)

@@ -1,4 +1,4 @@
-"""Collect what an answer consists of, while it is read."""
+"""Collect the reasoning, content and calls of an answer while it is parsed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from attrs import Factory, define, evolve, field, frozen
 __all__ = ["AnswerPiece", "AnswerPieces", "Call", "CallPart"]
 
 _REASONING, _CONTENT, _CALLS = range(3)
-"""The order in which a piece says what it holds."""
+"""The order of the parts of an :class:`AnswerPiece`."""
 
 
 @frozen
 class Call:
-    """Holds a call of a tool, as a model has written it.
+    """Holds a tool call that a model has written.
 
     :ivar arguments: JSON text of an object
-    :ivar index: its place among the calls of an answer
+    :ivar index: index of the call in its answer
     """
 
     name: str
@@ -28,17 +28,17 @@ class Call:
 
     @classmethod
     def of(cls, name: str, arguments: dict[str, Any]) -> Call:
-        """Make a call of arguments that JSON can hold."""
+        """Make a call; the arguments must be representable as JSON."""
         return cls(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 @frozen
 class CallPart:
-    """Holds what has become known of a call.
+    """Holds a delta of a call.
 
-    :ivar index: the call's place among those of an answer
-    :ivar name: the tool's; None: it is known from an earlier part
-    :ivar arguments: what follows the arguments so far
+    :ivar index: index of the call in its answer
+    :ivar name: the tool's name, in the first part of a call; None in later parts
+    :ivar arguments: text to append to the arguments so far
     """
 
     index: int
@@ -48,12 +48,11 @@ class CallPart:
 
 @define
 class AnswerPiece:
-    """Holds what has become known of an answer since the last piece: thoughts, then content, then calls. What comes in
-    another order is in several pieces.
+    """Holds a delta of an answer: reasoning, then content, then calls. Parts in another order take several pieces.
 
-    :ivar calls: those that have become whole
-    :ivar call_parts: what there is of calls, some of which may turn out to be text
-    :ivar runs: where the content stands in the answer's text: the beginning and end of each run of characters
+    :ivar calls: calls that are complete
+    :ivar call_parts: deltas of calls, some of which may turn out to be content
+    :ivar runs: the places of the content in the answer's text, as (begin, end) of each run of characters
     """
 
     content: str = ""
@@ -71,10 +70,10 @@ class _BegunCall:
 
 
 class AnswerPieces:
-    """Sorts what is read of an answer, and leaves out white space around thoughts and calls, but for that between the
-    content before a call and more content.
+    """Collects the parts of an answer into pieces, and trims white space around reasoning and calls. White space before
+    a call is kept if content follows the call.
 
-    White space at the end of what is known so far waits for what follows.
+    White space at the end of the content so far is held back until it is known what follows.
     """
 
     def __init__(self) -> None:
@@ -87,30 +86,30 @@ class AnswerPieces:
 
     @property
     def has_content(self) -> bool:
-        """Tell whether anything but white space was content."""
+        """Tell whether there has been any content other than white space."""
         return self._content.has_begun
 
     def content(self, text: str, place: int | None) -> None:
-        """Add to the content.
+        """Add content.
 
-        :param place: where it stands in the answer's text; None: the model has not written it
+        :param place: its place in the answer's text; None: the model did not write it
         """
         self._show(self._content.push(text, place))
 
     def reasoning(self, text: str, place: int | None) -> None:
-        """Add to the thoughts, as :meth:`content` does to the content."""
+        """Add reasoning; parameters are as for :meth:`content`."""
         shown = self._reasoning.push(text, place)
         if shown:
             self._piece(_REASONING).reasoning += shown
 
     def end_reasoning(self) -> None:
-        """Say that content follows."""
+        """End the reasoning; content follows."""
         self._content.trim()
 
     def begin_call(self, name: str) -> Callable[[str], None]:
-        """Show that a call of a tool is being written, which becomes whole with :meth:`call`, or is text after all.
+        """Begin a call of a tool. It is completed by :meth:`call`, or dropped by :meth:`drop_calls`.
 
-        :returns: adds to its arguments
+        :returns: a function that appends text to the call's arguments
         """
         begun = _BegunCall(self._num_calls, name)
         self._begun.append(begun)
@@ -125,11 +124,11 @@ class AnswerPieces:
         return add
 
     def drop_calls(self) -> None:
-        """Say that what has begun are no calls."""
+        """Drop the calls that have begun: they turned out to be content."""
         self._begun.clear()
 
     def call(self, call: Call) -> None:
-        """Add a call: the first one that has begun, or another one if none has."""
+        """Add a complete call: the first one that has begun, if any, otherwise a new one."""
         self._content.trim()
         begun = self._begun.pop(0) if self._begun else None
         shown = "" if begun is None else "".join(begun.arguments)
@@ -144,11 +143,11 @@ class AnswerPieces:
         piece.calls.append(evolve(call, index=begun.index))
 
     def end(self) -> None:
-        """Add what has waited."""
+        """Add the white space that was held back, as the answer has ended."""
         self._show(self._content.flush())
 
     def take(self) -> list[AnswerPiece]:
-        """Return what has been added since the last time, in order."""
+        """Return the pieces since the last call, in order."""
         pieces, self._pieces = self._pieces, []
         return pieces
 
@@ -160,7 +159,7 @@ class AnswerPieces:
                 _add_run(piece.runs, begin, end)
 
     def _piece(self, kind: int) -> AnswerPiece:
-        """Return the piece to which something of a kind is added: another one if the last holds what comes later."""
+        """Return the piece to add a part of this kind to: a new one if the last piece has parts of a later kind."""
         if not self._pieces or kind < self._last_kind:
             self._pieces.append(AnswerPiece())
         self._last_kind = kind
@@ -168,10 +167,10 @@ class AnswerPieces:
 
 
 class _Trimmed:
-    """Holds back the white space at the end of a text.
+    """Holds back white space at the end of a text that arrives in pieces.
 
-    :param trims: whether that before its first character goes
-    :ivar runs: where the text stands that was shown last, as runs of characters
+    :param trims: whether to drop white space before the first other character
+    :ivar runs: places of the text that :meth:`push` or :meth:`flush` returned last, as runs of characters
     """
 
     __slots__ = ("_held", "_held_runs", "_trims", "has_begun", "runs")
@@ -208,7 +207,7 @@ class _Trimmed:
         return shown
 
     def trim(self) -> None:
-        """Drop the white space that follows, and what is held if nothing else does."""
+        """Drop the white space that follows; also the white space that is held back, if no other text follows."""
         self._trims = True
 
     def flush(self) -> str:
@@ -218,7 +217,7 @@ class _Trimmed:
 
 
 def _add_run(runs: list[tuple[int, int]], begin: int, end: int) -> None:
-    """Add the next run of characters, or lengthen the last one that it goes on from."""
+    """Add a run of characters; merge it with the last run if it continues that one."""
     if runs and runs[-1][1] == begin:
         runs[-1] = (runs[-1][0], end)
     else:

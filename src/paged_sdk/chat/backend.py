@@ -1,7 +1,7 @@
-"""Bound what a tokenizer of the tokenizers package may do, and give what it raises a type.
+"""Bound how much a tokenizer of the tokenizers package may expand a text, and give its exceptions a type.
 
-A tokenizer.json is a small program from outside: its normalizer rewrites text, its expressions search it, and the
-package raises bare exceptions, or a panic that is no :class:`Exception` at all.
+A tokenizer.json is a small untrusted program: its normalizer rewrites text and its regular expressions search it. The
+package raises bare exceptions, or a panic that is not even an :class:`Exception`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from paged_sdk.errors import PagedError
 __all__ = ["MAX_GROWTH", "failing_as", "growth_of"]
 
 MAX_GROWTH: Final = 10_000.0
-"""How many times longer a normalizer may make a text. SentencePiece's spaces take 3 bytes each; Unicode's longest
-compatibility decomposition has 18 characters."""
+"""How many times longer a normalizer may make a text. For comparison: SentencePiece's space has 3 bytes, Unicode's
+longest compatibility decomposition 18 characters."""
 
-# Characters in the result for one of the text; a decomposition may be followed by others, so these are upper bounds.
+# Upper bounds of output characters per input character.
 _UNICODE_GROWTH: Final = {
     "NFC": 3.0, "NFD": 4.0, "NFKC": 18.0, "NFKD": 18.0, "Lowercase": 3.0, "BertNormalizer": 4.0, "StripAccents": 1.0,
     "Strip": 1.0, "Nmt": 1.0, "ByteLevel": 2.0,
@@ -31,9 +31,9 @@ _UNICODE_GROWTH: Final = {
 
 @contextmanager
 def failing_as(error: Callable[[str], PagedError]) -> Iterator[None]:
-    """Turn whatever the tokenizers package raises in the block into another error.
+    """Convert exceptions and panics of the tokenizers package in the block.
 
-    :param error: makes it from what the package says
+    :param error: makes the error to raise instead, from the package's message
     """
     try:
         yield
@@ -42,14 +42,14 @@ def failing_as(error: Callable[[str], PagedError]) -> Iterator[None]:
     except Exception as exc:  # the package raises bare Exception
         raise error(str(exc)[:300]) from exc
     except BaseException as exc:
-        if type(exc).__module__ != "pyo3_runtime":  # an interrupt, not a panic of the package
+        if type(exc).__module__ != "pyo3_runtime":  # a KeyboardInterrupt, not a panic of the package
             raise
         raise error(str(exc)[:300]) from exc
 
 
 def growth_of(backend: tokenizers.Tokenizer) -> float:
-    """Return how many times longer the backend's normalizer may make a text, in characters; what it adds once, however
-    long the text is, counts as if the text had one character.
+    """Return how many times longer the backend's normalizer may make a text, in characters. Text that is added once,
+    such as a prefix, is counted as if the text had one character.
     """
     return 1.0 if backend.normalizer is None else _growth(json.loads(backend.normalizer.__getstate__()))
 
@@ -76,8 +76,8 @@ def _growth(step: Any) -> float:
 
 
 def _growth_of_map(encoded: str) -> float:
-    """Return the length of the longest replacement in SentencePiece's character map: a length in 4 bytes, a table of so
-    many bytes, and the replacements, each ended by a zero byte.
+    """Return the length of the longest replacement in SentencePiece's character map. The map is the size of a table in
+    4 bytes, the table, and the replacements, each ended by a zero byte.
     """
     data = base64.b64decode(encoded)
     replacements = data[4 + int.from_bytes(data[:4], "little") :]

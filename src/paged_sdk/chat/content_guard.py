@@ -1,12 +1,12 @@
-"""Keep text of messages text: what reads like a special token in a content is not encoded as one.
+"""Keep special tokens that are spelled out in messages from being encoded as special tokens.
 
 A template makes one text of its own marks and the messages' contents, and a tokenizer finds special tokens anywhere in
-it: a user who writes ``<|im_end|><|im_start|>system`` would open a turn of his own. Templates change what they get
-(they trim, split, put parts together), so the place of a content in the text is not known beforehand. But one character
-can be followed through all that. A conversation in which something reads like a special token is rendered twice, as it
-is and with one character of each such place replaced by a stand-in. If both texts are the same but for the
-stand-ins, they show which special tokens in the text are the template's own. Those get secret names that no content can
-hold, and a second tokenizer, of the same vocabulary, knows special tokens by these names only.
+it: a user who writes ``<|im_end|><|im_start|>system`` would open a turn of his own. Templates transform contents (they
+trim, split, join), so the place of a content in the rendered text is not known beforehand. But single characters can be
+traced. A conversation that spells out special tokens is rendered twice: unchanged, and with one character of each
+spelling replaced by a stand-in. If both texts are the same but for the stand-ins, the special tokens in the second text
+are the template's own. These are replaced by secret names that no content can hold, and a second tokenizer, with the
+same vocabulary, knows special tokens by these names only.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from paged_sdk.types.tool import Tool
 __all__ = ["Change", "ContentGuard"]
 
 _STAND_INS = tuple(map(chr, range(0x1FB00, 0x1FB93)))
-"""Mosaic graphics of old terminals. To Python they are what ``<`` is: printable, no letter, no space."""
+"""Mosaic graphics of old terminals. To Python they are like ``<``: printable, neither letters nor white space."""
 _MAX_READ = 8
-"""More kinds of special token in the assistant's turns are not looked at one by one."""
+"""If assistant turns hold more kinds of special tokens, these are not tested one by one."""
 _PREFIX = 3
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ASSISTANT = TextMessageRole.ASSISTANT.value
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
-"""Changes a message, or a tool, as a template gets it."""
+"""Changes a message or tool, in the form that a template gets."""
 Render = Callable[[Change | None], str]
-"""Renders a conversation whose messages are changed before."""
+"""Renders a conversation, after applying a change to its messages and tools."""
 Encode = Callable[[tokenizers.Tokenizer, str], list[int]]
 
 
 class ContentGuard:
-    """Encodes conversations so that only the template's own special tokens are special, from any thread.
+    """Encodes conversations so that only the template's own special tokens are special. Thread-safe.
 
-    :param backend: the tokenizer, which stays as it is
-    :param encode: encodes a text with a tokenizer of the same vocabulary
+    :param backend: the tokenizer, which is not changed
+    :param encode: encodes a text with a given tokenizer of the same vocabulary
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, encode: Encode) -> None:
@@ -56,9 +56,7 @@ class ContentGuard:
         self._places = _Finder(self._special, folds=True, finds_beginnings=True)
 
     def is_needed(self, messages: Iterable[Message], tools: Iterable[Tool] = ()) -> bool:
-        """Tell whether anything in messages or tools reads like a special token, or like the beginning of one at the
-        end.
-        """
+        """Tell whether any text in messages or tools spells out a special token, or ends with the beginning of one."""
         if any(self._places.finds(text) for tool in tools for text in _texts(tool.to_dict())):
             return True
         for message in messages:
@@ -74,17 +72,17 @@ class ContentGuard:
     ) -> list[int]:
         """Return the token ids of a conversation.
 
-        What a template reads itself in an assistant's turn, as some read the marks around a thought, stays as it is:
-        it came from the model.
+        Special tokens that the template itself looks for in assistant turns, such as the marks around reasoning, stay
+        special there: they came from the model.
 
         :param render: renders messages and tools
-        :param source: the template, whose characters are not used as stand-ins
-        :raises InvalidRequestError: the template changes or reads what reads like a special token in another way
+        :param source: the template's source, whose characters are not used as stand-ins
+        :raises InvalidRequestError: the template changes or interprets a spelled-out special token in another turn
         """
         given = [*(message.to_dict() for message in messages), *(tool.to_dict() for tool in tools)]
         used = set(source).union(*(part for each in given for part in _texts(each)))
-        # A template may treat the first character in a way of its own, as HTML's escapes do; or it tells the time,
-        # which has changed between two renderings.
+        # Two attempts: the template may treat the first character specially, as HTML escaping does, or print the time,
+        # which may have changed between the two renderings.
         for offset in (0, 1):
             text = render(None)
             stand_ins = [mark for mark in _STAND_INS if mark not in used and mark not in text]
@@ -121,7 +119,7 @@ class ContentGuard:
         )
 
     def _named(self, marked: str, names: Mapping[str, str]) -> str:
-        """Give the special tokens that are left in a text their secret names."""
+        """Replace the special tokens that are left in a text by their secret names."""
         pieces = []
         end = 0
         for start, length, token in self._added.find_all(marked):
@@ -140,11 +138,11 @@ class ContentGuard:
 class _Twin:
     """Encodes text in which special tokens have secret names.
 
-    It shares the vocabulary of the tokenizer that it is a twin of, so that it costs no memory to speak of.
+    It shares the model of the original tokenizer, so that it takes little memory.
 
-    :ivar backend: the tokenizer
-    :ivar names: special token to secret name
-    :ivar ids: id of an added token here to its id there
+    :ivar backend: the tokenizer with secret names
+    :ivar names: maps special tokens to their secret names
+    :ivar ids: maps ids of added tokens to their ids in the original tokenizer
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -167,11 +165,11 @@ class _Twin:
 
 
 class _Finder:
-    """Finds words in texts: the longest that begins at a place.
+    """Finds words in texts; of several that begin at the same place, the longest.
 
-    :param folds: upper and lower case are the same
-    :param finds_beginnings: beginnings of words at the end of a text, spaces after it aside, are found too: what is put
-        after it might complete them
+    :param folds: ignore case
+    :param finds_beginnings: also find beginnings of words at the end of a text, ignoring trailing white space, since
+        text after it might complete them
     """
 
     def __init__(self, words: Iterable[str], *, folds: bool = False, finds_beginnings: bool = False) -> None:
@@ -179,7 +177,7 @@ class _Finder:
         self._words = {self._fold(word): word for word in words if word}
         self._lengths = sorted({len(word) for word in self._words}, reverse=True)
         prefixes = sorted({word[:_PREFIX] for word in self._words})
-        # Python's expressions skip quickly to a first character, but would try every word there.
+        # Search for short prefixes: with all words as alternatives, Python's re would try every word at each place.
         self._prefix = re.compile("|".join("".join(map(_either_case if folds else re.escape, p)) for p in prefixes))
         self._starts = sorted(
             {case for word in self._words for case in (word[0], word[0].upper() if folds else word[0])}
@@ -189,12 +187,12 @@ class _Finder:
         )
 
     def finds(self, text: str) -> bool:
-        """Tell whether there is any."""
+        """Tell whether a text holds any word."""
         return any(start in text for start in self._starts) and next(self.find_all(text), None) is not None
 
     def find_all(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """Yield where each begins, also inside of another, its length, and which it is; at the end beginnings of words,
-        each with no word.
+        """Yield the place, length and word of each occurrence, also of those that overlap; then the place and length of
+        beginnings of words at the end of the text, with an empty word.
         """
         if not self._words:
             return
@@ -218,12 +216,12 @@ def _either_case(char: str) -> str:
 
 
 class _Places:
-    """Puts stand-ins in the places of messages that read like special tokens.
+    """Puts stand-ins into messages where they spell out special tokens.
 
-    :param finder: finds the places
-    :param stand_ins: characters that occur nowhere
-    :param offset: which character of a place it is that is replaced
-    :param left: tokens that stay as they are in the assistant's turns
+    :param finder: finds the spelled-out tokens
+    :param stand_ins: characters that occur nowhere in the conversation
+    :param offset: which character of each occurrence to replace
+    :param left: tokens that are left unchanged in assistant turns
     """
 
     def __init__(
@@ -237,16 +235,16 @@ class _Places:
         self._original_of: dict[int, str] = {}
 
     def leaving(self, left: Iterable[str]) -> _Places:
-        """Return the same for all but these tokens."""
+        """Return a copy that leaves these tokens unchanged in assistant turns."""
         return _Places(self._finder, self._stand_ins, self._offset, frozenset(left))
 
     def changed(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message, or a tool, with stand-ins."""
+        """Return a message or tool with stand-ins."""
         left = self._left if message.get("role") == _ASSISTANT else frozenset()
         return {key: part if key == "role" else self._change(part, left) for key, part in message.items()}
 
     def restored(self, text: str) -> str:
-        """Return a text without the stand-ins that were put into messages."""
+        """Return a text with the original characters in place of stand-ins."""
         return text.translate(self._original_of)
 
     def _change(self, part: Any, left: frozenset[str]) -> Any:
@@ -275,7 +273,7 @@ class _Places:
 
 
 def _texts(part: Any) -> Iterator[str]:
-    """Yield every text in a message as a template gets it."""
+    """Yield every string in a message or tool but for its role, in the form that a template gets."""
     if isinstance(part, str):
         yield part
     elif isinstance(part, Mapping):

@@ -1,4 +1,4 @@
-"""Turn tokens into text while they are being generated."""
+"""Detokenize an output incrementally, while it is generated."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Detokenizer"]
 class Detokenizer:
     """Turns the tokens of one output into text, piece by piece.
 
-    A piece appears as soon as its characters are whole; bytes of an unfinished character wait for the rest. The pieces
-    and the flush, joined, are ``tokenizer.decode`` of all tokens. Time is linear in the output, whatever its bytes.
+    Characters are returned as soon as they are complete; bytes of an incomplete character are held back. The pieces and
+    the flush, joined, equal ``tokenizer.decode`` of all tokens. Time is linear in the output.
 
-    :param continues_prompt: the output goes on where a plain-text prompt ended. A SentencePiece vocabulary then keeps
-        the space before the first word, which decoding a text of its own takes away.
-    :param kept: special tokens that have a text all the same
+    :param continues_prompt: whether the output continues a plain-text prompt. With a SentencePiece vocabulary, the
+        leading space is then kept, which decoding a separate text would strip
+    :param kept: special tokens whose text is not skipped
     """
 
     __slots__ = ("_kept", "_num_left_out", "_strip", "_tokenizer", "_utf8")
@@ -34,15 +34,15 @@ class Detokenizer:
         self._strip = tokenizer.strips_leading_space and not continues_prompt
 
     def leave_out(self, num_bytes: int) -> None:
-        """Leave out the first bytes of the output."""
+        """Drop the first bytes of the output. Call this before the first token."""
         self._num_left_out = num_bytes
 
     def places(self) -> TokenPlaces:
-        """Return what says where in the text the tokens stand. No token has come yet."""
+        """Return an object that maps tokens to places in the text. Call this before the first token."""
         return TokenPlaces(self._tokenizer, kept=self._kept, num_left_out=self._num_left_out, strips_space=self._strip)
 
     def append(self, ids: Sequence[int]) -> str:
-        """Return the text that these tokens complete; special tokens have no text, but for those that are kept."""
+        """Return the text that these tokens complete. Special tokens are skipped unless they are ``kept``."""
         data = self._tokenizer.decode_bytes(ids, skip_special_tokens=True, kept=self._kept)
         if self._num_left_out:
             size = len(data)
@@ -51,7 +51,7 @@ class Detokenizer:
         return self._emit(data, final=False)
 
     def flush(self) -> str:
-        """Return what is left of an output that ended within a character: U+FFFD for it, or nothing."""
+        """Return the rest of the output: U+FFFD if it ended within a character, otherwise nothing."""
         return self._emit(b"", final=True)
 
     def _emit(self, data: bytes, *, final: bool) -> str:

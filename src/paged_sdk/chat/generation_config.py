@@ -1,4 +1,4 @@
-"""Read generation_config.json: how a checkpoint's makers sample from it, and which tokens end its texts."""
+"""Read generation_config.json: the recommended sampling parameters of a checkpoint, and its end tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _MAX_INT: Final = 2**31 - 1
 
 
 def read_generation_defaults(directory: Path) -> GenerationDefaults:
-    """Read what generation_config.json in a directory says for requests that leave it open; without the file, nothing.
+    """Read the defaults of generation_config.json in a directory; without the file, none.
 
-    ``do_sample`` is not looked at: a request without sampling parameters is greedy anyway, and one with them asks to
-    sample. ``top_k`` 0 means off. End tokens that generation_config.json does not name are taken from config.json.
+    ``do_sample`` is ignored: a request without sampling parameters is greedy anyway, and a request with them asks to
+    sample. ``top_k`` 0 means off. If generation_config.json has no end tokens, they are taken from config.json.
 
-    :raises CheckpointError: for a value that cannot be used
+    :raises CheckpointError: a value is not allowed
     """
     path = directory / "generation_config.json"
     content = read_json_if_there(path)

@@ -1,4 +1,4 @@
-"""Build a tokenizer from a GGUF file's metadata (keys ``tokenizer.ggml.*``; format: the GGUF specification of ggml)."""
+"""Build a tokenizer from the metadata of a GGUF file (keys ``tokenizer.ggml.*`` of ggml's GGUF specification)."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _SPECIAL_IDS = {
     "pad_token": "padding_token_id",
 }
 _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
-_UNKNOWN_PENALTY: Final = 10.0  # SentencePiece's, below the least likely piece
+_UNKNOWN_PENALTY: Final = 10.0  # SentencePiece's: subtracted from the score of the least likely piece
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece's BPE),
-    ``t5`` (its Unigram) or ``bert`` (WordPiece).
+    """Build the tokenizer that the metadata describes: kind ``gpt2`` (byte-level BPE), ``llama`` (SentencePiece BPE),
+    ``t5`` (SentencePiece Unigram) or ``bert`` (WordPiece).
 
-    :param metadata: key to value; arrays are lists or numpy arrays
-    :raises CheckpointError: if the metadata is malformed, or describes a kind, or a way to cut words, that is not known
-        here. Cutting words another way than the model was trained with would only lower its quality, and nobody would
-        see why: so this raises an error, and the model's own tokenizer.json is the remedy.
+    :param metadata: maps keys to values; arrays are lists or numpy arrays
+    :raises CheckpointError: the metadata is malformed, or its kind or pre-tokenizer is unknown here. Another
+        pre-tokenizer than the one of the training would silently lower the model's quality; the remedy is the model's
+        own tokenizer.json
     """
     kind = metadata.get("tokenizer.ggml.model")
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -67,13 +67,13 @@ def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
         prefix=() if first is None else (first,),
         suffix=() if last is None else (last,),
     )
-    if special.suffix:  # what ends a text parts it from the next one, too
+    if special.suffix:  # the end token also separates the texts of a pair
         _join_pairs(built, vocabulary, special)
     return Tokenizer(built.backend, special)
 
 
 def _join_pairs(built: BuiltTokenizer, vocabulary: GgufVocabulary, special: SpecialTokens) -> None:
-    """Have marks put around and between two texts that go together, as llama.cpp's rankers have them."""
+    """Set the special tokens around and between the two texts of a pair, as llama.cpp does for rerankers."""
     separator = vocabulary.token_id("seperator_token_id", special.suffix[0])
     marks: dict[str, tuple[int, ...]] = {
         "first": special.prefix,
@@ -100,7 +100,7 @@ def _join_pairs(built: BuiltTokenizer, vocabulary: GgufVocabulary, special: Spec
 
 
 def _byte_level(vocabulary: GgufVocabulary) -> BuiltTokenizer:
-    """Build a tokenizer of GPT-2's kind: words are cut into bytes, which are merged by rank."""
+    """Build a tokenizer of GPT-2's kind: words are split into bytes, which are merged by rank."""
     pre_tokenizer = _pre_tokenizer(vocabulary.metadata.get("tokenizer.ggml.pre"))
     merges = array(vocabulary.metadata, "merges", str)
     backend = _bpe(vocabulary, _Pairs(merges), ignore_merges=pre_tokenizer.ignore_merges)
@@ -112,7 +112,10 @@ def _byte_level(vocabulary: GgufVocabulary) -> BuiltTokenizer:
 
 
 def word_splitter(way: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    """Return what cuts a text into words, and these into bytes, in one of the ways of :data:`PRE_TOKENIZERS`."""
+    """Make the backend's pre-tokenizer, which splits text into words and words into bytes.
+
+    :param way: an entry of :data:`PRE_TOKENIZERS`
+    """
     return pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in way.splits),
@@ -122,8 +125,8 @@ def word_splitter(way: PreTokenizer) -> pre_tokenizers.PreTokenizer:
 
 
 def _sentencepiece(vocabulary: GgufVocabulary) -> BuiltTokenizer:
-    """Build a tokenizer of SentencePiece's BPE (Llama 2, Mistral, Gemma): it merges characters of the whole text, the
-    result with the best score first.
+    """Build a SentencePiece BPE tokenizer (Llama 2, Mistral, Gemma): it merges characters of the whole text, the merge
+    with the best-scoring result first.
     """
     scores = _scores(vocabulary)
     unknown = vocabulary.token_id("unknown_token_id", 0)
@@ -142,12 +145,12 @@ def _sentencepiece(vocabulary: GgufVocabulary) -> BuiltTokenizer:
 
 
 def _unigram(vocabulary: GgufVocabulary) -> BuiltTokenizer:
-    """Build a tokenizer of SentencePiece's Unigram (T5 and others): it finds the pieces that are likeliest together."""
+    """Build a SentencePiece Unigram tokenizer (T5 and others): it finds the likeliest segmentation into pieces."""
     scores, unknown = _scores(vocabulary), vocabulary.token_id("unknown_token_id", 2)
     if not all(map(math.isfinite, scores)):
         raise CheckpointError("tokenizer.ggml.scores holds numbers that are not finite")
     spelled = [id for id, type_ in enumerate(vocabulary.types) if type_ == TokenType.NORMAL]
-    # Marks, bytes and unused tokens are spelled in a text by no piece: less likely than one of their characters each.
+    # Control, byte and unused tokens must never match text, so they are less likely than unknown characters one by one.
     never = (min((scores[id] for id in spelled), default=0.0) - _UNKNOWN_PENALTY) * MAX_TOKEN
     pieces = [
         (token, scores[id] if type_ == TokenType.NORMAL else never)
@@ -160,7 +163,7 @@ def _unigram(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     steps: list[normalizers.Normalizer] = []
     if charsmap := _charsmap(vocabulary.metadata):
         steps.append(normalizers.Precompiled(charsmap))
-    # Words of XLM-RoBERTa are what white space parts, however much of it: its converter writes another setting here.
+    # XLM-RoBERTa splits at white space of any length, although its converter writes another remove_extra_whitespaces.
     if is_xlm_roberta := vocabulary.metadata.get("general.architecture") == "bert":
         scheme = "always" if prefix_space else "never"
         words = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
@@ -183,7 +186,7 @@ def _unigram(vocabulary: GgufVocabulary) -> BuiltTokenizer:
 
 
 def _charsmap(metadata: Mapping[str, Any]) -> bytes:
-    """Return SentencePiece's map of characters, an array of bytes with or without sign; empty: there is none."""
+    """Return SentencePiece's character map, stored as an array of signed or unsigned bytes; empty: there is none."""
     found = metadata.get("tokenizer.ggml.precompiled_charsmap", b"")
     if isinstance(found, bytes):
         return found
@@ -225,9 +228,9 @@ def _bpe(vocabulary: GgufVocabulary, merges: Sequence[tuple[str, str]], **option
 
 
 def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """List every way to join two tokens to a third, the best result first.
+    """List every merge of two tokens into a third, the best-scoring result first.
 
-    Only normal tokens join: the others are marks, single bytes, or matched whole before anything is merged.
+    Only normal tokens merge: the others are control tokens, single bytes, or matched as a whole before merging.
     """
     normal = {token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] == TokenType.NORMAL}
     found = [
@@ -241,7 +244,7 @@ def _merges_by_score(vocabulary: GgufVocabulary, scores: Sequence[float]) -> lis
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, special: set[int]) -> None:
-    """Have marks and user-defined tokens matched whole, before words are cut."""
+    """Add control and user-defined tokens, which are matched as a whole before pre-tokenization."""
     architecture = vocabulary.metadata.get("general.architecture")
     marks = dict.fromkeys([*vocabulary.of_type(TokenType.CONTROL, TokenType.UNKNOWN), *special])
 
@@ -256,7 +259,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, vocabulary: GgufVocabulary, speci
 
 
 def _takes_spaces(architecture: object, token: str) -> bool:
-    """Tell whether a mark swallows the white space after it: Phi-3's do, and GGUF has no key that says so."""
+    """Tell whether a special token swallows the white space after it: Phi-3's do, but GGUF has no key for that."""
     return architecture == "phi3" and token not in ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -275,8 +278,8 @@ def _pre_tokenizer(name: object) -> PreTokenizer:
 
 
 class _Pairs(Sequence[tuple[str, str]]):
-    """Cuts each merge, ``"left right"``, in two when it is read: all at once are 26 MiB of Qwen2.5's, and Python keeps
-    pages of what it has freed among what stays.
+    """Splits each merge, ``"left right"``, only when it is read: split all at once, Qwen2.5's take 26 MiB, which Python
+    would not fully return to the system.
     """
 
     def __init__(self, merges: Sequence[str]) -> None:
@@ -285,7 +288,7 @@ class _Pairs(Sequence[tuple[str, str]]):
     def __len__(self) -> int:
         return len(self._merges)
 
-    def __getitem__(self, index: Any) -> Any:  # of whole numbers alone: what reads it takes all, in order
+    def __getitem__(self, index: Any) -> Any:  # no slices: the reader takes all items in order
         return _pair(self._merges[index])
 
     def __iter__(self) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Describe a tokenizer.json by the metadata of a GGUF file, which :mod:`paged_sdk.chat.gguf_tokenizer` reads."""
+"""Convert a tokenizer.json to GGUF metadata, which :mod:`paged_sdk.chat.gguf_tokenizer` reads."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _IDS: Final = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
-_LEAST_SCORE: Final = -1e9  # of tokens that no merge makes
+_LEAST_SCORE: Final = -1e9  # of tokens that no merge produces
 
-# What tells the ways to cut words apart: cases, digits, marks, spaces, lines, scripts, and characters in parts.
+# Distinguishes pre-tokenizers: case, digits, punctuation, white space, line ends, scripts, decomposed characters.
 _PROBE: Final = (
     "Hello, World! it's IT'S we'LL  don’t\n\n  a\tb \r\nx  \n1 12 123 1234 12345 3.14 ½ ²  camelCase HTTPServer ABCdef "
     "naïve cafe\u0301 ÀÉÎ Straße русский язык Ελληνικά עברית العربية हिन्दी ไทย 中文字符 日本語のテキスト 한국어 "
@@ -41,9 +41,9 @@ _PROBE: Final = (
 def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size: int) -> dict[str, Any]:
     """Return the metadata of a tokenizer and a chat template, by GGUF key.
 
-    :param architecture: the model's, by GGUF's name
-    :param vocab_size: the model's, which may be larger than the tokenizer's
-    :raises CheckpointError: a GGUF file cannot describe the tokenizer: what it would describe cuts a text otherwise
+    :param architecture: GGUF's name of the model's architecture
+    :param vocab_size: vocabulary size of the model, which may be larger than the tokenizer's
+    :raises CheckpointError: GGUF cannot describe the tokenizer: read back, it would encode text differently
     """
     tokenizer = text.tokenizer
     content = json.loads(tokenizer.to_json())
@@ -73,7 +73,7 @@ def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size:
 
 
 def _tokens(content: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[TokenType]]:
-    """Return all tokens with their types, in the order of ids; ids without a token get a name of their own."""
+    """Return all tokens and their types, by id; ids without a token get a placeholder name."""
     vocabulary = _vocabulary(content["model"])
     tokens, types = [f"[PAD{id}]" for id in range(vocab_size)], [TokenType.UNUSED] * vocab_size
     is_byte = content["model"].get("byte_fallback")
@@ -92,7 +92,7 @@ def _tokens(content: Mapping[str, Any], vocab_size: int) -> tuple[list[str], lis
 
 
 def _vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return the ids of tokens; Unigram's vocabulary is a list of them with their scores."""
+    """Map tokens to ids. The vocabulary of a Unigram model is a list of tokens with their scores."""
     if model["type"] == "Unigram":
         return {token: id for id, (token, _) in enumerate(model["vocab"])}
     vocabulary: dict[str, int] = model["vocab"]
@@ -100,7 +100,7 @@ def _vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _unigram(content: Mapping[str, Any], tokens: list[str], backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    """Return the keys of a Unigram vocabulary of SentencePiece's, and of how it rewrites a text before."""
+    """Return the keys of a SentencePiece Unigram vocabulary and of its normalizer."""
     scores = {token: float(score) for token, score in content["model"]["vocab"]}
     values: dict[str, Any] = {
         "model": "t5",
@@ -132,7 +132,7 @@ def _merges(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
-    """Return scores in which tokens come in the order of the merges that make them: the earlier, the higher."""
+    """Return scores by the order of merges: the earlier the merge that produces a token, the higher its score."""
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(_merges(model)):
         ranks.setdefault(left + right, rank)
@@ -140,7 +140,7 @@ def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
 
 
 def _way_to_cut(backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:
-    """Return the name of the way in which the tokenizer cuts words, found by what it makes of a text."""
+    """Return GGUF's name of the tokenizer's pre-tokenizer: the one that splits a probe text in the same way."""
     if backend.pre_tokenizer is None:
         raise _refused("it does not cut words")
     text = _PROBE if backend.normalizer is None else backend.normalizer.normalize_str(_PROBE)

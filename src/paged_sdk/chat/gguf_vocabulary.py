@@ -1,4 +1,4 @@
-"""Read the vocabulary that a GGUF file's metadata holds (keys ``tokenizer.ggml.*``), checked."""
+"""Read and check the vocabulary in the metadata of a GGUF file (keys ``tokenizer.ggml.*``)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paged_sdk.errors import CheckpointError, shown
 
 __all__ = ["MAX_TOKEN", "BuiltTokenizer", "GgufVocabulary", "TokenType", "array"]
 
-# Every way to cut a token in two is looked up, so that their length decides how long loading takes: 16 million
-# characters take 8 s. The largest in use, Gemma 3's, has 1.9 million and tokens of up to 48.
+# Loading looks up every split of every token in two, so its time depends on their total length: 16 million characters
+# take 8 s. The largest vocabulary in use, Gemma 3's, has 1.9 million, and tokens of up to 48.
 MAX_TOKEN: Final = 1 << 12
 _MAX_TOKENS: Final = 1 << 24
 
 
 class TokenType(IntEnum):
-    """Numbers the kinds of token as GGUF's ``token_type`` and SentencePiece do."""
+    """Lists the types of tokens, numbered as in GGUF's ``token_type`` and in SentencePiece."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -33,10 +33,10 @@ class TokenType(IntEnum):
 
 @frozen(kw_only=True)
 class GgufVocabulary:
-    """Holds what the metadata says about tokens, checked.
+    """Holds the checked vocabulary of a GGUF file.
 
     :ivar metadata: the file's metadata
-    :ivar ids: token to id, in the order of ids
+    :ivar ids: maps tokens to ids, in the order of ids
     :ivar types: one :class:`TokenType` per token
     """
 
@@ -48,9 +48,9 @@ class GgufVocabulary:
     def of(cls, metadata: Mapping[str, Any]) -> GgufVocabulary:
         """Read and check the vocabulary in the metadata.
 
-        :raises CheckpointError: if the vocabulary is missing or malformed
+        :raises CheckpointError: the vocabulary is missing or malformed
         """
-        # Some files have nameless tokens; each needs a name of its own to keep its id.
+        # Some files have empty tokens. Each needs a distinct name to keep its id.
         tokens = [token or f"[EMPTY_{id}]" for id, token in enumerate(array(metadata, "tokens", str))]
         if not tokens or max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > _MAX_TOKENS:
             raise CheckpointError(
@@ -68,9 +68,9 @@ class GgufVocabulary:
         return cls(metadata=metadata, ids=MappingProxyType(ids), types=types)
 
     def token_id(self, key: str, default: int | None = None) -> int | None:
-        """Return a special token's id, by its key (``bos_token_id``, ...).
+        """Return the id of a special token, by its key (``bos_token_id``, ...).
 
-        :raises CheckpointError: if the vocabulary has no such id
+        :raises CheckpointError: the vocabulary has no such id
         """
         value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
         if value is None:
@@ -82,9 +82,9 @@ class GgufVocabulary:
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
-        """Return a yes-or-no value, by its key (``add_bos_token``, ...).
+        """Return a boolean, by its key (``add_bos_token``, ...).
 
-        :raises CheckpointError: if it is something else
+        :raises CheckpointError: the value is not a boolean
         """
         value = _plain(self.metadata.get(f"tokenizer.ggml.{key}", default))
         if not isinstance(value, int) or value not in (0, 1):
@@ -92,19 +92,21 @@ class GgufVocabulary:
         return bool(value)
 
     def of_type(self, *types: TokenType) -> list[int]:
-        """List the ids of the tokens of some types, in order."""
+        """Return the ids of all tokens of these types, in order."""
         return [id for id, type_ in enumerate(self.types) if type_ in types]
 
 
 @frozen(kw_only=True)
 class BuiltTokenizer:
-    """Holds a backend, and what its kind implies where the file is silent.
+    """Holds a backend, and the defaults of its kind for what the file does not say.
 
-    :ivar backend: spells tokens as a tokenizer.json does
-    :ivar special_ids: special token's key to id
-    :ivar around: the tokens before and after each text, whatever the file's flags say; None: the flags decide
-    :ivar separates: whether a mark of its own stands between two texts that go together
-    :ivar tells_parts: whether the second of two texts is told by the kind of its tokens
+    :ivar backend: the tokenizer, with tokens spelled as in a tokenizer.json
+    :ivar special_ids: maps keys of special tokens to ids
+    :ivar add_bos: whether to put the bos token before a text
+    :ivar add_eos: whether to put the eos token after a text
+    :ivar around: the tokens before and after each text, regardless of the file's flags; None: the flags decide
+    :ivar separates: whether to put a separator token between the two texts of a pair
+    :ivar tells_parts: whether the tokens of a pair's second text have token type 1
     """
 
     backend: tokenizers.Tokenizer
@@ -120,7 +122,7 @@ _Entry = TypeVar("_Entry", str, int, float)
 
 
 def array(metadata: Mapping[str, Any], key: str, kind: type[_Entry]) -> list[_Entry]:
-    """Return an array whose entries are all of one type; ints may stand for floats."""
+    """Return an array, and check that its entries are of one type; ints are also allowed for float."""
     value = metadata.get(f"tokenizer.ggml.{key}")
     if value is None:
         raise CheckpointError(f"the metadata has no tokenizer.ggml.{key}")
@@ -133,5 +135,5 @@ def array(metadata: Mapping[str, Any], key: str, kind: type[_Entry]) -> list[_En
 
 
 def _plain(value: Any) -> Any:
-    """Return an array or scalar of numpy's as Python's own values; anything else as it is."""
+    """Convert a numpy array or scalar to Python values; return anything else unchanged."""
     return value.tolist() if callable(getattr(value, "tolist", None)) else value

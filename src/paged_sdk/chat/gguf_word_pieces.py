@@ -1,4 +1,4 @@
-"""Build a tokenizer of BERT's kind (WordPiece) from the vocabulary that a GGUF file holds."""
+"""Build a WordPiece tokenizer (BERT) from the vocabulary of a GGUF file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ __all__ = ["word_pieces"]
 _BEGINS: Final = "▁"
 _CONTINUES: Final = "##"
 _MOST_SIGNS: Final = 0.1
-"""The share of a vocabulary of word pieces that begins with SentencePiece's sign, at most: BERT's own have none."""
+"""If more than this share of the tokens begins with two SentencePiece signs, these are not word pieces: BERT's own
+vocabularies have no such tokens."""
 
-# The places of these tokens in Google's own vocabularies, which llama.cpp takes where a file says nothing.
+# Ids in Google's original vocabularies, which llama.cpp assumes if a file has no such keys.
 _GOOGLES_IDS: Final = MappingProxyType(
     {"bos_token_id": 101, "eos_token_id": 102, "unknown_token_id": 100, "padding_token_id": 0}
 )
 
 
 def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
-    """Build the tokenizer: white space, punctuation and Chinese characters part words, of which each is spelled by the
-    longest pieces from its beginning on, or is unknown.
+    """Build the tokenizer. Words are split at white space, punctuation and Chinese characters. Each word is matched
+    greedily by the longest pieces, or is unknown.
 
-    Whether it tells capitals apart, older files do not say, of which llama.cpp makes small letters. A vocabulary with
-    capitals in it does here.
+    Older files do not say whether the tokenizer is cased. llama.cpp then lowercases; here, a vocabulary with capitals
+    is cased.
 
-    :raises CheckpointError: these are other pieces, or none is for unknown words or around a text, or two are the same
+    :raises CheckpointError: the vocabulary is not WordPiece, has duplicate pieces, or lacks special tokens for unknown
+        words or around a text
     """
     if sum(token.startswith(2 * _BEGINS) for token in vocabulary.ids) > _MOST_SIGNS * len(vocabulary.ids):
         raise CheckpointError(
@@ -65,7 +67,7 @@ def word_pieces(vocabulary: GgufVocabulary) -> BuiltTokenizer:
 
 
 def _piece(token: str) -> str:
-    """Return a piece as a tokenizer.json spells it: GGUF marks those that begin words, and not those that go on."""
+    """Return a piece as spelled in a tokenizer.json: GGUF marks pieces that begin a word, tokenizer.json all others."""
     return token.removeprefix(_BEGINS) if token.startswith(_BEGINS) else _CONTINUES + token
 
 

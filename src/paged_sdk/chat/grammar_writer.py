@@ -1,4 +1,4 @@
-"""Write grammars of answers that call tools, in the tokens that models were trained on."""
+"""Write grammars of answers that call tools, in the tokens that the models were trained on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paged_sdk.types.call_grammar import CallGrammar, JsonRule
 __all__ = ["MOST_CALLS", "CallForm", "GrammarWriter"]
 
 MOST_CALLS: Final = 16
-"""Calls of an answer that has to call tools, at most: small models repeat themselves without end."""
+"""Limits the calls in an answer that has to call tools: small models would repeat themselves without end."""
 
 
 @frozen(kw_only=True)
 class CallForm:
-    """Says how the calls of an answer are written.
+    """Describes the form of the calls in an answer.
 
     :ivar opening: text before the first call; marks in it are tokens
-    :ivar call: a grammar's expression of one call
-    :ivar separator: text between two calls; None: an answer has one at most
+    :ivar call: the grammar expression of one call
+    :ivar separator: text between two calls; None: an answer has at most one call
     :ivar closing: text after the last call
     """
 
@@ -34,10 +34,10 @@ class CallForm:
 
 
 class GrammarWriter:
-    """Collects the rules of a grammar. Its methods return expressions, of which other rules are made.
+    """Collects the rules of a grammar in llguidance's Lark syntax. Its methods return expressions to build rules from.
 
-    :param marks: texts that are one token each, if the vocabulary has it
-    :param token_id: returns the token of a mark, if there is one
+    :param marks: texts that are single tokens, if the vocabulary has them
+    :param token_id: returns the token id of a mark, or None
     """
 
     def __init__(self, marks: Iterable[str], token_id: Callable[[str], int | None]) -> None:
@@ -50,7 +50,7 @@ class GrammarWriter:
         self._num_names = 0
 
     def text(self, text: str) -> str:
-        """Return the expression of a text."""
+        """Return the expression of a literal text, with its marks as tokens."""
         parts, place = [], 0
         for found in self._pattern.finditer(text):
             parts += [_literal(text[place : found.start()]), f"<[{self._ids[found.group()]}]>"]
@@ -58,27 +58,27 @@ class GrammarWriter:
         return " ".join(part for part in (*parts, _literal(text[place:])) if part) or '""'
 
     def is_mark(self, text: str) -> bool:
-        """Tell whether a text is one token."""
+        """Tell whether a text is a mark that the vocabulary has as a token."""
         return text in self._ids
 
     def any_of(self, expressions: Iterable[str]) -> str:
-        """Return the expression of one of these."""
+        """Return the expression of alternatives."""
         return "(" + " | ".join(dict.fromkeys(expressions)) + ")"
 
     def rule(self, expression: str) -> str:
-        """Give an expression a name, which is returned."""
+        """Define a rule for an expression, and return the rule's name."""
         return self._name("r", f": {expression}")
 
     def pattern(self, expression: str) -> str:
-        """Return the expression of texts that regular expressions match, as many of them as do."""
+        """Define a terminal for an expression of regular expressions, and return its name. It matches greedily."""
         return self._name("T", f": {expression}")
 
     def pattern_before(self, expression: str, ending: str) -> str:
-        """Return the expression of texts that expressions match, up to the first ending, which belongs to it."""
+        """Return the expression of texts that match a terminal's expression, up to and including the first ending."""
         return self._name("r", f"[suffix={json.dumps(ending)}]: {expression}")
 
     def name(self) -> str:
-        """Return the name of a rule that is to be defined."""
+        """Return a new name for a rule to be defined by :meth:`define`."""
         self._num_names += 1
         return f"v{self._num_names}"
 
@@ -87,9 +87,9 @@ class GrammarWriter:
         self._lines.append(f"{name}: {expression}")
 
     def json(self, schema: Mapping[str, Any], label: str) -> str:
-        """Return the expression of JSON of a schema.
+        """Return the expression of JSON that fits a schema.
 
-        :param label: says whose JSON it is, where the schema cannot be enforced
+        :param label: names the schema's owner in errors, if the schema cannot be enforced
         """
         text = json.dumps(schema, ensure_ascii=False)
         if text not in self._json:
@@ -97,14 +97,14 @@ class GrammarWriter:
         return self._json[text].name
 
     def text_without(self, words: Iterable[str], *, beginnings: Iterable[str] = ()) -> str:
-        """Return the expression of any text of one character at least in which none of these words stands.
+        """Return the expression of any non-empty text that contains none of these words.
 
-        :param beginnings: it does not begin with one of these, after white space
+        :param beginnings: words that the text must not begin with, after white space
         """
         return self.pattern(_other_text("/(?s:.+)/", words, beginnings))
 
     def until(self, mark: str, *, words: Iterable[str] = (), beginnings: Iterable[str] = ()) -> str:
-        """Return the expression of any text up to a mark, which belongs to it; other parameters are as in
+        """Return the expression of any text up to and including a mark; other parameters are as in
         :meth:`text_without`.
         """
         if self.is_mark(mark):
@@ -112,10 +112,10 @@ class GrammarWriter:
         return self.pattern_before(_other_text("/(?s:.*)/", words, beginnings), mark)
 
     def calls(self, form: CallForm, *, most: int, without: str = "") -> str:
-        """Return the expression of calls.
+        """Return the expression of one call or several.
 
-        :param most: how many of them there may be; at least one
-        :param without: what the opening begins with, and is left out
+        :param most: the largest number of calls
+        :param without: prefix of the opening to leave out
         """
         parts = [self.text(form.opening.removeprefix(without)), form.call]
         if form.separator is not None and most > 1:
@@ -129,7 +129,7 @@ class GrammarWriter:
         return self._named[body]
 
     def grammar(self, start: str) -> CallGrammar:
-        """Return the grammar of texts that an expression describes."""
+        """Return the grammar whose start rule is an expression."""
         return CallGrammar("\n".join((f"start: {start}", *self._lines)), tuple(self._json.values()))
 
 
@@ -148,5 +148,5 @@ def _other_text(pattern: str, words: Iterable[str], beginnings: Iterable[str]) -
 
 
 def _escaped(text: str) -> str:
-    """Return an expression of a text, as it stands between slashes."""
+    """Escape a text for a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\n", "n")

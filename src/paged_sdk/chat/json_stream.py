@@ -1,4 +1,4 @@
-"""Show JSON while it is written, in the form that it has once it is whole."""
+"""Stream JSON while a model writes it, normalized as :func:`json.dumps` would write the complete value."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ _INSIDE: Final = re.compile(
 _MARKS: Final = {",": ", ", ":": ": "}
 _LONGEST_NUMBER: Final = 400
 _LONGEST_HEAD: Final = 400
-"""Characters before arguments, of which a tool's name is 128."""
+"""Limits the characters before the arguments; a tool's name has up to 128."""
 _NAMED: Final = r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 
 
 class JsonStream:
-    """Writes a JSON object as :func:`json.dumps` does, while it arrives. Text that is no JSON comes out as it may.
+    """Normalizes a JSON object to the form of :func:`json.dumps`, while it arrives. For invalid JSON, the output is
+    undefined.
 
-    :param show: gets what is written
-    :ivar has_ended: the object is closed, or something in it is no JSON
+    :param show: gets the normalized text
+    :ivar has_ended: whether the object is closed, or turned out to be invalid
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -37,19 +38,19 @@ class JsonStream:
         self._in_string = False
 
     def push(self, text: str) -> str:
-        """Take in the next piece.
+        """Process the next piece.
 
-        :returns: what follows the object
+        :returns: the text after the object
         """
         text, place, shown = self._rest + text, 0, []
         self._rest = ""
         while place < len(text) and not self.has_ended:
             found = (_INSIDE if self._in_string else _OUTSIDE).match(text, place)
-            if found is None:  # the first half of an escape
+            if found is None:  # an incomplete escape
                 break
             part = found.group()
             if not self._in_string and found.end() == len(text) and part[0] not in '{[}],:"' and not part.isspace():
-                break  # a number, which may go on
+                break  # a number or word, which may continue in the next piece
             place = found.end()
             shown.append(self._written(part))
         self._show("".join(shown))
@@ -84,10 +85,10 @@ def _rewritten(text: str) -> str:
 
 
 class StringStream:
-    """Writes a text as a JSON string, while it arrives.
+    """Escapes a text as a JSON string, while it arrives.
 
-    :param show: gets what is written, but the quotes
-    :param trims: leaves out a line break at its beginning and one at its end
+    :param show: gets the escaped text, without quotes
+    :param trims: whether to drop one line break at the beginning and one at the end
     """
 
     def __init__(self, show: Callable[[str], None], *, trims: bool) -> None:
@@ -97,7 +98,7 @@ class StringStream:
         self._has_begun = False
 
     def __call__(self, text: str) -> None:
-        """Take in the next piece."""
+        """Process the next piece."""
         if self._trims:
             if not self._has_begun and text:
                 self._has_begun = True
@@ -109,11 +110,11 @@ class StringStream:
 
 
 class JsonCallsWatch:
-    """Finds calls in JSON that is being written, and shows their arguments, if each begins as models write them: with
-    its name, and then its arguments.
+    """Finds calls in JSON while it arrives, and streams their arguments, as long as each call has its keys in the usual
+    order: name, then arguments.
 
-    :param begin: is told the name of a call, and returns what takes its arguments; None: it is no tool's
-    :param named: matches a call up to its arguments, its name as the only group
+    :param begin: begins a call by its name, and returns a function that appends to its arguments; None: unknown tool
+    :param named: regular expression of a call up to its arguments, with the name as its only group
     """
 
     def __init__(self, begin: Callable[[str], Callable[[str], None] | None], named: str = _NAMED) -> None:
@@ -125,7 +126,7 @@ class JsonCallsWatch:
         self._gives_up = False
 
     def __call__(self, text: str) -> None:
-        """Take in the next piece."""
+        """Process the next piece."""
         while text and not self._gives_up:
             if self._arguments is not None:
                 text = self._arguments.push(text)

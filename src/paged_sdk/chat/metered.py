@@ -1,9 +1,9 @@
-"""Render chat templates in the application's own process, where nothing could stop them from outside.
+"""Render chat templates in the application's own process, where a runaway rendering could not be killed.
 
-Every operation is on a list (:mod:`paged_sdk.chat.allowlist`), takes time and memory in proportion to its operands,
-and is charged to an account; what the list does not have, what would cost more, and what exhausts the account or the
-time raises :class:`NotCheapError`. Then a process that can be killed renders the template, within wider limits. So a
-template can gain nothing by posing as a cheap one, and what is dear but legitimate still works.
+Every allowed operation is on a list (:mod:`paged_sdk.chat.allowlist`), takes time and memory in proportion to its
+operands, and is charged to a budget. Any other operation, and one that exceeds the budget or the time limit, raises
+:class:`NotCheapError`. A helper process, which can be killed, then renders the template, within wider limits. So a
+malicious template gains nothing by looking cheap, and an expensive but legitimate one still works.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paged_sdk.chat.sandbox import PublicNamespace, RenderLimits, TemplateEnviro
 __all__ = ["MAX_METERED_CHARS", "MeteredTemplate", "NotCheapError"]
 
 MAX_METERED_CHARS = 1 << 20
-"""Messages with more text are rendered elsewhere, which costs little beside tokenizing them."""
+"""Messages with more text are rendered in a helper process, which costs little compared with tokenizing them."""
 _MAX_BITS = 4096
 _LOOP_ATTRIBUTES = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -34,12 +34,12 @@ _DATE_FORMAT = re.compile(r"(?:[^%]|%[-A-Za-z%]){0,99}")
 
 
 class MeteredTemplate:
-    """Renders a template of operations whose cost is known, as the sandbox would, from any thread.
+    """Renders a template whose operations are all on the list, with the same result as the sandbox. Thread-safe.
 
-    :param tree: the template, which is changed
-    :param limits: a rendering that would not keep them is not cheap
-    :raises NotCheapError: it has another operation
-    :raises jinja2.TemplateError: it cannot be compiled
+    :param tree: the parsed template; changed in place
+    :param limits: a rendering that would exceed them raises NotCheapError
+    :raises NotCheapError: the template has an operation that is not on the list
+    :raises jinja2.TemplateError: the template cannot be compiled
     """
 
     def __init__(self, tree: nodes.Template, limits: RenderLimits) -> None:
@@ -49,27 +49,27 @@ class MeteredTemplate:
         self._template = Template.from_code(environment, environment.compile_metered(tree), environment.globals)
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Render it.
+        """Render the template.
 
-        :raises NotCheapError: it has to be rendered where it can be killed
+        :raises NotCheapError: it must be rendered in a helper process
         """
         context = self._template.new_context(dict(variables))
         return "".join(self._template.root_render_func(context))
 
 
 class _MeteredEnvironment(TemplateEnvironment):
-    """Charges operations to the account of the rendering, and lets none pass that it does not know."""
+    """Charges operations to the budget of the rendering, and refuses unknown ones."""
 
     context_class = MeteredContext
     intercepted_binops = frozenset({"+", "-", "*", "%"})
 
     def __init__(self, limits: RenderLimits) -> None:
-        # A finalizer that is passed the context also keeps Jinja from computing constant parts while it compiles.
+        # A finalizer that takes the context also keeps Jinja from evaluating constant expressions at compile time.
         super().__init__(limits, optimized=False, finalize=printed)
         self.filters.update(FILTERS)
 
     def compile_metered(self, tree: nodes.Template) -> Any:
-        """Compile a template so that whatever may grow with a text is looked at."""
+        """Compile a template with checks on every operation whose cost may grow with its operands."""
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = _filtered(loop.iter, "_turns", nodes.Const(_weight(loop.body)))
         for concat in list(tree.find_all(nodes.Concat)):
@@ -85,7 +85,7 @@ class _MeteredEnvironment(TemplateEnvironment):
         return self.compile(tree)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute as the sandbox does, the usual ones without its detours."""
+        """Return an attribute as the sandbox does, with a fast path for common ones."""
         kind = type(obj)
         if kind is dict:
             if attribute in obj and attribute not in _DICT_ATTRIBUTES:
@@ -103,7 +103,7 @@ class _MeteredEnvironment(TemplateEnvironment):
             text = __context.call(__obj, *args, **kwargs)
             __context.charge(len(text))
             return text
-        for name in ("_loop_vars", "_block_vars"):  # Jinja's compiler passes them for functions that ask for a context
+        for name in ("_loop_vars", "_block_vars"):  # Jinja's compiler passes these for functions that take the context
             kwargs.pop(name, None)
         if type(__obj) is BuiltinFunctionType:
             return call_method(__context, __obj, args, kwargs)
@@ -126,7 +126,7 @@ class _MeteredEnvironment(TemplateEnvironment):
 
 
 def _weigh_compared(compared: nodes.Compare) -> None:
-    """Have operands looked at, unless one is a literal: comparing with that takes no longer than the literal is."""
+    """Charge for the operands of a comparison, unless one is a literal, whose length then bounds the time."""
     match compared.ops:
         case [nodes.Operand(op=op, expr=right)]:
             if is_constant(right) or (is_constant(compared.expr) and op not in ("in", "notin")):
@@ -137,7 +137,7 @@ def _weigh_compared(compared: nodes.Compare) -> None:
 
 
 def _weight(body: Iterable[nodes.Node]) -> int:
-    """Return what one turn of a loop adds to texts and lists out of the template itself."""
+    """Return how much literal text and how many items of literal lists one iteration of a loop may produce."""
     weight = 1
     for node in body:
         if isinstance(node, nodes.Const | nodes.TemplateData):

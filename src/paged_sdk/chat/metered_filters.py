@@ -1,7 +1,7 @@
-"""Do what templates ask for in the application's own process, at a cost in proportion to the operands, or not at all.
+"""Implement the filters and methods of metered templates, each in time linear in its operands.
 
-Each operation charges what it makes to the account of the rendering, mostly before it makes it. It takes the arguments
-that Jinja's own takes, in the same order and by the same names; where it can do nothing with one, it is not cheap.
+Each operation charges what it produces to the budget of the rendering, mostly beforehand. It has the parameters of
+Jinja's own filter, in the same order and with the same names; unsupported arguments raise NotCheapError.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from paged_sdk.chat.sandbox import to_json
 __all__ = ["FILTERS", "call_method", "printed"]
 
 _MAX_UNTIMED = 64
-"""The clock is read once for a loop of no more turns, not in each. Most chats have fewer messages."""
+"""For loops of up to this many iterations, the clock is read only once. Most chats have fewer messages."""
 _MAX_NEEDLE = 64
-"""Stripping a set of characters takes time in proportion to the set, too; searching from the end, to what is sought."""
+"""Limits the operand that multiplies the time: the characters to strip, or the text to search for from the end."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -45,7 +45,7 @@ def _text(value: object) -> str:
 
 @pass_context
 def printed(context: MeteredContext, value: Any) -> Any:
-    """Let text and numbers pass into the text, which is charged for them."""
+    """Charge for a value that is printed; refuse anything but text, numbers, booleans, None and undefined values."""
     if type(value) is str:
         context.charge(len(value))
     elif not isinstance(value, Undefined) and type(value) not in _PLAIN:
@@ -55,7 +55,7 @@ def printed(context: MeteredContext, value: Any) -> Any:
 
 @pass_context
 def _compared(context: MeteredContext, value: Any) -> Any:
-    """Let a value pass that is about to be compared or searched."""
+    """Charge for a value that is about to be compared or searched, or refuse it."""
     if type(value) is not str:
         if type(value) in (list, tuple, dict):
             context.measure(value)
@@ -68,7 +68,10 @@ def _compared(context: MeteredContext, value: Any) -> Any:
 
 @pass_context
 def _turns(context: MeteredContext, items: Any, weight: int) -> Iterable[Any]:
-    """Let a loop run over items."""
+    """Charge for the iterations of a loop.
+
+    :param weight: the charge for one iteration
+    """
     context.check_time()
     if type(items) is list and len(items) <= _MAX_UNTIMED:
         context.charge(weight * len(items))
@@ -85,7 +88,7 @@ def _timed_turns(context: MeteredContext, items: Iterable[Any], weight: int) -> 
 
 @pass_context
 def _sliced(context: MeteredContext, value: Any) -> Any:
-    """Let a value pass of which a part is about to be copied."""
+    """Charge for a value that is about to be sliced, or refuse it."""
     if type(value) is str:
         context.charge(len(value))
     elif type(value) is list or type(value) is tuple:
@@ -156,15 +159,15 @@ def _to_json(
     size = context.measure(value)
     if separators is not None or sort_keys or not (indent is None or type(indent) is int):
         raise NotCheapError("it writes JSON in an unusual way")
-    # A character takes up to 12: those beyond the first plane, as two escaped surrogates.
+    # A character takes up to 12 in JSON: beyond U+FFFF, as two escaped surrogates.
     context.charge(12 * size.chars + size.items * (ITEM_CHARS + abs(indent or 0) * (size.depth + 1)))
     return to_json(value, ensure_ascii, indent)
 
 
 @pass_context
 def _items(context: MeteredContext, value: Any) -> Iterator[Any]:
-    # Unlike Jinja's generators, an iterator over a list holds no other, so that there are no deep chains of them. But
-    # it cannot leave an error to the one who takes the first item.
+    # An iterator over a list, so that there are no deep chains of generators, as with Jinja's own filter. So it must
+    # raise errors at once, not when the first item is taken.
     if not isinstance(value, Mapping | Undefined):
         raise NotCheapError(f"it takes the items of a {type(value).__name__}")
     return iter(_list(context, do_items(value)))
@@ -203,7 +206,7 @@ def _reject_attr(context: MeteredContext, value: Any, attribute: Any, /, *test: 
 
 
 def _check_test(test: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-    """Let tests pass that look at a value or compare it with a text or a number."""
+    """Allow tests that inspect a value, or compare it with a text or number."""
     match test:
         case _ if options:
             pass
@@ -217,7 +220,7 @@ def _check_test(test: tuple[Any, ...], options: Mapping[str, Any]) -> None:
 def call_method(
     context: MeteredContext, method: BuiltinFunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a method of a built-in type if it costs no more than a walk over the text."""
+    """Call a method of a built-in type if it takes time at most linear in the text."""
     owner = method.__self__
     name = method.__name__
     if not is_cheap_method(type(owner), name):

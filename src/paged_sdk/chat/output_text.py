@@ -1,4 +1,4 @@
-"""Build the text of an output while its tokens arrive."""
+"""Build the text of an output incrementally, up to its first stop string."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ __all__ = ["OutputText"]
 class OutputText:
     """Builds the text of one output up to its first stop string.
 
-    The text depends on the tokens alone, not on where they are cut into pieces.
+    The text depends only on the tokens, not on how they are grouped. So the engine, which looks for stop strings, and
+    the reader, which returns the text, can each build it, without exchanging text.
 
-    So an engine that looks out for stop strings and a reader that shows the text need not exchange it.
-
-    :param stops: non-empty strings
+    :param stops: stop strings, not empty
     :param continues_prompt: see :class:`Detokenizer`
-    :param kept: see there
-    :ivar is_stopped: a stop string is complete; nothing more is shown
+    :param kept: see :class:`Detokenizer`
+    :ivar is_stopped: whether a stop string is complete, so that no more text follows
     """
 
     __slots__ = ("_detokenizer", "_stop_strings", "is_stopped")
@@ -42,25 +41,25 @@ class OutputText:
 
     @property
     def stop_string(self) -> str | None:
-        """Return the stop string that has ended the text; None: none has."""
+        """Return the stop string that has ended the text, or None."""
         return None if self._stop_strings is None else self._stop_strings.found
 
     def leave_out(self, num_bytes: int) -> None:
-        """Leave out the first bytes of the output, which repeat the end of the prompt. No token has come yet."""
+        """Drop the first bytes of the output, which repeat the end of the prompt. Call this before the first token."""
         self._detokenizer.leave_out(num_bytes)
 
     def places(self) -> TokenPlaces:
-        """Return what says where in the text the tokens stand. No token has come yet."""
+        """Return an object that maps tokens to places in the text. Call this before the first token."""
         return self._detokenizer.places()
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take in the next tokens, and return the text that can be shown now."""
+        """Add tokens, and return the text that is complete now."""
         return self._show(self._detokenizer.append(token_ids))
 
     def push_until_stopped(self, token_ids: Sequence[int]) -> int:
-        """Take in the next tokens, up to the one that completes a stop string.
+        """Add tokens, up to the one that completes a stop string.
 
-        :returns: how many of them belong to the output
+        :returns: how many of the tokens belong to the output
         """
         for count, token_id in enumerate(token_ids, start=1):
             self.push((token_id,))
@@ -69,7 +68,7 @@ class OutputText:
         return len(token_ids)
 
     def flush(self) -> str:
-        """Return the end of the text, as far as it was held back."""
+        """Return the text that was held back, as the output has ended."""
         text = self._show(self._detokenizer.flush())
         return text if self._stop_strings is None or self.is_stopped else text + self._stop_strings.flush()
 

@@ -1,4 +1,4 @@
-"""Write a query and documents, each beside it, as the tokens that a model ranks."""
+"""Encode pairs of a query and a document for models that rank documents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from paged_sdk.errors import InvalidRequestError
 
 __all__ = ["PairWriter", "carries_pairs", "names_pairs"]
 
-# A text that is written for a query, or a document, is seen by what changes with it.
+# Two different texts: the tokens that change between them are those of the query or document.
 _SOME: Final = "0"
 _OTHER: Final = "1"
 
 
 class PairWriter:
-    """Writes pairs of one query and a document each, from one thread at a time.
+    """Encodes pairs of one query and a document. Not thread-safe.
 
-    :param recipe: says how
-    :param interruption: lets another thread end a rendering that takes long
+    :param recipe: how the model expects pairs
+    :param interruption: lets another thread interrupt a rendering
     """
 
     def __init__(self, text: TextProcessor, recipe: RankRecipe, query: str, interruption: Interruption) -> None:
@@ -35,7 +35,7 @@ class PairWriter:
     def encode(self, document: str) -> TextPair:
         """Return the tokens of the query and a document.
 
-        :raises InvalidRequestError: the chat template refuses them, or the tokenizer fails at one
+        :raises InvalidRequestError: the chat template refuses the pair, or the tokenizer fails
         """
         if self._recipe.form is None:
             return self._text.tokenizer.encode_pair((self._recipe.instruction or "") + self._query, document)
@@ -44,7 +44,7 @@ class PairWriter:
 
     @cached_property
     def _around(self) -> tuple[int, list[int]]:
-        """Return how many tokens there are before any document, and the tokens after it."""
+        """Return the number of tokens before any document, and the tokens after it."""
         form = self._recipe.form
         assert form is not None
         some, other = (self._render(form, document) for document in (_SOME, _OTHER))
@@ -57,7 +57,7 @@ class PairWriter:
 
 
 def carries_pairs(text: TextProcessor, form: PairForm) -> bool:
-    """Say whether the chat template writes both texts of a pair: one that knows other roles alone leaves them out."""
+    """Tell whether the chat template writes both texts of a pair: a template may drop messages with unknown roles."""
     if text.pair_template is None and text.template is None:
         return False
     pairs = ((_SOME, _SOME), (_OTHER, _SOME), (_SOME, _OTHER))
@@ -69,11 +69,11 @@ def carries_pairs(text: TextProcessor, form: PairForm) -> bool:
 
 
 def names_pairs(text: TextProcessor, form: PairForm) -> bool:
-    """Say whether the chat template was written for pairs: it names their roles, where others pass any role on."""
+    """Tell whether the chat template was written for pairs: it names their roles, instead of passing on any role."""
     template = text.pair_template or text.template
     return template is not None and template.names_pairs and carries_pairs(text, form)
 
 
 def _common(some: list[int], other: list[int]) -> list[int]:
-    """Return the tokens that both begin with."""
+    """Return the common prefix."""
     return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], zip(some, other, strict=False))]

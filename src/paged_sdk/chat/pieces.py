@@ -1,7 +1,7 @@
-"""Say what the pieces of a vocabulary stand for, in bytes.
+"""Convert the pieces of a vocabulary to bytes.
 
-Text is defined here through bytes alone: the text of some tokens is the UTF-8 decoding of their bytes, one after the
-other. A token may hold part of a character, so tokens have bytes of their own but not always text.
+The text of tokens is the UTF-8 decoding of their concatenated bytes. A token may hold part of a character, so a single
+token always has bytes, but not always text.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 BYTE_LEVEL_ALPHABET: Mapping[str, int] = MappingProxyType(_byte_level_alphabet())
-"""GPT-2's character for each byte: printable bytes stand for themselves, the others for U+0100 onwards."""
+"""Maps GPT-2's characters to bytes: printable bytes are themselves, the others are U+0100 and following."""
 
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 @frozen(kw_only=True)
 class PieceDecoder:
-    """Knows how a vocabulary spells bytes.
+    """Describes how the pieces of a vocabulary spell bytes.
 
-    :ivar byte_level: every character of a piece is one byte of GPT-2's alphabet
-    :ivar space: the character that stands for a space (SentencePiece's U+2581), or None
-    :ivar byte_fallback: pieces like ``<0x0A>`` are single bytes
-    :ivar strips_leading_space: encoding puts a space before the text, so decoding takes one away
-    :ivar continuation: what pieces begin with that go on with a word; before all others there is a space (WordPiece).
-        Which spaces the text had around punctuation, such pieces do not say.
+    :ivar byte_level: whether every character of a piece is one byte in GPT-2's alphabet
+    :ivar space: the character that represents a space (SentencePiece's U+2581), or None
+    :ivar byte_fallback: whether pieces like ``<0x0A>`` are single bytes
+    :ivar strips_leading_space: whether decoding strips one leading space, because encoding adds one
+    :ivar continuation: the prefix of pieces that continue a word; all others get a space before them (WordPiece). The
+        original spaces around punctuation are lost
     """
 
     byte_level: bool = False
@@ -52,9 +52,9 @@ class PieceDecoder:
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> PieceDecoder:
-        """Find out how bytes are spelled, from the decoder of a tokenizer.
+        """Determine from a tokenizer's decoder how bytes are spelled.
 
-        :raises CheckpointError: for one that is neither byte-level nor SentencePiece's nor WordPiece's
+        :raises CheckpointError: the decoder is neither byte-level nor SentencePiece's nor WordPiece's
         """
         found: dict[str, Any] = {}
         for step in _steps(backend):
@@ -84,7 +84,7 @@ class PieceDecoder:
     def to_bytes(self, piece: str, *, literal: bool) -> bytes:
         """Return the bytes of one piece.
 
-        :param literal: a byte-level piece that is text as it stands (an added token), not spelt in the alphabet
+        :param literal: whether a byte-level piece is plain text (an added token), not spelled in the alphabet
         """
         if self.byte_level:
             if literal or not BYTE_LEVEL_ALPHABET.keys() >= set(piece):

@@ -1,4 +1,4 @@
-"""Measure plain data: what messages and tools are made of."""
+"""Measure plain data, which messages and tools consist of: strings, numbers, lists and mappings."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from attrs import frozen
 __all__ = ["ITEM_CHARS", "DataSize", "TooLargeError", "measure"]
 
 ITEM_CHARS = 16
-"""An item of a list counts as many characters: a pointer and, mostly, an object."""
+"""The weight of a list item in characters: a pointer and, mostly, an object."""
 
 
 class TooLargeError(ValueError):
-    """Says that data is larger than a limit, or not plain."""
+    """Says that data is larger than a limit, or not plain data."""
 
 
 @frozen
 class DataSize:
-    """Says what a value holds; each part of it counts as often as it occurs.
+    """Holds the size of a value. A part that occurs several times is counted each time.
 
-    :ivar chars: of all strings
-    :ivar items: values in lists and mappings, at any depth, and the value itself
-    :ivar depth: of lists and mappings in each other
+    :ivar chars: total characters of all strings
+    :ivar items: number of values in lists and mappings, at any depth, plus one
+    :ivar depth: nesting depth of lists and mappings
     """
 
     chars: int
@@ -32,14 +32,15 @@ class DataSize:
 
     @property
     def weight(self) -> int:
-        """Return a size in characters."""
+        """Return the combined size in characters."""
         return self.chars + ITEM_CHARS * self.items
 
 
 def measure(value: Any, *, limit: int) -> DataSize:
-    """Measure strings, numbers, lists and mappings in each other, in time that the limit bounds.
+    """Measure nested plain data, in time bounded by the limit.
 
-    :raises TooLargeError: the weight is beyond the limit, or something else is in there
+    :param limit: the largest weight
+    :raises TooLargeError: the weight exceeds the limit, or the value holds something else
     """
     chars, items, deepest = 0, 1, 0
     waiting = [(value, 0)]

@@ -1,6 +1,6 @@
-"""List how byte-level vocabularies cut a text into words, before they merge bytes within each word.
+"""List the pre-tokenizers of byte-level vocabularies, which split a text into words before BPE merges bytes in each.
 
-A GGUF file only names the method (``tokenizer.ggml.pre``); the patterns are those of the models' own tokenizer.json.
+A GGUF file only names the pre-tokenizer (``tokenizer.ggml.pre``); the patterns are from the models' own tokenizer.json.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["PRE_TOKENIZERS", "PreTokenizer"]
 
 @frozen(kw_only=True)
 class PreTokenizer:
-    """Describes one way to cut a text into words.
+    """Describes how to split a text into words.
 
-    :ivar splits: patterns applied in turn, each within the words that those before have cut; every match is a word
-    :ivar nfc: compose characters first (Unicode's NFC), where the model's own tokenizer does. The models have learned
-        nothing else, though neither llama.cpp nor transformers' reader of GGUF composes: of texts that are decomposed,
-        as files from a Mac may be, Qwen2.5-Coder-1.5B finds the composed tokens likelier by 222 nats in 62 tokens of
-        French, by 415 in 40 of Vietnamese and by 1,436 in 50 of Korean
-    :ivar ignore_merges: a word that is a token as a whole is that token, whatever the merges say
-    :ivar add_bos: the model's texts begin with the bos token, unless the file says otherwise
+    :ivar splits: patterns applied in turn, each within the words that the previous ones produced; every match is a word
+    :ivar nfc: whether to compose characters first (Unicode NFC), as the model's own tokenizer does. The models were
+        trained on composed text only, though neither llama.cpp nor transformers' GGUF reader composes. For decomposed
+        texts, as files from a Mac may be, Qwen2.5-Coder-1.5B finds the composed tokens likelier by 222 nats in 62
+        tokens of French, by 415 in 40 of Vietnamese and by 1,436 in 50 of Korean
+    :ivar ignore_merges: whether a word that is in the vocabulary is one token, regardless of merges
+    :ivar add_bos: whether texts begin with the bos token, unless the file says otherwise
     """
 
     splits: tuple[str, ...]
@@ -49,11 +49,12 @@ def _cl100k(
 ) -> str:
     """Return OpenAI's pattern of GPT-4, or a variant of it.
 
-    :param digits: how many digits stay together
-    :param letter: the inside of the class that words are made of
-    :param word: a word after the sign that it may begin with; empty: letters
-    :param contraction: endings that are words of their own, with the bar behind them
-    :param signs: runs of other signs; empty: after a space, with the ends of lines after them
+    :param digits: pattern of a run of digits
+    :param letter: content of the character class of words
+    :param word: pattern of a word, after one optional other character; empty: a run of ``letter``
+    :param contraction: pattern of endings such as 's that are separate words, with a trailing ``|``
+    :param signs: pattern of a run of other characters; empty: with an optional space before and line ends after it
+    :param spaces: pattern of white space
     """
     word = word or rf"[{letter}]+"
     signs = signs or rf" ?[^\s{letter}\p{{N}}]+[\r\n]*"
@@ -61,7 +62,7 @@ def _cl100k(
 
 
 def _o200k(digits: str, *, contraction: str) -> str:
-    """Return OpenAI's pattern of GPT-4o, or a variant of it: words are also cut where lower case turns to upper
+    """Return OpenAI's pattern of GPT-4o, or a variant of it: words are also split where lower case turns to upper
     case.
     """
     start = r"[^\r\n\p{L}\p{N}]?"
@@ -70,9 +71,9 @@ def _o200k(digits: str, *, contraction: str) -> str:
 
 
 def _deepseek(lines: str) -> str:
-    """Return DeepSeek-V3's pattern of words and signs.
+    """Return DeepSeek-V3's pattern of words and punctuation.
 
-    :param lines: what follows a run of signs, and the spaces that are words
+    :param lines: the end of the pattern: what may follow a run of punctuation, and alternatives for white space
     """
     return rf"[!-/:-@\[-`{{-~][A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+{lines}"
 
@@ -80,7 +81,7 @@ def _deepseek(lines: str) -> str:
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CJK = r"[一-龥ࠀ-一가-퟿]+"
 _KANA_HAN = r"[一-龥぀-ゟ゠-ヿ]+"
-_THOUSANDS = r"\d{1,3}(?=(?:\d{3})*(?!\d))"  # from the right, as people write them
+_THOUSANDS = r"\d{1,3}(?=(?:\d{3})*(?!\d))"  # groups of three from the right
 _NO_SENTENCE = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _HALVING_SPACES = r"\s*[\r\n]+|" + "|".join(rf"\s{{{2**n}}}(?!\S)" for n in range(9, 1, -1)) + r"|\s{1,2}(?!\S)|\s"
 

@@ -1,4 +1,4 @@
-"""Read calls as Python writes them: names, and arguments that are literals."""
+"""Read tool calls in Python syntax: names, and arguments that are literals."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ __all__ = ["PythonCalls", "python_form"]
 _MAX_DEPTH: Final = 32
 _BETWEEN: Final = re.compile(r"[\s\[\],;]*")
 _WORD: Final = re.compile(r"[\w.+-]*")
-"""Matches what no literal goes on behind: a name or a number."""
+"""Matches a name, a number or a word such as True."""
 _NAME: Final = re.compile(r"[A-Za-z_][\w.-]*")
 _INTEGER: Final = re.compile(r"-?\d+")
 _NUMBER: Final = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _HEX: Final = "[0-9a-fA-F]"
-# Each of these is complete: where the text ends, it could not go on as another one, nor as the first half of two.
+# Matches complete escapes only. At the end of the text so far, an escape that could continue, or that could be the
+# first half of a surrogate pair, does not match.
 _WHOLE_ESCAPE: Final = rf"""\\(?:
     u(?![dD][89abAB]){_HEX}{{4}}
   | u[dD][89abAB]{_HEX}{{2}}(?:\\u{_HEX}{{4}} | (?!\\?\Z | \\u{_HEX}{{0,3}}\Z))
@@ -40,9 +41,9 @@ _LITERALS: Final = Dialect(words={True: "True", False: "False", None: "None"})
 
 
 def python_form(writer: GrammarWriter, tools: ToolSchemas) -> str:
-    """Return the expression of a call with its arguments by name.
+    """Return the grammar expression of a call with its arguments by name.
 
-    :raises ConstraintError: Python has no such name, or what a schema says cannot be written as literals
+    :raises ConstraintError: a name is not a Python name, or literals cannot express what a schema says
     """
     calls = []
     for name, schema in tools.items():
@@ -56,10 +57,12 @@ def python_form(writer: GrammarWriter, tools: ToolSchemas) -> str:
 
 
 class PythonCalls:
-    """Reads calls while they are written: one, several after each other, or a list of them; each may stand in
-    ``print(...)``. Arguments without a name belong to the parameters of the tool's schema in their order.
+    """Reads calls while they arrive: a single one, several in a row, or a list; each may be wrapped in ``print(...)``.
+    Positional arguments are assigned to the parameters of the tool's schema in order.
 
-    :param begin: is told the name of a call, and returns what takes its arguments as JSON; None: it is no tool's
+    :param begin: begins a call by its name, and returns a function that appends to its arguments, as JSON; None:
+        unknown tool
+    :param tools: the tools that may be called
     """
 
     def __init__(self, begin: Callable[[str], Callable[[str], None] | None], tools: ToolSchemas) -> None:
@@ -71,13 +74,13 @@ class PythonCalls:
         self._steps = self._read()
 
     def __call__(self, text: str) -> None:
-        """Take in the next piece."""
+        """Process the next piece."""
         if not self._has_failed:
             self._reader.feed(text)
             self._go_on()
 
     def end(self) -> list[Call] | None:
-        """Return the calls in the text, which is over. None: it is something else, or calls what is not a tool."""
+        """Return the calls in the text, which has ended; None if it is something else, or calls an unknown tool."""
         self._reader.has_ended = True
         self._go_on()
         return None if self._has_failed else self._calls or None
@@ -120,7 +123,7 @@ class PythonCalls:
         return Call(name, "".join(written))
 
     def _name(self) -> Steps[str]:
-        """Take a name, and the bracket behind it."""
+        """Read a name and the parenthesis after it."""
         name = _checked_name((yield from self._word()))
         yield from self._expect("(")
         return name
@@ -204,7 +207,7 @@ class PythonCalls:
         show("}")
 
     def _string(self, quote: str, show: Callable[[str], None]) -> Steps[None]:
-        """Take the text of a string and the quote that ends it, and show it without quotes."""
+        """Read the rest of a string and its closing quote, and show it as the inside of a JSON string."""
         reader = self._reader
         while not (yield from reader.literal(quote)):
             found = _INSIDE[quote].match(reader.text, reader.at)
@@ -216,7 +219,7 @@ class PythonCalls:
                 raise ValueError("a string that is not closed")
 
     def _word(self) -> Steps[str]:
-        """Take what no bracket, quote or comma is part of, if any comes next."""
+        """Read a name, number or other word, if one comes next."""
         yield from self._reader.space()
         self._reader.forget()
         return (yield from self._reader.run(_WORD))
@@ -237,7 +240,7 @@ def _checked_name(word: str) -> str:
 
 
 def _written(word: str) -> str:
-    """Return a literal without quotes or brackets as JSON has it."""
+    """Convert a literal without quotes or brackets to JSON."""
     if word in _WORDS:
         return _WORDS[word]
     if not _NUMBER.fullmatch(word):
@@ -247,7 +250,7 @@ def _written(word: str) -> str:
 
 def _unescaped(text: str) -> str:
     text = _ESCAPE.sub(_character, text)
-    # Characters beyond U+FFFF may have been written as JSON has them, in two escapes.
+    # Characters beyond U+FFFF may have been written as in JSON, as two escaped surrogates.
     return text.encode("utf-16", "surrogatepass").decode("utf-16")
 
 

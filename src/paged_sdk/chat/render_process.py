@@ -1,8 +1,8 @@
-"""Render chat templates in a process of their own, which may be killed: the program that :mod:`paged_sdk.chat.renderer`
+"""Render chat templates in a helper process, which can be killed: the program that :mod:`paged_sdk.chat.renderer`
 starts.
 
 It reads requests from standard input and answers on standard output, one at a time, until its input ends. A message is
-its length in eight bytes and that many bytes: of a request JSON, of an answer a letter and text in UTF-8.
+its length in eight bytes (big-endian), then its content: JSON for a request, a letter and UTF-8 text for an answer.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ __all__ = ["FAILED", "LENGTH_BYTES", "OUT_OF_MEMORY", "REFUSED", "RENDERED", "ma
 
 LENGTH_BYTES = 8
 RENDERED, REFUSED, FAILED, OUT_OF_MEMORY = "=", "!", "?", "M"
-"""Begin an answer, which goes on with the text, with the template's own message, or with what went wrong."""
+"""The letters that answers begin with. The rendered text, the template's message or the error follows."""
 
 _IN, _OUT = 0, 1
 _GRACE_SECONDS = 1.0
-"""The parent kills first. If it cannot any more, the process ends itself so much later."""
+"""The parent kills this process at the time limit. If the parent is gone, the process ends itself this much later."""
 _LOOK_AT_PARENT_SECONDS = 1.0
-"""A process that the parent forked may hold the other end of standard input open when the parent is gone."""
+"""Interval of checks that the parent still lives. The end of standard input does not always tell: another process that
+the parent has forked may hold it open."""
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the process that has started this one.
+    """Serve the parent process.
 
     :param arguments: the parent's process id, and the limits: characters, seconds, bytes
     """
@@ -67,7 +68,7 @@ class _Renderer:
             return REFUSED + str(exc)
         except MemoryError:
             return OUT_OF_MEMORY
-        except Exception as exc:  # a stranger's program may fail in any way
+        except Exception as exc:  # an untrusted template may fail in any way
             return f"{FAILED}{type(exc).__name__}: {exc}"
 
     def _compiled(self, source: str) -> CodeType:
@@ -89,7 +90,7 @@ class _Renderer:
 
 
 class _Alarm:
-    """Ends the process after some time, wherever it is then; not on Windows, where only the parent does."""
+    """Ends the process after a time limit, whatever it is doing; not on Windows, where only the parent can end it."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -104,7 +105,7 @@ class _Alarm:
 
 
 def _limit_memory(max_bytes: int) -> None:
-    """Limit the process's address space; macOS takes the limit and does not apply it, Windows has none."""
+    """Limit the process's address space. macOS accepts the limit without applying it; Windows has none."""
     try:
         import resource
     except ImportError:
@@ -116,7 +117,7 @@ def _limit_memory(max_bytes: int) -> None:
 
 
 def _read_message(parent: int) -> bytes | None:
-    """Return the next message; None when there will be none."""
+    """Return the next message; None if the parent or its end of the pipe is gone."""
     while sys.platform != "win32":
         if select.select([_IN], [], [], _LOOK_AT_PARENT_SECONDS)[0]:
             break

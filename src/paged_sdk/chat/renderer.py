@@ -1,4 +1,4 @@
-"""Have chat templates rendered by processes that can be killed."""
+"""Render chat templates in helper processes, which can be killed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from paged_sdk.system.owner import Owner
 __all__ = ["Interruption", "RenderError", "Renderer"]
 
 _MAX_PROCESSES = 2
-"""One may be busy with a template that does not end while the other serves everybody else."""
+"""Two, so that one still serves other requests while a template that does not end occupies the other."""
 _START_SECONDS = 10.0
 _GRACE_SECONDS = 0.25
-"""The process looks at the clock itself where it can, and says so; then it is killed."""
+"""The process checks the time limit itself and reports it where it can; it is killed this much later."""
 _PROGRAM = "import sys; sys.path += sys.argv[5:]; from paged_sdk.chat.render_process import main; main(sys.argv[1:5])"
 _PACKAGES = (paged_sdk, jinja2, markupsafe, attr)
 
@@ -41,7 +41,7 @@ class RenderError(Exception):
 
 
 class Interruption:
-    """Ends a rendering from another thread, once for all."""
+    """Lets another thread end a rendering, permanently."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,16 +53,16 @@ class Interruption:
         return self._is_set
 
     def set(self) -> None:
-        """End the rendering that is under way, and any that would begin."""
+        """End the current rendering, and refuse later ones."""
         with self._lock:
             self._is_set = True
             if self._action is not None:
                 self._action()
 
     def do(self, action: Callable[[], None] | None) -> None:
-        """Say how to end what is under way now; None when nothing is.
+        """Set the action that ends the current wait or rendering; None if there is none.
 
-        :raises RenderError: it is to end already
+        :raises RenderError: :meth:`set` has been called already
         """
         with self._lock:
             self._action = action
@@ -72,12 +72,12 @@ class Interruption:
 
 
 class Renderer:
-    """Renders any template, within limits that are kept from outside, from any thread.
+    """Renders any template, within limits that are enforced from outside. Thread-safe.
 
-    Two processes at most serve at a time; they are started when they are needed, kept for the next rendering, and end
-    with this object or with the program. One that meets a limit is killed.
+    At most two processes run at a time. They are started on demand, reused, and end with this object or with the
+    program. A process that exceeds a limit is killed.
 
-    :param limits: how far one rendering may go
+    :param limits: the limits of one rendering
     """
 
     def __init__(self, limits: RenderLimits) -> None:
@@ -85,9 +85,9 @@ class Renderer:
         self._crew = _Crew()
 
     def check(self, source: str) -> None:
-        """Compile a template only.
+        """Check that a template compiles.
 
-        :raises RenderError: it is none, or it meets a limit
+        :raises RenderError: it does not, or exceeds a limit
         """
         self._ask({"source": source, "variables": None}, Interruption())
 
@@ -95,20 +95,20 @@ class Renderer:
         """Render a template.
 
         :param variables: plain data
-        :raises TemplateRefusalError: the template says so
-        :raises RenderError: it fails, meets a limit, or is interrupted
+        :raises TemplateRefusalError: the template calls ``raise_exception``
+        :raises RenderError: rendering fails, exceeds a limit, or is interrupted
         """
         return self._ask({"source": source, "variables": variables}, interruption)
 
     def close(self) -> None:
-        """End the processes, those that are rendering with what they render. Another rendering would have one of its
-        own.
+        """End idle processes at once, and the others after their current rendering. A later rendering starts a process
+        of its own.
         """
         self._crew.close()
 
     def _ask(self, content: Mapping[str, Any], interruption: Interruption) -> str:
         request = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        if not self._crew.owner.is_here:  # forked: the processes answer the parent, and its locks may be held for ever
+        if not self._crew.owner.is_here:  # forked: these processes and locks are the parent's
             self._crew = _Crew()
         crew = self._crew
         process = crew.take(self._limits, interruption)
@@ -141,7 +141,7 @@ class Renderer:
 
 
 class _Crew:
-    """Lends processes to threads."""
+    """Manages a pool of helper processes, and lends each to one thread at a time."""
 
     def __init__(self) -> None:
         self.owner = Owner()
@@ -151,9 +151,9 @@ class _Crew:
         self._is_closed = False
 
     def take(self, limits: RenderLimits, interruption: Interruption) -> _Process:
-        """Return an idle process, or a new one; wait for one as long as a rendering may take.
+        """Return an idle process or a new one; if all are busy, wait for at most the time limit of a rendering.
 
-        :raises RenderError: none is free or can be started, or the rendering is interrupted
+        :raises RenderError: no process becomes free or can be started, or the rendering is interrupted
         """
         interruption.do(self._wake)
         with self._changed:
@@ -198,7 +198,7 @@ class _Crew:
 
 
 class _Process:
-    """Runs one process, which renders one template at a time."""
+    """Runs one helper process, which renders one template at a time."""
 
     def __init__(self, limits: RenderLimits) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
@@ -206,7 +206,7 @@ class _Process:
         arguments = (os.getpid(), limits.max_chars, limits.max_seconds, limits.max_bytes)
         try:
             self._popen = subprocess.Popen(
-                # Isolated: neither the directory the program runs in nor the user's own packages are looked into.
+                # Isolated (-I): neither the working directory nor the user's site-packages are searched.
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, *map(str, arguments), *_package_roots()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -217,7 +217,7 @@ class _Process:
             )
         except (OSError, MemoryError) as exc:
             raise RenderError(f"the process that is to render it cannot be started: {exc}") from exc
-        # Garbage collection and the end of the program end the process, too.
+        # Garbage collection of this object and the end of the program also end the process.
         self._finalizer = weakref.finalize(self, _end, self._popen, Owner())
         self._is_killed = False
         if self._within(_START_SECONDS, self._receive) is None:
@@ -226,11 +226,11 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        # The system may take a while to end what was killed: nobody is to get it meanwhile.
+        # A killed process may take a while to exit. It must not be lent meanwhile.
         return self._finalizer.alive and not self._is_killed and self._popen.poll() is None
 
     def ask(self, request: bytes, seconds: float) -> str | None:
-        """Return the answer to a request, or None if the process has ended: after that time it is killed."""
+        """Return the answer to a request, or None if the process has ended. It is killed after ``seconds``."""
 
         def exchange() -> bytes | None:
             try:
@@ -241,12 +241,12 @@ class _Process:
 
         answer = self._within(seconds, exchange)
         text = None if answer is None else answer.decode("utf-8", "surrogatepass")
-        if text is None or text.startswith(OUT_OF_MEMORY):  # its heap would fail the next one, too
+        if text is None or text.startswith(OUT_OF_MEMORY):  # it would stay out of memory
             self._finalizer()
         return text
 
     def kill(self) -> None:
-        """End it, from any thread; who waits for its answer gets none."""
+        """Kill the process, from any thread; :meth:`ask` then returns None."""
         self._is_killed = True
         self._popen.kill()
 
@@ -254,7 +254,7 @@ class _Process:
         self._finalizer()
 
     def _within(self, seconds: float, exchange: Callable[[], bytes | None]) -> bytes | None:
-        """Run an exchange, and kill the process when it takes too long: that ends any wait, on every platform."""
+        """Run an exchange, and kill the process if that takes too long, which ends any wait on every platform."""
         timer = threading.Timer(seconds, self.kill)
         timer.daemon = True
         try:
@@ -265,7 +265,7 @@ class _Process:
         try:
             return exchange()
         except BaseException:
-            self._finalizer()  # an answer that nobody has read would be taken for the next one
+            self._finalizer()  # an answer left unread would be taken for the next one
             raise
         finally:
             timer.cancel()
@@ -293,7 +293,7 @@ class _Process:
 
 
 def _end(process: subprocess.Popen[bytes], owner: Owner) -> None:
-    """End a process and forget it; in a forked child of its owner only forget it."""
+    """Kill a process and close its pipes; in a forked child of its owner, only close the pipes."""
     if owner.is_here:
         process.kill()
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -307,7 +307,7 @@ def _end(process: subprocess.Popen[bytes], owner: Owner) -> None:
 
 
 def _package_roots() -> list[str]:
-    """Return the directories that hold what the process imports."""
+    """Return the directories of the packages that the process imports."""
     return list(dict.fromkeys(_root(package) for package in _PACKAGES))
 
 

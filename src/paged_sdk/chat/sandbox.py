@@ -1,9 +1,9 @@
-"""Run chat templates, which are programs of strangers, in a restricted Jinja environment.
+"""Run chat templates, which are untrusted programs, in a restricted Jinja environment.
 
-Templates see plain data only, cannot change it, and cannot reach Python's internals. They stop at limits of time and
-size, as far as Python looks at them between two operations; a single operation may still take all the memory there is.
-So this environment serves in a process that can be killed (:mod:`paged_sdk.chat.render_process`); what runs in the
-application's own process is :mod:`paged_sdk.chat.metered`.
+Templates see only plain data, cannot change it, and cannot reach Python's internals. Limits of time and size are
+checked between operations; a single operation may still take all the memory there is. So this environment is for a
+process that can be killed (:mod:`paged_sdk.chat.render_process`); in the application's own process, templates run in
+:mod:`paged_sdk.chat.metered`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _LARGEST_POWER_BITS = 4096
 
 @frozen(kw_only=True)
 class RenderLimits:
-    """Limits what one rendering may take.
+    """Limits the resources of one rendering.
 
-    :ivar max_chars: of the result, and of every string that operators build on the way
-    :ivar max_seconds: after this time the process that renders is killed
-    :ivar max_bytes: address space of the process that renders, where the platform has such a limit (not on macOS and
+    :ivar max_chars: characters of the result, and of every string that operators build on the way
+    :ivar max_seconds: time after which the rendering process is killed
+    :ivar max_bytes: address space of the rendering process, where the platform has such a limit (not on macOS and
         Windows)
     """
 
@@ -53,11 +53,11 @@ class RenderLimits:
 
 
 class TemplateRefusalError(TemplateError):
-    """Says that the template called ``raise_exception``, with its own message about the conversation."""
+    """Says that the template called ``raise_exception``, with its message about the conversation."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Runs a template within limits. One is made for each rendering: its clock starts when it is made."""
+    """Runs a template within limits. Make a new environment for each rendering: its time starts when it is made."""
 
     intercepted_binops: frozenset[str] = frozenset({"+", "*", "**"})
 
@@ -70,9 +70,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals.update(raise_exception=raise_refusal, strftime_now=strftime, namespace=PublicNamespace)
 
     def compile_with_limits(self, source: str) -> CodeType:
-        """Compile a template to code in which loops and ``~`` look at the limits.
+        """Compile a template to code in which loops and ``~`` check the limits.
 
-        :raises jinja2.TemplateSyntaxError: if the source is not a template
+        :raises jinja2.TemplateSyntaxError: the source is not a valid template
         """
         tree = self.parse(source)
         for loop in list(tree.find_all(nodes.For)):
@@ -108,7 +108,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
-        """Refuse at once, where Jinja would only do so when the value is used."""
+        """Refuse at once; Jinja would refuse only when the value is used."""
         raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__} is not allowed")
 
     def _turns(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -122,7 +122,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """Accepts ``{% generation %}``, which marks the model's own turns for training and means nothing here."""
+    """Accepts ``{% generation %}``, which marks the model's turns for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -132,7 +132,7 @@ class _GenerationTag(Extension):
 
 
 class PublicNamespace(Namespace):
-    """Is ``namespace()`` without private names: with them it could pose as another object to the sandbox's checks."""
+    """Implements ``namespace()`` without private names, with which an object could deceive the sandbox's checks."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *rest = args
@@ -170,5 +170,5 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write plain JSON: Jinja's own filter escapes what HTML would take for markup."""
+    """Write plain JSON, unlike Jinja's own filter, which escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,4 +1,4 @@
-"""End a text at stop strings, wherever the boundaries of tokens fall."""
+"""End a text at stop strings, which may cross token boundaries."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["StopStrings"]
 class StopStrings:
     """Finds the first stop string in a text that arrives in pieces.
 
-    The first one is the one that is complete first; of several complete at the same character, the longest. So the
-    result does not depend on where the pieces are cut. The stop string and what follows it are dropped. What could be
-    its beginning, and nothing more, is held back. Time is linear in the text (Knuth, Morris and Pratt 1977), and almost
-    none where no stop string begins.
+    The first stop string is the one that is complete first; of several that are complete at the same character, the
+    longest. So the result does not depend on where the pieces are cut. The stop string and the text after it are
+    dropped. Only text that could be the beginning of a stop string is held back. Time is linear in the text (Knuth,
+    Morris and Pratt 1977), and almost none where no stop string begins.
 
-    :param stops: non-empty strings
-    :ivar found: the stop string that has ended the text; None: none has
+    :param stops: stop strings, not empty
+    :ivar found: the stop string that has ended the text, or None
     """
 
     __slots__ = ("_beginning", "_held", "_matchers", "found")
@@ -30,9 +30,10 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Take in the next piece of text.
+        """Process the next piece of text.
 
-        :returns: what may be shown, and whether a stop string has been found; after that, nothing more is shown
+        :returns: the text that is certain to come before any stop string, and whether a stop string has been found;
+            after that, the text is empty
         """
         if self.found is not None:
             return "", True
@@ -59,13 +60,13 @@ class StopStrings:
         return seen[:safe], False
 
     def flush(self) -> str:
-        """Return what was held back, once the text has ended without completing a stop string."""
+        """Return the text that was held back, as the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 class _Matcher:
-    """Follows one stop string: the text ends with its first ``progress`` characters."""
+    """Matches one stop string: the text so far ends with its first ``progress`` characters."""
 
     __slots__ = ("_fallback", "_stop", "progress", "size")
 
@@ -79,7 +80,7 @@ class _Matcher:
             self._fallback.append(self._step(self._fallback[-1], character))
 
     def advance(self, character: str) -> bool:
-        """Take in one character, and tell whether it completes the stop string."""
+        """Process one character, and tell whether it completes the stop string."""
         self.progress = self._step(self.progress, character)
         return self.progress == self.size
 

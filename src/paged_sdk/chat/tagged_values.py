@@ -1,6 +1,6 @@
-"""Read and write arguments that stand between tags: strings as they are, all other values as JSON.
+"""Read and write arguments between tags: strings verbatim, all other values as JSON.
 
-Which of both a value is, is a matter of the tool's schema.
+The tool's schema decides whether a value is a string.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _JSON: Final = Dialect(words={True: "true", False: "false", None: "null"})
 
 
 class TaggedArguments:
-    """Reads the arguments of a call, and shows them as they arrive.
+    """Reads the arguments of a call, and streams them as JSON while they arrive.
 
-    :param show: gets JSON of an object that holds them
-    :param schema: of all arguments
-    :param has_breaks: a value has lines of its own between its tags
+    :param show: gets the text of a JSON object of the arguments, without the closing brace
+    :param schema: the schema of all arguments
+    :param has_breaks: whether line breaks separate values from their tags
     :ivar values: the arguments by name
     """
 
@@ -37,9 +37,10 @@ class TaggedArguments:
         self._has_breaks = has_breaks
 
     def read(self, name: str, reader: TextReader, end: str) -> Steps[bool]:
-        """Read a value up to the tag that ends it.
+        """Read the value of an argument.
 
-        :returns: whether there is one, and none of that name before it
+        :param end: the tag that ends the value
+        :returns: False if the value does not end, or the argument has been read before
         """
         if name in self.values:
             return False
@@ -62,7 +63,7 @@ class TaggedArguments:
 
 
 def _value_of(text: str) -> Any:
-    """Return what the text of a value means that is no string: itself where it is nothing else."""
+    """Return the value that a text means if it need not be a string: JSON or a Python constant, otherwise the text."""
     if text.strip() in _WORDS:
         return _WORDS[text.strip()]
     try:
@@ -81,12 +82,13 @@ def tagged_form(
     after: str,
     end_call: str = "",
 ) -> str:
-    """Return the expression of a call.
+    """Return the grammar expression of a call.
 
-    :param begin_call: returns what begins the call of a tool, by its name
-    :param begin: returns what begins an argument, by its name
-    :param end: ends an argument; the line break before it belongs to it
-    :param after: stands behind that
+    :param begin_call: maps the name of a tool to the text that begins its call
+    :param begin: maps the name of an argument to the text before its value
+    :param end: the text that ends a value, including a line break before the tag
+    :param after: the text after ``end``
+    :param end_call: the text that ends a call
     :raises ConstraintError: what a schema says cannot be enforced
     """
     calls = []

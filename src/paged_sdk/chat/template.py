@@ -25,25 +25,26 @@ from paged_sdk.types.tool import Tool
 __all__ = ["ChatTemplate", "choose_template", "read_template"]
 
 _CONTENT_END = "EndOfTheContent"
-"""Put after a content, it shows where the template writes that content's end. Letters alone stay as they are in JSON
-and HTML too."""
+"""Appended to a content, it marks where the template writes the content's end. Letters are not escaped in JSON or
+HTML."""
 _TOOLS_OF_MESSAGE = re.compile(r"""message(?:\[['"]tools['"]\]|\.tools\b)""")
 
 _logger = get_logger(__name__)
 
 
 class ChatTemplate:
-    """Renders conversations by a Jinja template of a Hugging Face checkpoint or GGUF file, from any thread.
+    """Renders conversations by the Jinja template of a Hugging Face checkpoint or GGUF file. Thread-safe.
 
-    Template code is not trusted, whoever gives it. Templates made of operations whose cost is known, as those of the
-    usual families are, are rendered here (:mod:`paged_sdk.chat.metered`); others, and messages that such a template
-    cannot take cheaply, in a process that is killed when it meets a limit (:mod:`paged_sdk.chat.renderer`).
+    Templates are never trusted. A template that uses only operations of known cost, as those of the common families
+    do, is rendered in this process (:mod:`paged_sdk.chat.metered`). Other templates, and messages that would be
+    expensive to render, are rendered in a process that is killed if it exceeds a limit
+    (:mod:`paged_sdk.chat.renderer`).
 
     :param source: the template
     :param tokens: variables for special tokens, ``{"bos_token": "<s>", ...}``
-    :param limits: how far one rendering may go
+    :param limits: the limits of one rendering
     :param image_text: see :meth:`showing_images_as`
-    :raises CheckpointError: if the source is not a template
+    :raises CheckpointError: the source is not a template
     """
 
     def __init__(
@@ -65,13 +66,13 @@ class ChatTemplate:
         except NotCheapError as exc:
             _logger.info("The chat template is rendered in a process of its own: %s", exc)
             self._check()
-        except Exception as exc:  # a stranger's program may fail in any way
+        except Exception as exc:  # an untrusted template may fail in any way
             raise _unusable(f"{type(exc).__name__}: {shortened(str(exc))}") from exc
 
     def showing_images_as(self, text: str) -> ChatTemplate:
-        """Return this template as one whose messages are texts alone, with this for each of their images.
+        """Return a copy of this template that gets messages as plain text, with this text for each image.
 
-        Both share what renders them, and one of them is to be closed.
+        Both share one renderer, so only one of them has to be closed.
         """
         made = copy(self)
         made._image_text = text
@@ -79,7 +80,7 @@ class ChatTemplate:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of the constructor that make another one of it."""
+        """Return the constructor arguments that make a copy, for example in another process."""
         return {
             "source": self.source,
             "tokens": self._tokens,
@@ -89,7 +90,7 @@ class ChatTemplate:
 
     @property
     def runs_in_process(self) -> bool:
-        """Tell whether the template is made of operations whose cost is known."""
+        """Tell whether the template can be rendered in this process: it uses only operations of known cost."""
         return self._metered is not None
 
     def render(
@@ -108,24 +109,25 @@ class ChatTemplate:
     ) -> str:
         """Render the prompt for a conversation.
 
-        :param add_generation_prompt: end with the opening of the model's turn
-        :param continue_final_message: end where the last message's content does, whose turn stays open, instead
-        :param enable_thinking: given to the template; None leaves its default
-        :param reasoning_effort: likewise
-        :param tools: what the model may call
-        :param roles: what the template gets for the messages' roles, one for each; None: their names
-        :param variables: what else it gets
-        :param change: changes each message and tool, in the form in which templates get it
+        :param add_generation_prompt: whether to end with the opening of the model's turn
+        :param continue_final_message: whether to end with the content of the last message instead, leaving its turn
+            open
+        :param enable_thinking: passed to the template; None leaves the template's default
+        :param reasoning_effort: passed to the template; None leaves the template's default
+        :param tools: the tools that the model may call
+        :param roles: role names to pass to the template, one for each message; None: the messages' own
+        :param variables: other variables for the template
+        :param change: changes each message and tool, in the form that templates get
         :param interruption: lets another thread end the rendering
-        :raises InvalidRequestError: if the template refuses the conversation, with its own message, fails, meets a
-            limit, makes no text, or writes no content that is to be continued
+        :raises InvalidRequestError: the template refuses the conversation (with its own message), fails, exceeds a
+            limit, makes no text, or does not write the content to continue
         """
         change = change or _unchanged
         names = [self._name(message.role) for message in messages] if roles is None else roles
         dicts = [{**message.to_dict(), "role": name} for message, name in zip(messages, names, strict=True)]
         if tools and _TOOLS_OF_MESSAGE.search(self.source):
             dicts = _with_tools(dicts, tools)
-        # What stands for an image is the template's own, whatever a message's texts read like.
+        # Insert image texts after the change, which must not treat them as text of the messages.
         dicts = [_flat(change(each), self._image_text) for each in dicts]
         if continue_final_message:
             dicts[-1] = {**dicts[-1], "content": dicts[-1]["content"] + _CONTENT_END}
@@ -151,7 +153,7 @@ class ChatTemplate:
             raise InvalidRequestError(
                 f"the model's chat template failed: {shortened(str(exc))}", field="messages"
             ) from exc
-        except Exception as exc:  # a stranger's program may fail in any way
+        except Exception as exc:  # an untrusted template may fail in any way
             raise InvalidRequestError(
                 f"the model's chat template failed: {type(exc).__name__}: {shortened(str(exc))}", field="messages"
             ) from exc
@@ -161,11 +163,11 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Tell whether the template tells the model of tools."""
+        """Tell whether the template uses the variable ``tools``."""
         return re.search(r"\btools\b", self.source) is not None
 
     def mentions(self, token: str) -> bool:
-        """Tell whether the template's source holds this text."""
+        """Tell whether the template's source contains a text."""
         return token in self.source
 
     def names_role(self, role: str) -> bool:
@@ -178,7 +180,7 @@ class ChatTemplate:
         return self.names_role("query") and self.names_role("document")
 
     def close(self) -> None:
-        """End the processes that render, if there are any."""
+        """End the rendering processes, if any."""
         self._renderer.close()
 
     def _check(self) -> None:
@@ -188,7 +190,7 @@ class ChatTemplate:
             raise _unusable(str(exc)) from exc
 
     def _name(self, role: TextMessageRole) -> str:
-        """Return what the template calls a role: "developer" is "system" for one that never names it."""
+        """Return the template's name of a role: "developer" becomes "system" if the template does not mention it."""
         if role is not TextMessageRole.DEVELOPER or self.names_role(role.value):
             return role.value
         return TextMessageRole.SYSTEM.value
@@ -204,7 +206,7 @@ class ChatTemplate:
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return messages whose system message holds the tools, as JSON text: Phi-4-mini's template wants them there."""
+    """Return messages with the tools as JSON in the system message, where Phi-4-mini's template expects them."""
     if messages[0]["role"] != TextMessageRole.SYSTEM.value:
         messages = [{"role": TextMessageRole.SYSTEM.value, "content": ""}, *messages]
     functions = json.dumps([tool.to_dict()["function"] for tool in tools], ensure_ascii=False)
@@ -212,7 +214,7 @@ def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> list[d
 
 
 def _up_to_content_end(text: str) -> str:
-    """Return a conversation's text up to where its last message's content ends."""
+    """Return the text of a conversation up to the end of the last message's content."""
     before, mark, _ = text.rpartition(_CONTENT_END)
     if not mark:
         raise InvalidRequestError(
@@ -222,7 +224,7 @@ def _up_to_content_end(text: str) -> str:
 
 
 def _flat(message: dict[str, Any], image_text: str | None) -> dict[str, Any]:
-    """Return a message whose content is a text, with this for each of its images; None: leave it as it is."""
+    """Return a message with its parts joined to one text, in which ``image_text`` replaces images; None: no change."""
     parts = message["content"]
     if image_text is None or not isinstance(parts, list):
         return message
@@ -234,7 +236,10 @@ def _unchanged(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weigh(messages: list[dict[str, Any]], limit: int) -> int:
-    """Return the size of messages, mostly of their texts."""
+    """Return the weight of messages.
+
+    :raises TooLargeError: it exceeds the limit
+    """
     weight = 0
     for message in messages:
         for part in message.values():
@@ -257,8 +262,8 @@ def _unusable(reason: str) -> CheckpointError:
 def choose_template(value: object, *, where: str) -> str | None:
     """Choose the template for plain chats from a ``chat_template`` value: the only one, or the one named "default".
 
-    :param where: what holds the value, for messages
-    :raises CheckpointError: if it is neither a template nor a list of named ones, or if none is the default
+    :param where: where the value comes from, for error messages
+    :raises CheckpointError: the value is neither a template nor a list of named templates, or has no default
     """
     if value is None or isinstance(value, str):
         return value
@@ -277,11 +282,11 @@ def choose_template(value: object, *, where: str) -> str | None:
 
 
 def read_template(template: str | Path) -> str:
-    """Read a template that a user gives as itself or as the path of a file, and return its source.
+    """Return the source of a template that a user gives as text or as a file's path.
 
-    A string with ``{%`` or ``{{`` in it is a template. A file ending in .json holds it under ``chat_template``.
+    A string with ``{%`` or ``{{`` is a template. A .json file holds the template under ``chat_template``.
 
-    :raises CheckpointError: if the file cannot be read or holds none
+    :raises CheckpointError: the file cannot be read, or holds no template
     """
     if isinstance(template, str) and ("{%" in template or "{{" in template):
         return template

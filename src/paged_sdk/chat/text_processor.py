@@ -1,4 +1,4 @@
-"""Turn requests into token ids, and say what ends a model's texts: all that an engine needs to know about text."""
+"""Turn requests into token ids, and hold what the engine needs to know about a model's text."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ _END_OF_TURN = (
     "<|end_of_turn|>",
     "<|END_OF_TURN_TOKEN|>",
 )
-"""These tokens close a turn in templates in use. Some checkpoints name only the token that ends a document as eos."""
+"""End-of-turn tokens of templates in use. Some checkpoints declare only the token that ends a document as eos."""
 
 _PROMPT_END = 32
-"""A mark that opens a thought, and line breaks after it, are fewer tokens, even of one byte each."""
+"""More tokens than a mark that opens reasoning and the line breaks after it, even if each token has one byte."""
 
 
 @frozen(kw_only=True)
 class TextProcessor:
-    """Turns conversations and texts into token ids for one model, and holds what its outputs need.
+    """Turns conversations and texts into token ids for one model, and holds what is needed to read its outputs.
 
-    :ivar tokenizer: text to tokens and back
-    :ivar template: conversation to text; None: the model has none
-    :ivar pair_template: query and document to text, where the model has a template of its own for them; None: the chat
-        template writes them, if it can
-    :ivar defaults: sampling values for requests that leave them open
-    :ivar stop_token_ids: any of these ends a text
-    :ivar model_max_length: tokens of context that the tokenizer's files speak of, or None
+    :ivar tokenizer: converts text to tokens and back
+    :ivar template: renders conversations; None: the model has no chat template
+    :ivar pair_template: renders a query and a document, if the model has a separate template for them; None: the chat
+        template renders them, if it can
+    :ivar defaults: sampling parameters for requests that do not set them
+    :ivar stop_token_ids: tokens that end an output
+    :ivar model_max_length: context length according to the tokenizer's files, or None
     :ivar answers: how the model writes answers
     """
 
@@ -74,16 +74,16 @@ class TextProcessor:
         return AnswerStyle() if self.template is None else AnswerStyle.of_template(self.template.source)
 
     def kept_special_ids(self, answers: AnswerStyle, *, with_tools: bool) -> frozenset[int]:
-        """Return the special tokens that have to be seen in the text of an answer.
+        """Return the special tokens that must appear in the text of an answer, for its parser.
 
-        :param answers: how it is written
-        :param with_tools: whether there are tools that it may call
+        :param answers: the style of the answer
+        :param with_tools: whether the answer may call tools
         """
         ids = map(self.tokenizer.token_id, answers.marks(with_tools=with_tools))
         return frozenset(id for id in ids if id is not None and self.tokenizer.is_special(id))
 
     def thought_limit(self, num_tokens: int, prompt_token_ids: Sequence[int]) -> ThoughtLimit | None:
-        """Return what ends the thoughts of a text after so many tokens; None: the model does not think."""
+        """Return a limit of ``num_tokens`` for the reasoning of an output; None if the model does not reason."""
         marks = self.answers.thought
         if marks is None:
             return None
@@ -97,10 +97,10 @@ class TextProcessor:
         )
 
     def forced_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int], *, several: bool) -> CallGrammar:
-        """Return the grammar of answers that call these tools, and say nothing else.
+        """Return the grammar of answers that consist of calls of these tools.
 
-        :param several: whether there may be more than one call, where the model's format can
-        :raises ConstraintError: the format has no form for what a schema says
+        :param several: whether to allow more than one call, if the model's format does
+        :raises ConstraintError: the format cannot express what a schema says
         """
         schemas = {tool.name: tool.parameters for tool in tools}
         return self.answers.forced_calls(
@@ -108,9 +108,9 @@ class TextProcessor:
         )
 
     def strict_calls(self, tools: Sequence[Tool], prompt_token_ids: Sequence[int]) -> CallGrammar:
-        """Return the grammar of answers that hold calls of these tools, if any, in one form, amid other text.
+        """Return the grammar of answers of any text in which all calls are valid calls of these tools.
 
-        :raises ConstraintError: the model's format has no form for what a schema says
+        :raises ConstraintError: the model's format cannot express what a schema says
         """
         schemas = {tool.name: tool.parameters for tool in tools}
         return self.answers.strict_calls(schemas, self.tokenizer.token_id, self.prompt_end(prompt_token_ids))
@@ -130,19 +130,18 @@ class TextProcessor:
         special_tokens_in_content: bool = False,
         interruption: Interruption | None = None,
     ) -> list[int]:
-        """Return the token ids of a conversation that the model is to continue.
+        """Return the token ids of a conversation, as a prompt.
 
-        They encode exactly the template's text: a template writes the token that begins a text itself, so none is
-        added.
+        They encode exactly the rendered text: no bos token is added, since templates write it themselves.
 
-        :param continue_final_message: whether the last message, which is the model's, is what it continues
-        :param enable_thinking: given to the template; None leaves its default
-        :param reasoning_effort: likewise
-        :param tools: what the model may call
-        :param special_tokens_in_content: whether a special token that a message holds in writing is one; else it is
-            text
-        :param interruption: lets another thread end a rendering that takes long
-        :raises InvalidRequestError: if the model has no chat template, or its template refuses the conversation
+        :param continue_final_message: whether the model continues the last message, which is its own
+        :param enable_thinking: passed to the template; None leaves the template's default
+        :param reasoning_effort: passed to the template; None leaves the template's default
+        :param tools: the tools that the model may call
+        :param special_tokens_in_content: whether special tokens that are spelled out in messages are encoded as
+            special tokens; otherwise they are text
+        :param interruption: lets another thread end the rendering
+        :raises InvalidRequestError: the model has no chat template, or its template refuses the conversation
         """
         template = self._chat_template
         if tools:
@@ -166,12 +165,12 @@ class TextProcessor:
     def encode_roles(
         self, form: PairForm, parts: Mapping[str, str], interruption: Interruption | None = None
     ) -> list[int]:
-        """Return the token ids of a query and a document, which are messages to the template as turns of a chat are.
+        """Render texts with custom roles, such as query and document, and return the token ids.
 
-        :param form: how the template is asked
-        :param parts: a text for each role; special tokens that are written in it are text
+        :param form: how to call the template
+        :param parts: maps roles to texts; special tokens that are spelled out in a text are encoded as text
         :param interruption: as for :meth:`encode_chat`
-        :raises InvalidRequestError: likewise
+        :raises InvalidRequestError: as for :meth:`encode_chat`
         """
         template = self.pair_template or self._chat_template
         messages = [Message(TextMessageRole.USER, text) for text in parts.values()]
@@ -209,7 +208,8 @@ class TextProcessor:
     ) -> list[int]:
         """Return the token ids of rendered messages.
 
-        :param render: renders them by the template, each changed before
+        :param render: renders the messages with the template, after applying a change to each
+        :param template: the template
         """
         guard = self.tokenizer.content_guard
         if special_tokens_in_content or not guard.is_needed(messages, tools):
@@ -219,17 +219,17 @@ class TextProcessor:
         return self._not_empty(ids, "messages")
 
     def encode_prompt(self, text: str, field: str = "prompt") -> list[int]:
-        """Return the token ids of a text that the model is to continue, its own first token before them.
+        """Return the token ids of a plain-text prompt, with the model's own special tokens added.
 
-        :param field: what errors call it
-        :raises InvalidRequestError: if that is no token at all
+        :param field: name of the text in errors
+        :raises InvalidRequestError: the prompt has no tokens
         """
         return self._not_empty(self.tokenizer.encode(text, add_special_tokens=True), field)
 
     def _check_tools(self, template: ChatTemplate) -> None:
-        """Check that the model can be told of tools, and that its calls can be read.
+        """Check that the template takes tools, and that the format of its calls is known.
 
-        :raises InvalidRequestError: it cannot
+        :raises InvalidRequestError: one of these is not the case
         """
         if not template.takes_tools:
             raise InvalidRequestError(
@@ -241,7 +241,7 @@ class TextProcessor:
             )
 
     def close(self) -> None:
-        """End what runs outside of this process."""
+        """End the template's rendering processes, if any."""
         for template in (self.template, self.pair_template):
             if template is not None:
                 template.close()
@@ -257,11 +257,12 @@ def load_text_processor(
 ) -> TextProcessor:
     """Load tokenizer and chat template of a Hugging Face checkpoint.
 
-    The template is, in this order: ``chat_template``, chat_template.jinja, ``chat_template`` of tokenizer_config.json.
+    The template is the first of: the argument ``chat_template``, chat_template.jinja, ``chat_template`` of
+    tokenizer_config.json.
 
     :param chat_template: a template, or the path of a file with one
     :param tokenizer_json: a tokenizer to use instead of the checkpoint's own
-    :raises CheckpointError: if a file is missing or malformed
+    :raises CheckpointError: a file is missing or malformed
     """
     directory = Path(directory)
     config = TokenizerConfig.read(directory)
@@ -279,7 +280,7 @@ def load_text_processor(
 
 
 def _stored_template(directory: Path, config: TokenizerConfig) -> str | None:
-    """Return the chat template of a directory, if it has one."""
+    """Return the chat template in a checkpoint's directory, or None."""
     if is_file(directory / "chat_template.jinja"):
         return read_text(directory / "chat_template.jinja")
     return choose_template(config.chat_template, where=str(config.path))
@@ -292,9 +293,9 @@ def text_processor_from_gguf(
 
     :param metadata: the file's metadata; arrays are lists or numpy arrays
     :param chat_template: a template, or the path of a file with one, to use instead of the file's own
-    :param tokenizer_json: a tokenizer to use instead of the file's own, with its tokenizer_config.json beside it. What
-        is beside it also gives the chat template where the file has none
-    :raises CheckpointError: if the metadata or a file is malformed
+    :param tokenizer_json: a tokenizer to use instead of the file's own, with its tokenizer_config.json beside it. If
+        the GGUF file has no chat template, the one in that directory is used
+    :raises CheckpointError: the metadata or a file is malformed
     """
     source = None if chat_template is None else read_template(chat_template)
     if chat_template is None:
@@ -316,7 +317,7 @@ def text_processor_from_gguf(
 
 
 def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
-    """Return a whole number of the metadata, or None if there is none of that key."""
+    """Return an int of the metadata, or None if the key is missing."""
     value = plain(metadata.get(key))
     if value is not None and (type(value) is not int or not 0 <= value < 2**31):
         raise CheckpointError(f"{key} = {shown(value)}: expected a 32-bit int >= 0")

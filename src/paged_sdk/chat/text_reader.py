@@ -1,4 +1,4 @@
-"""Read a text that arrives in pieces, as if it were there at once."""
+"""Parse a text that arrives in pieces as if it were complete."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ __all__ = ["Steps", "TextReader", "float_of", "json_of"]
 _T = TypeVar("_T")
 
 Steps: TypeAlias = Generator[None, None, _T]
-"""Reads on whenever it is resumed, waits where the text ends, and returns what it has read."""
+"""A parsing coroutine: yields when it needs more text, continues when resumed, and returns its result."""
 
 _SPACE: Final = re.compile(r"\s*")
 
 _MAX_DEPTH: Final = MAX_DEPTH + 2
-"""Arguments, in a call that is an object in a list. The json module's own limit is 994 levels in Python 3.11, 1,497 in
-3.12 and 9,998 in 3.13, and less where calls are nested: a text would be a call or none by what reads it.
+"""The limit for arguments, plus two for a call object in a list. The json module's own limit is 994 levels in Python
+3.11, 1,497 in 3.12 and 9,998 in 3.13, and less on a deep stack, so it would make results depend on the interpreter.
 """
 
 
 class _Syntax:
-    """Says where brackets count.
+    """Holds the patterns that find brackets outside of strings.
 
-    :param quotes: begin and end strings
+    :param quotes: characters that delimit strings
+    :ivar in_string: maps a quote to the pattern of what is special within its strings
+    :ivar outside: the pattern of brackets, quotes and characters that are not allowed outside of strings
     """
 
     def __init__(self, quotes: str) -> None:
         self.in_string = {quote: re.compile(rf"[{quote}\\]") for quote in quotes}
-        # What comes outside of strings beside these are numbers, words and punctuation.
+        # Other characters outside of strings are numbers, words, white space and the punctuation .,:+=-
         self.outside = re.compile(rf"[\[\](){{}}{quotes}]|[^\s\w.,:+=-]")
 
 
@@ -42,17 +44,17 @@ _PYTHON: Final = _Syntax("\"'")
 
 
 class TextReader:
-    """Holds the part of a text that has arrived and is still needed, and reads it from left to right.
+    """Buffers a text that arrives in pieces, and reads it from left to right.
 
-    Its methods are steps of a generator: where the text so far does not decide, they wait for more. So what is read
-    does not depend on how the text was cut. Each character is looked at a bounded number of times.
+    Its methods are generators that yield when the text so far does not decide the result. So results do not depend on
+    how the text is cut. Each character is examined a bounded number of times.
 
-    A place is the number of characters before it in all of the text, whatever is forgotten.
+    A place is a character's index in the whole text, including the part that has been dropped.
 
-    :ivar at: where it reads next, in ``text``
-    :ivar start: the place where ``text`` begins
-    :ivar text: what has arrived, from the oldest character that is needed
-    :ivar has_ended: no more text comes
+    :ivar at: index in ``text`` of the next character to read
+    :ivar start: place of the first character of ``text``
+    :ivar text: the text that has arrived, without the part that has been dropped
+    :ivar has_ended: whether no more text will arrive
     """
 
     __slots__ = ("at", "has_ended", "start", "text")
@@ -65,27 +67,27 @@ class TextReader:
 
     @property
     def place(self) -> int:
-        """Return the place where it reads next."""
+        """Return the place of the next character to read."""
         return self.start + self.at
 
     def feed(self, text: str) -> None:
-        """Add what has arrived."""
+        """Append a piece of text."""
         self.text += text
 
     def forget(self) -> None:
-        """Drop what has been read."""
+        """Drop the text that has been read."""
         self.start += self.at
         self.text, self.at = self.text[self.at :], 0
 
     def more(self) -> Steps[bool]:
-        """Wait for more text; tell whether some has come."""
+        """Wait for more text; return False if the text has ended."""
         size = len(self.text)
         while len(self.text) == size and not self.has_ended:
             yield
         return len(self.text) > size
 
     def literal(self, word: str) -> Steps[bool]:
-        """Take a word, if it comes next."""
+        """Read a word if it comes next; return whether it does."""
         while len(self.text) - self.at < len(word) and word.startswith(self.text[self.at :]):
             if not (yield from self.more()):
                 return False
@@ -95,16 +97,16 @@ class TextReader:
         return True
 
     def one_of(self, words: Iterable[str]) -> Steps[str | None]:
-        """Take the first of these words that comes next."""
+        """Read and return the first of these words that comes next, if any."""
         for word in words:
             if (yield from self.literal(word)):
                 return word
         return None
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Take all characters that follow and match.
+        """Read all characters that come next and match.
 
-        :param pattern: matches any run of characters of a kind, an empty one too
+        :param pattern: matches a run of characters of some class, possibly empty
         """
         start = end = self.at
         while True:
@@ -116,14 +118,14 @@ class TextReader:
                 return self.text[start:end]
 
     def space(self) -> Steps[str]:
-        """Take white space, if any comes next."""
+        """Read white space, if any comes next."""
         return (yield from self.run(_SPACE))
 
     def until(self, *words: str, watch: Callable[[str], None] | None = None) -> Steps[tuple[str, str] | None]:
-        """Take the text before the first of these words, and the word.
+        """Read the text up to the first of these words, and the word.
 
-        :param watch: gets the text as it arrives
-        :returns: both; None: the text ends without one, and nothing is taken
+        :param watch: gets the text before the word as it arrives
+        :returns: the text and the word; None: the text ends without one, and nothing has been read
         """
         pattern = re.compile("|".join(map(re.escape, words)))
         longest = max(map(len, words))
@@ -146,12 +148,11 @@ class TextReader:
                 return None
 
     def pass_until(self, marks: tuple[str, ...], show: Callable[[str, int], None]) -> Steps[str | None]:
-        """Show text up to the first of these marks, and take the mark. What could be a mark's beginning is held back.
-
-        What was read before is forgotten.
+        """Read and show text up to the first of these marks, and read the mark. Text that could be the beginning of a
+        mark is held back. May drop the text that has been read.
 
         :param show: gets pieces of the text, and the place of each
-        :returns: the mark; None: the text ends without one, and all of it is shown
+        :returns: the mark; None: the text ends without one, and all of it has been shown
         """
         pattern = re.compile("|".join(map(re.escape, marks)))
         while True:
@@ -170,7 +171,7 @@ class TextReader:
                 return None
 
     def pass_all(self, show: Callable[[str, int], None]) -> Steps[None]:
-        """Show all text there is and will be.
+        """Read and show all text until its end.
 
         :param show: gets pieces of the text, and the place of each
         """
@@ -182,16 +183,16 @@ class TextReader:
             is_there = yield from self.more()
 
     def json_text(self, watch: Callable[[str], None] | None = None) -> Steps[str | None]:
-        """Take an object or list that follows, up to the bracket that closes it. Whether it is JSON is not checked.
+        """Read an object or list up to its closing bracket, without checking that it is valid JSON.
 
         :param watch: gets the text as it arrives
-        :returns: its text; None: something else follows, or a character outside of strings that JSON does not have, or
-            it is not closed. What comes before that is taken.
+        :returns: the text; None: something else follows, the brackets are not closed, or a character outside of strings
+            is not JSON. The text up to there has been read
         """
         return (yield from self._bracketed("{[", _JSON, watch))
 
     def python_text(self, watch: Callable[[str], None]) -> Steps[str | None]:
-        """Take a list or arguments in parentheses as Python writes them, as :meth:`json_text` does."""
+        """Read a Python list, or arguments in parentheses, as :meth:`json_text` does."""
         return (yield from self._bracketed("[(", _PYTHON, watch))
 
     def _bracketed(
@@ -237,7 +238,7 @@ class TextReader:
 
 
 def _size_of_beginning(text: str, start: int, mark: str) -> int:
-    """Return how much of a mark's beginning, short of all of it, the text from ``start`` ends with."""
+    """Return the length of the longest proper prefix of a mark that the text from ``start`` on ends with."""
     place = text.find(mark[0], max(start, len(text) - len(mark) + 1))
     while place >= 0 and not mark.startswith(text[place:]):
         place = text.find(mark[0], place + 1)
@@ -245,9 +246,10 @@ def _size_of_beginning(text: str, start: int, mark: str) -> int:
 
 
 def json_of(text: str) -> Any:
-    """Return a JSON value; strings may hold line breaks, as models write them.
+    """Parse JSON; strings may contain line breaks, as models write them.
 
-    :raises ValueError: it is none, NaN or infinite, nested too deep, or holds lone surrogates or a name twice
+    :raises ValueError: the text is not JSON, is nested too deep, or holds NaN, infinity, lone surrogates or duplicate
+        keys
     """
     try:
         value = json.loads(
@@ -262,7 +264,7 @@ def json_of(text: str) -> Any:
 
 
 def _is_deeper(value: Any, most: int) -> bool:
-    """Tell whether more than so many lists and objects lie in each other."""
+    """Tell whether lists and objects are nested more than ``most`` deep."""
     level = [value]
     for _ in range(most + 1):
         level = [each for each in level if isinstance(each, dict | list)]
@@ -273,7 +275,7 @@ def _is_deeper(value: Any, most: int) -> bool:
 
 
 def float_of(text: str) -> float:
-    """Return a number, the largest there is for one that is larger: JSON has 1e999, and cannot hold infinity."""
+    """Parse a float, clamped to the finite range: 1e999 is valid JSON, but infinity cannot be written as JSON."""
     return min(max(float(text), -sys.float_info.max), sys.float_info.max)
 
 

@@ -1,4 +1,4 @@
-"""Know the marks that models put around what they think before they answer."""
+"""Define the marks that models put around their reasoning, which comes before the answer's content."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["ThoughtLimit", "ThoughtMarks"]
 
 @frozen
 class ThoughtMarks:
-    """Holds a pair of marks.
+    """Holds the marks around reasoning.
 
-    :ivar label: follows the opening mark
+    :ivar label: text that follows the opening mark
     """
 
     opening: str
@@ -26,21 +26,21 @@ class ThoughtMarks:
 
     @classmethod
     def of_template(cls, source: str) -> ThoughtMarks | None:
-        """Return the marks that a chat template knows: models whose templates name none do not think."""
+        """Return the marks that a chat template mentions; None if there are none, so that the model does not reason."""
         return next((marks for marks in _KNOWN if marks.closing in source), None)
 
     def are_open_after(self, prompt_end: str) -> bool:
-        """Tell whether a prompt that ends with this text leaves the model thinking: some templates open the thought."""
+        """Tell whether a prompt that ends with this text has opened the reasoning, as some templates do."""
         return prompt_end.rstrip().endswith(self.opening + self.label)
 
     def read(self, reader: TextReader, pieces: AnswerPieces, *, is_open: bool) -> Steps[None]:
-        """Read the thought that an answer begins with, if it does.
+        """Read the reasoning at the beginning of an answer, if there is any.
 
-        :param is_open: the prompt has begun it
+        :param is_open: whether the prompt has opened it
         """
         place = reader.place
         space = yield from reader.space()
-        # A model that repeats the opening mark after the prompt's own thinks once.
+        # If the prompt has opened the reasoning, a model that repeats the opening mark does not open it twice.
         if not (yield from reader.literal(self.opening + self.label)) and not is_open:
             pieces.content(space, place)
             return
@@ -50,12 +50,13 @@ class ThoughtMarks:
 
 @frozen(eq=False)
 class ThoughtLimit:
-    """Says when the thoughts of a text are to end.
+    """Limits the number of tokens of an output's reasoning.
 
-    :ivar num_tokens: tokens of the text after which they end
-    :ivar closing_ids: what ends them
-    :ivar is_open: whether the prompt has begun them
-    :ivar data_of: returns the bytes of tokens, special ones included
+    :ivar marks: the marks around the reasoning
+    :ivar num_tokens: output tokens after which the reasoning ends
+    :ivar closing_ids: the tokens of the closing mark
+    :ivar is_open: whether the prompt has opened the reasoning
+    :ivar data_of: returns the bytes of tokens, including special tokens
     """
 
     marks: ThoughtMarks
@@ -65,7 +66,7 @@ class ThoughtLimit:
     data_of: Callable[[Sequence[int]], bytes]
 
     def cuts(self, token_ids: Sequence[int]) -> bool:
-        """Tell whether a text that begins with these tokens, as many as the limit has, is thinking then."""
+        """Tell whether the reasoning is still open after the first ``num_tokens`` output tokens, which are given."""
         text = self.data_of(token_ids).decode("utf-8", "replace")
         has_begun = self.is_open or text.lstrip().startswith(self.marks.opening)
         return has_begun and self.marks.closing not in text
@@ -78,4 +79,4 @@ _KNOWN: Final = (
     ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>"),
     ThoughtMarks("<|channel>", "<channel|>", "thought"),
 )
-"""Qwen3, DeepSeek-R1 and many others; Magistral; Seed-OSS; Command A Reasoning; Gemma 4."""
+"""The marks of Qwen3, DeepSeek-R1 and many others; Magistral; Seed-OSS; Command A Reasoning; Gemma 4."""

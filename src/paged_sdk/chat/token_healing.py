@@ -1,9 +1,9 @@
-"""Let a text that continues a prompt begin with tokens that go over the prompt's end.
+"""Heal prompts that end within what would have been a single token (token healing).
 
-A prompt may end where no token of a text that the model has seen ended: the last token of ``http:`` is ``:``, but
-``http://`` has ``://`` in one. So the model has not seen ``:`` followed by ``//``, and continues it badly. Healing
-takes the last tokens of a prompt back, and has the text begin with the same bytes, in whatever tokens (Lundberg, "The
-Art of Prompt Design: Prompt Boundaries and Token Healing", 2023).
+The last token of ``http:`` is ``:``, but in ``http://`` the tokenizer makes one token of ``://``. So the model has not
+seen ``:`` followed by ``//``, and continues the prompt badly. Healing removes the last tokens of a prompt, and makes
+the output begin with their bytes, in any tokens (Lundberg, "The Art of Prompt Design: Prompt Boundaries and Token
+Healing", 2023).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attrs import frozen
 
 from paged_sdk.types.media import PromptMedia
 
-if TYPE_CHECKING:  # numpy is loaded with a model that heals: nothing else of a model without weights needs it
+if TYPE_CHECKING:  # numpy is imported only where prompts are healed: a model without weights does not need it otherwise
     import numpy as np
     import numpy.typing as npt
 
@@ -24,9 +24,9 @@ __all__ = ["EncodedPrompt", "Healing", "TokenPrefixes"]
 
 
 class TokenPrefixes:
-    """Finds the tokens that begin with given bytes: 0.1 s to make of 49,000 tokens, microseconds to ask.
+    """Finds tokens by their first bytes. Takes 0.1 s to build for 49,000 tokens, and microseconds per lookup.
 
-    :param tokens: id and bytes of every token that a text may have; those without bytes are left out
+    :param tokens: id and bytes of every token that an output may have; tokens without bytes are ignored
     """
 
     def __init__(self, tokens: Iterable[tuple[int, bytes]]) -> None:
@@ -39,11 +39,11 @@ class TokenPrefixes:
         self._longest = max(map(len, self._sorted), default=0)
 
     def size_of(self, token_id: int) -> int:
-        """Return how many bytes a token has: 0 for one that texts do not have."""
+        """Return how many bytes a token has; 0 if it is not one of ``tokens``."""
         return len(self._bytes_of.get(token_id, b""))
 
     def heal(self, token_ids: Sequence[int]) -> EncodedPrompt:
-        """Take back the last tokens of a prompt: as many as a single longer token begins with, but never all."""
+        """Remove the longest run of last tokens whose bytes are the beginning of a longer token; keep at least one."""
         data, healed = b"", EncodedPrompt(token_ids)
         for place in range(len(token_ids) - 1, 0, -1):
             data = self._bytes_of.get(token_ids[place], b"") + data
@@ -54,10 +54,10 @@ class TokenPrefixes:
         return healed
 
     def fitting(self, data: bytes) -> npt.NDArray[np.int64]:
-        """Return the tokens that begin with some bytes, and those that these bytes begin with."""
+        """Return the tokens that begin with these bytes, and those that are a beginning of these bytes."""
         import numpy as np
 
-        begins = data.rstrip(b"\xff")  # the first bytes that come after all that begin with these
+        begins = data.rstrip(b"\xff")  # `after`: the least bytes that sort after everything that begins with data
         after = begins[:-1] + bytes([begins[-1] + 1]) if begins else None
         longer = bisect_left(self._sorted, data), None if after is None else bisect_left(self._sorted, after)
         beginnings = [data[:size] for size in range(1, len(data))]
@@ -71,10 +71,11 @@ class TokenPrefixes:
 
 @frozen(eq=False)
 class Healing:
-    """Says with which bytes a text has to begin.
+    """Holds the bytes that an output has to begin with.
 
-    :ivar data: the end of its prompt, at least one byte; it is not shown again
-    :ivar num_tokens: how many tokens of the prompt it was
+    :ivar data: the bytes removed from the end of the prompt, at least one; they are not part of the output's text
+    :ivar num_tokens: number of prompt tokens that were removed
+    :ivar prefixes: finds the tokens that fit the bytes
     """
 
     data: bytes
@@ -84,11 +85,11 @@ class Healing:
 
 @frozen(eq=False)
 class EncodedPrompt:
-    """Holds a prompt.
+    """Holds an encoded prompt.
 
-    :ivar token_ids: its tokens, without those that were taken back
-    :ivar healing: with what its text has to begin then; None: nothing was taken back
-    :ivar media: its images; None: it has none
+    :ivar token_ids: the tokens, without those that healing removed
+    :ivar healing: the bytes that healing removed, if any
+    :ivar media: the images, if any
     """
 
     token_ids: Sequence[int]

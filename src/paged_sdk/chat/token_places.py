@@ -1,4 +1,4 @@
-"""Find the tokens that make up a part of an output's text."""
+"""Map parts of an output's text to the tokens that they come from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 
 
 class TokenPlaces:
-    """Says which characters of an output's text each of its tokens has a part in.
+    """Maps each token of an output to the characters of the text that it contributes to.
 
-    A character whose bytes lie in several tokens is a part of each of them. The text is that of
-    :class:`~paged_sdk.chat.detokenizer.Detokenizer`, which makes these places.
+    A character whose bytes are spread over several tokens belongs to each of them. The text is that of
+    :class:`~paged_sdk.chat.detokenizer.Detokenizer`, which makes these objects.
 
-    :param kept: special tokens that have a text all the same
-    :param num_left_out: so many bytes at the beginning are not part of the text
-    :param strips_space: nor is a space after them
+    :param kept: special tokens whose text is not skipped
+    :param num_left_out: number of bytes dropped from the beginning of the output
+    :param strips_space: whether a space after these bytes is dropped, too
     """
 
     __slots__ = ("_kept", "_num_characters", "_num_left_out", "_strips_space", "_tokenizer", "_utf8")
@@ -36,8 +36,8 @@ class TokenPlaces:
         self._num_characters = 0
 
     def next(self, token_id: int) -> tuple[int, int]:
-        """Take the next token, and return the place of its first character and that after its last one: the same where
-        it has no text."""
+        """Add the next token. Return the place of its first character, and the place after its last one: both are the
+        same if it has no text."""
         data = self._tokenizer.decode_bytes((token_id,), skip_special_tokens=True, kept=self._kept)
         if self._num_left_out:
             size = len(data)
@@ -49,20 +49,21 @@ class TokenPlaces:
         return begin, self._end_after(data[1:])
 
     def _end_after(self, data: bytes) -> int:
-        """Take bytes, and return the place after the character that the last of them is part of."""
+        """Decode bytes, and return the place after the character that the last byte belongs to."""
         text = self._utf8.decode(data)
         self._num_characters += len(text)
         if self._strips_space and text:
             self._strips_space = False
             self._num_characters -= text.startswith(" ")
-        # Bytes that wait are the beginning of one more, or of two: the decoder waits amid surrogates, which it refuses.
+        # Held-back bytes will become one more character, or two: the decoder also holds back the beginning of an
+        # encoded surrogate, which is invalid and becomes several U+FFFD.
         return self._num_characters + len(self._utf8.getstate()[0].decode("utf-8", "replace"))
 
 
 class TextTokens(Generic[_T]):
-    """Holds what is known of an output's tokens until it turns out what becomes of their text.
+    """Keeps an entry for each token of an output, such as its logprobs, until the use of its text is known.
 
-    :ivar num_shown: how many characters of the text have been taken by :meth:`take_next`
+    :ivar num_shown: number of characters taken by :meth:`take_next`
     """
 
     __slots__ = ("_places", "_waiting", "num_shown")
@@ -73,17 +74,17 @@ class TextTokens(Generic[_T]):
         self.num_shown: int = 0
 
     def add(self, token_ids: Iterable[int], entries: Sequence[_T]) -> None:
-        """Add tokens, and what is known of each."""
+        """Add tokens and their entries."""
         for token_id, entry in zip(token_ids, entries, strict=False):
             begin, end = self._places.next(token_id)
             if begin < end:
                 self._waiting.append((begin, end, entry))
 
     def take(self, runs: Iterable[tuple[int, int]]) -> list[_T]:
-        """Return what is known of the tokens that have a part in runs of characters: each token once, with the first
-        run that it has a part in.
+        """Return the entries of the tokens that contribute to runs of characters: each token once, with the first such
+        run.
 
-        :param runs: the beginning and end of each, all of them after those that were taken before
+        :param runs: beginning and end of each run, in order, after all runs taken before
         """
         waiting, taken = self._waiting, []
         for begin, end in runs:
@@ -94,7 +95,7 @@ class TextTokens(Generic[_T]):
         return taken
 
     def take_next(self, size: int) -> list[_T]:
-        """Return the same of the next characters of a text that is not taken apart."""
+        """Return the entries of the next ``size`` characters, for a text that is not parsed into parts."""
         begin = self.num_shown
         self.num_shown += size
         return self.take([(begin, self.num_shown)])

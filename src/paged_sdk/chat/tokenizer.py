@@ -22,28 +22,28 @@ from paged_sdk.system.files import read_text
 __all__ = ["SpecialTokens", "TextPair", "Tokenizer"]
 
 _MAX_WITH_LOCK: Final = 10_000
-"""A longer text is encoded as a batch of one, which lets go of Python's lock: 1.8 million characters took 1.8 seconds,
-in which no other thread of the process got on."""
+"""A longer text is encoded as a batch of one, which releases the GIL: 1.8 million characters took 1.8 seconds, during
+which all other threads of the process were blocked."""
 
-# A tokenizer that cannot encode this fails at some text of a request: letters, white space, and the last character.
+# Encoded when a tokenizer is loaded, so that a broken one fails then: letters, white space, U+10FFFD.
 _PROBE: Final = "a B\n1 \u00e9\U0010fffd"
 _MAX_AROUND: Final = 1000
-# SentencePiece's and byte-level normalizers at most quadruple a text. Others get texts that they make so many
-# characters of, each of which takes 160 bytes while it is tokenized.
+# SentencePiece's and byte-level normalizers at most quadruple a text. With others, the normalized text is limited to
+# this many characters, each of which takes 160 bytes during tokenization.
 _USUAL_GROWTH: Final = 4.0
 _MAX_NORMALIZED: Final = 1 << 22
 
 
 @frozen(kw_only=True)
 class SpecialTokens:
-    """Names the special tokens that begin, end or surround a text.
+    """Holds the special tokens that begin, end or surround a text.
 
-    :ivar names: template variable to text, ``{"bos_token": "<s>", ...}``
-    :ivar bos: begins a text, or None
-    :ivar eos: ends a text, or None
+    :ivar names: maps template variables to tokens, ``{"bos_token": "<s>", ...}``
+    :ivar bos: id of the token that begins a text, or None
+    :ivar eos: id of the token that ends a text, or None
     :ivar prefix: ids put before a text
-    :ivar suffix: ids put after it
-    :ivar tells_parts: whether the model is told which of two texts a token is of, where the tokenizer says so
+    :ivar suffix: ids put after a text
+    :ivar tells_parts: whether the model takes token types, which tell the two texts of a pair apart
     """
 
     names: Mapping[str, str] = MappingProxyType({})
@@ -56,13 +56,12 @@ class SpecialTokens:
 
 @frozen
 class TextPair:
-    """Holds the tokens of two texts that go together.
+    """Holds the tokens of a pair of texts.
 
-    :ivar token_ids: both, with the model's own tokens around them
-    :ivar second: the places of the second text's tokens
-    :ivar after: the tokens after the second text, wherever it is cut
-    :ivar second_part: the first token of those that are the second's by their kind (BERT's token types); None: all are
-        of one kind
+    :ivar token_ids: both texts, with the model's special tokens around them
+    :ivar second: indices of the second text's tokens
+    :ivar after: the tokens after the second text, which stay if it is truncated
+    :ivar second_part: index of the first token with token type 1 (as in BERT); None: all have type 0
     """
 
     token_ids: list[int]
@@ -71,7 +70,7 @@ class TextPair:
     second_part: int | None = None
 
     def cut(self, most: int) -> TextPair | None:
-        """Leave so many tokens off the second text's end that at most ``most`` are left; None: it has too few."""
+        """Truncate the second text so that the pair has at most ``most`` tokens; None if the text would be empty."""
         excess = max(len(self.token_ids) - most, 0)
         if excess and excess >= len(self.second):
             return None
@@ -85,14 +84,14 @@ class TextPair:
 
 
 class Tokenizer:
-    """Turns text to token ids and back. It may be used from several threads.
+    """Turns text into token ids and back. Thread-safe.
 
-    Special tokens written out in a text are always recognized, as transformers does it: chat templates are plain text
-    that holds them. What messages hold of them is told apart by :attr:`content_guard`.
+    Special tokens that are spelled out in a text are always recognized, as in transformers, since chat templates write
+    them as plain text. :attr:`content_guard` excepts those that messages contain.
 
-    :param backend: the tokenizers package's object, without truncation and padding
-    :param special: which special tokens are put around a text, and what templates call them
-    :raises CheckpointError: if the backend's decoder is neither byte-level nor SentencePiece's nor WordPiece's
+    :param backend: a tokenizer of the tokenizers package, without truncation and padding
+    :param special: the special tokens around texts, and their names in templates
+    :raises CheckpointError: the backend's decoder is neither byte-level nor SentencePiece's nor WordPiece's
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
@@ -109,8 +108,8 @@ class Tokenizer:
     def from_file(cls, path: str | Path, config: TokenizerConfig | None = None) -> Tokenizer:
         """Read a tokenizer.json.
 
-        :param config: what the tokenizer_config.json beside it says
-        :raises CheckpointError: if the file cannot be read, or contradicts the config
+        :param config: the tokenizer_config.json beside it
+        :raises CheckpointError: the file cannot be read, or contradicts the config
         """
         path = Path(path)
         config = config or TokenizerConfig()
@@ -129,7 +128,7 @@ class Tokenizer:
                 raise malformed(f"its normalizer makes a text up to {growth:.3g} times longer")
             backend.encode(_PROBE, add_special_tokens=True)
             ids = {name: backend.token_to_id(text) for name, text in config.special_tokens.items()}
-            # Whatever older tokenizer_config.json say with add_bos_token, tokenizer.json decides, as in transformers.
+            # tokenizer.json decides, as in transformers, regardless of add_bos_token in an older tokenizer_config.json.
             prefix, suffix = _ids_put_around(backend)
             if len(prefix) + len(suffix) > _MAX_AROUND:
                 raise malformed(f"it puts {len(prefix) + len(suffix)} tokens around a text")
@@ -146,15 +145,15 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str, special: SpecialTokens) -> Tokenizer:
-        """Make a tokenizer of what :meth:`to_json` has said of one."""
+        """Make a tokenizer from the result of :meth:`to_json`."""
         return cls(tokenizers.Tokenizer.from_str(text), special)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 
-        :param add_special_tokens: put the model's own tokens around it (usually one that begins a text), unless the
-            text itself begins with them
-        :raises InvalidRequestError: for a text that is not Unicode (lone surrogates)
+        :param add_special_tokens: whether to put the model's special tokens around the text (usually only bos); those
+            before it are omitted if the text already begins with them
+        :raises InvalidRequestError: the text is not valid Unicode (lone surrogates)
         """
         ids = self._encode(self._backend, text)
         if not add_special_tokens:
@@ -163,9 +162,9 @@ class Tokenizer:
         return [*([] if ids[: len(prefix)] == prefix else prefix), *ids, *self.special.suffix]
 
     def encode_pair(self, first: str, second: str) -> TextPair:
-        """Return the token ids of two texts that go together, with the model's own tokens around them.
+        """Return the token ids of a pair of texts, with the model's special tokens around them.
 
-        :raises InvalidRequestError: for a text that is not Unicode (lone surrogates)
+        :raises InvalidRequestError: a text is not valid Unicode (lone surrogates)
         """
         if not (is_unicode(first) and is_unicode(second)):
             raise InvalidRequestError.of("text", first + second, "Unicode without lone surrogates")
@@ -187,14 +186,14 @@ class Tokenizer:
         )
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens; bytes that are no UTF-8 become U+FFFD, ids beyond the vocabulary have no text."""
+        """Return the text of tokens. Invalid UTF-8 becomes U+FFFD; ids beyond the vocabulary have no text."""
         text = self.decode_bytes(ids, skip_special_tokens=skip_special_tokens).decode("utf-8", "replace")
         return text.removeprefix(" ") if self.strips_leading_space else text
 
     def decode_bytes(
         self, ids: Iterable[int], *, skip_special_tokens: bool, kept: frozenset[int] = frozenset()
     ) -> bytes:
-        """Return the bytes of tokens, one after the other.
+        """Return the concatenated bytes of tokens.
 
         :param kept: special tokens that are not skipped
         """
@@ -218,37 +217,37 @@ class Tokenizer:
         return self._backend.id_to_token(id)
 
     def first_difference(self, other: Tokenizer) -> int | None:
-        """Return the least token id that has another spelling in another vocabulary, or none; None: there is none."""
+        """Return the lowest token id whose token is different or missing in another vocabulary; None: there is none."""
         spelling = other._backend.id_to_token
         pieces = self._backend.get_vocab(with_added_tokens=True)
         return min((id for piece, id in pieces.items() if spelling(id) != piece), default=None)
 
     def to_json(self) -> str:
-        """Return the content of a tokenizer.json that makes this tokenizer."""
+        """Return the content of a tokenizer.json for this tokenizer."""
         return self._backend.to_str()
 
     def num_beyond(self, vocab_size: int) -> int:
-        """Count the tokens whose id is not below ``vocab_size``."""
+        """Count the tokens whose id is at least ``vocab_size``."""
         added = self._backend.get_added_tokens_decoder()
         others = range(vocab_size, self._backend.get_vocab_size(with_added_tokens=False))
         return len({*others, *(id for id in added if id >= vocab_size)})
 
     def is_special(self, id: int) -> bool:
-        """Tell whether this token is a mark for the model, not text."""
+        """Tell whether a token is special, not text."""
         return id in self._special_ids
 
     @cached_property
     def content_guard(self) -> ContentGuard:
-        """Return what encodes conversations whose messages hold special tokens written out."""
+        """Return the encoder of conversations whose messages spell out special tokens."""
         return ContentGuard(self._backend, self._encode)
 
     @property
     def strips_leading_space(self) -> bool:
-        """Tell whether decoding takes away one space at the beginning, because encoding puts one there."""
+        """Tell whether decoding strips one leading space, because encoding adds one."""
         return self._bytes.pieces.strips_leading_space
 
     def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
-        """Return the token ids of a text by a backend whose normalizer is this one's."""
+        """Encode a text with a backend that has the same normalizer as this tokenizer."""
         self._check_growth(text)
         try:
             with failing_as(_failed):
@@ -256,12 +255,12 @@ class Tokenizer:
                     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
                 return backend.encode(text, add_special_tokens=False).ids
         except InvalidRequestError as exc:
-            if isinstance(exc.__cause__, TypeError):  # the package's error for a str that cannot be encoded in UTF-8
+            if isinstance(exc.__cause__, TypeError):  # the package's error for lone surrogates
                 raise InvalidRequestError.of("text", text, "Unicode without lone surrogates") from exc.__cause__
             raise
 
     def _check_growth(self, text: str) -> None:
-        """Refuse a text that the normalizer may make too long."""
+        """Refuse a text whose normalized form may be too long."""
         if self._growth > _USUAL_GROWTH and len(text) * self._growth > _MAX_NORMALIZED:
             raise InvalidRequestError(
                 f"the text has {len(text)} characters, which the model's tokenizer may make {self._growth:.3g} times "
@@ -271,9 +270,9 @@ class Tokenizer:
 
 
 class _TokenBytes(dict[int, bytes]):
-    """Caches the bytes of tokens that were looked up; ids beyond the vocabulary and those ``without`` have none.
+    """Caches the bytes of tokens; ids beyond the vocabulary and those in ``without`` have none.
 
-    A dict, because text that is being generated looks up one token at a time.
+    It is a dict, because incremental detokenization looks up one token at a time.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, *, without: Container[int] = ()) -> None:
@@ -293,7 +292,7 @@ def _failed(what: str) -> InvalidRequestError:
 
 
 def _ids_put_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Find out what the backend's post-processor puts before and after a text."""
+    """Determine the tokens that the backend's post-processor puts before and after a text."""
     encoding = backend.encode("a", add_special_tokens=True)
     ids: Sequence[int] = encoding.ids
     own = [position for position, special in enumerate(encoding.special_tokens_mask) if not special]

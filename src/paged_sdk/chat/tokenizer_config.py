@@ -1,4 +1,4 @@
-"""Read tokenizer_config.json: what a checkpoint says about its tokenizer beside tokenizer.json."""
+"""Read tokenizer_config.json: settings of a checkpoint's tokenizer that are not in tokenizer.json."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["TokenizerConfig"]
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _UNLIMITED = 1 << 40
-"""transformers writes 1e30 for a context without a limit."""
+"""Larger context lengths mean none: transformers writes 1e30 for a context without a limit."""
 
 
 @frozen(kw_only=True)
 class TokenizerConfig:
-    """Holds what is used of tokenizer_config.json.
+    """Holds the used part of tokenizer_config.json.
 
-    :ivar special_tokens: name to text, ``{"bos_token": "<s>", ...}``
-    :ivar extra_special_tokens: texts of further special tokens
-    :ivar added_tokens: id to the flags of an added token, ``content`` among them
+    :ivar special_tokens: maps names to tokens, ``{"bos_token": "<s>", ...}``
+    :ivar extra_special_tokens: other special tokens
+    :ivar added_tokens: maps ids to the content and flags of added tokens
     :ivar chat_template: a template, a list of named ones, or None
-    :ivar model_max_length: tokens of context, or None
-    :ivar tells_parts: whether the model is told which of two texts a token is of (BERT's token types); models are
-        unless ``model_input_names`` leaves it out
+    :ivar model_max_length: context length in tokens, or None
+    :ivar tells_parts: whether the model takes token types, as BERT does; False only if ``model_input_names`` is set
+        without ``token_type_ids``
     :ivar path: the file, for error messages
     """
 
@@ -45,11 +45,11 @@ class TokenizerConfig:
 
     @classmethod
     def read(cls, directory: Path) -> TokenizerConfig:
-        """Read it from a checkpoint's directory; it is empty if there is no tokenizer_config.json.
+        """Read the config in a checkpoint's directory; it is empty if there is no tokenizer_config.json.
 
-        Older checkpoints name their special tokens in special_tokens_map.json only.
+        Older checkpoints have special tokens only in special_tokens_map.json, which is read, too.
 
-        :raises CheckpointError: if a file is malformed
+        :raises CheckpointError: a file is malformed
         """
         path = directory / "tokenizer_config.json"
         content = {
@@ -70,15 +70,15 @@ class TokenizerConfig:
             raise CheckpointError(f"{path} is malformed: {str(exc)[:300]}", path=path) from exc
 
     def add_tokens_to(self, backend: tokenizers.Tokenizer) -> None:
-        """Give a tokenizer.json the tokens that only this file knows, and mark the special ones.
+        """Add to a tokenizer the tokens that only this file has, and mark the special ones.
 
-        :raises CheckpointError: if a token would get another id than this file gives it
+        :raises CheckpointError: a token would get another id than in this file
         """
         known = backend.get_added_tokens_decoder()
         for id, token in sorted(self.added_tokens.items()):
             flags = {flag: bool(token[flag]) for flag in _FLAGS if flag in token}
             wanted = tokenizers.AddedToken(_text(token), **flags)
-            # tokenizer.json wins where the two give one text different ids.
+            # tokenizer.json wins if the two files give a token different ids.
             if known.get(id) == wanted or backend.token_to_id(wanted.content) not in (None, id):
                 continue
             backend.add_tokens([wanted])
@@ -95,7 +95,7 @@ class TokenizerConfig:
 
 
 def _text(token: object) -> str:
-    """Return the text of a token, which is written as that text or as an object with it as ``content``."""
+    """Return the text of a token, which is stored as a string or as an object with ``content``."""
     text = token.get("content") if isinstance(token, Mapping) else token
     if not isinstance(text, str):
         raise TypeError(f"{shown(token)} is not a token: expected a string or an object with a string as content")

@@ -1,4 +1,4 @@
-"""Write grammars of arguments that are no JSON: Python's literals, and texts that stand between marks as they are."""
+"""Write grammars of arguments that are not JSON: Python literals, and strings that are verbatim between marks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_NUMBERS: Final = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclu
 _OF_LISTS: Final = frozenset({"items", "minItems", "maxItems"})
 _OF_OBJECTS: Final = frozenset({"properties", "required", "additionalProperties"})
 _ENDS_THERE: Final = re.compile(r"(?<!\\)(?:\\\\)*\$\Z")
-"""Finds the end of a text, which a dollar sign behind a backslash that is no text itself does not mean."""
+"""Matches an unescaped ``$`` at the end of a pattern."""
 _ALL_TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 
 
@@ -60,19 +60,19 @@ _SHAPES: Final[Mapping[str, tuple[Callable[[object], bool], str]]] = MappingProx
         **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), (_is_count, "an int >= 0")),
     }
 )
-"""What keywords have as their value, which is read here."""
+"""Maps keywords to a check of their values, and what the check expects."""
 _RANGES: Final = (("minItems", "maxItems"), ("minLength", "maxLength"))
 
 
 @frozen(kw_only=True)
 class Dialect:
-    """Says how values are written.
+    """Describes how values are written.
 
-    :ivar words: how true, false and null are
-    :ivar quote: strings stand as they are between two of these; None: as in JSON
-    :ivar bare_keys: names of properties are not quoted
-    :ivar comma: between items, and
-    :ivar colon: between a name and its value
+    :ivar words: how true, false and null are written
+    :ivar quote: the mark before and after strings, which are verbatim; None: strings are as in JSON
+    :ivar bare_keys: whether names of properties are not quoted
+    :ivar comma: text between items
+    :ivar colon: text between a name and its value
     """
 
     words: Mapping[object, str]
@@ -83,10 +83,10 @@ class Dialect:
 
 
 class ValueGrammar:
-    """Writes the values that a JSON schema describes.
+    """Writes grammar expressions of the values that fit a JSON schema.
 
-    :param root: the schema of all arguments, to which references lead
-    :param label: says whose arguments they are
+    :param root: the schema of all arguments, in which references are resolved
+    :param label: names the owner of the arguments in errors
     """
 
     def __init__(self, writer: GrammarWriter, dialect: Dialect, root: Mapping[str, Any], label: str) -> None:
@@ -97,9 +97,9 @@ class ValueGrammar:
         self._known: dict[str, str] = {}
 
     def arguments(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield name, schema and whether it is required of each argument.
+        """Yield the name and schema of each argument, and whether it is required.
 
-        :raises ConstraintError: the tool's schema says something else, too
+        :raises ConstraintError: the tool's schema has keywords that cannot be enforced here
         """
         self._check_shapes(self._root)
         self._check(self._root, _OF_OBJECTS | {"type"})
@@ -111,9 +111,9 @@ class ValueGrammar:
         yield from ((name, schema, name in required) for name, schema in properties.items())
 
     def checked_name(self, name: str) -> str:
-        """Return a name that stands without quotes.
+        """Return a name to be written without quotes.
 
-        :raises ConstraintError: it needs some
+        :raises ConstraintError: it would need quotes
         """
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
             raise self._refusal("properties", f"the name {name!r} cannot be written in the model's format")
@@ -122,7 +122,7 @@ class ValueGrammar:
     def value(self, schema: Any) -> str:
         """Return the expression of a value.
 
-        :raises ConstraintError: the schema says what cannot be written here
+        :raises ConstraintError: the schema cannot be enforced here
         """
         if schema is True:
             schema = {}
@@ -135,7 +135,7 @@ class ValueGrammar:
         return self._known[known]
 
     def raw_string(self, schema: Mapping[str, Any], ending: str) -> str:
-        """Return the expression of a string that stands as it is before an ending, which it does not hold.
+        """Return the expression of a verbatim string and the ending after it, which the string must not contain.
 
         :param ending: a text, or a mark
         """
@@ -156,7 +156,10 @@ class ValueGrammar:
         return writer.any_of(expressions)
 
     def members(self, parts: list[tuple[str, bool]], comma: str) -> str:
-        """Return the expression of things in order with commas between them, those left out that are not required."""
+        """Return the expression of parts in order, with commas between them; each may be omitted unless it is required.
+
+        :param parts: expressions, and whether each is required
+        """
         writer = self._writer
         comma = writer.text(comma) if comma else '""'
         rest, whole = '""', '""'
@@ -242,7 +245,7 @@ class ValueGrammar:
         return f"{text('{')} {inner} {text('}')}"
 
     def _constant(self, value: Any) -> str:
-        """Return the expression of one value."""
+        """Return the expression of a single constant."""
         return self._writer.text(self._written(value))
 
     def _written(self, value: Any) -> str:
@@ -264,9 +267,9 @@ class ValueGrammar:
         return self.checked_name(name) if self._dialect.bare_keys else json.dumps(name, ensure_ascii=False)
 
     def _strings(self, schema: Any, known: set[str]) -> Iterator[str | Mapping[str, Any]]:
-        """Yield the strings that a schema allows: such as are named, and schemas of others.
+        """Yield the strings that a schema allows: single strings, and schemas of strings.
 
-        :param known: references that have been followed, which adds to it: what they lead to has been yielded
+        :param known: references that have already been followed, so that their strings have been yielded; extended here
         """
         if schema is True:
             yield {}
@@ -292,7 +295,7 @@ class ValueGrammar:
             yield _only(schema, _OF_STRINGS)
 
     def _pattern(self, schema: Mapping[str, Any], ending: str) -> str:
-        """Return the expression of the strings of a schema that do not hold an ending."""
+        """Return the terminal expression of the strings that fit a schema and do not contain an ending."""
         parts = [rf"~/(?s:.*){_escaped(re.escape(ending))}(?s:.*)/"]
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         parts.insert(
@@ -305,7 +308,7 @@ class ValueGrammar:
         return " & ".join(parts)
 
     def _whole(self, pattern: Any) -> str:
-        """Return an expression that matches a whole text in which another one is found."""
+        """Convert a pattern that may match anywhere in a text to a regular expression that matches the whole text."""
         if not isinstance(pattern, str):
             raise self._refusal("pattern", f"{pattern!r} is no expression")
         try:
@@ -351,24 +354,24 @@ class ValueGrammar:
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schemas of an object's properties; none where a schema says something else."""
+    """Return the schemas of an object's properties; empty if the schema has none."""
     properties = schema.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
 
 def allows_strings(schema: Any, root: Mapping[str, Any] | None = None) -> bool:
-    """Tell whether a schema allows strings; so does what is none.
+    """Tell whether a schema allows strings. Anything that is not a schema does.
 
-    :param root: to which references lead
+    :param root: the schema in which references are resolved; None: references count as allowing strings
     """
     return _allows_strings(schema, root, 8, set())
 
 
 def _allows_strings(schema: Any, root: Mapping[str, Any] | None, depth: int, known: set[str]) -> bool:
-    """Do so.
+    """Implement :func:`allows_strings`.
 
-    :param depth: how many references and alternatives in each other are looked into
-    :param known: references that have been followed, which adds to it: what they lead to allows none
+    :param depth: how many levels of references and alternatives to follow; beyond, strings count as allowed
+    :param known: references already followed, whose targets allow no strings by themselves; extended here
     """
     if not isinstance(schema, Mapping) or not depth:
         return True
@@ -403,7 +406,7 @@ def _only(schema: Mapping[str, Any], keywords: frozenset[str]) -> dict[str, Any]
 
 
 def _escaped(expression: str) -> str:
-    """Return an expression as it stands between slashes."""
+    """Escape a regular expression for use between slashes."""
     return re.sub(r"(?<!\\)((?:\\\\)*)/", r"\1\\/", expression).replace("\n", r"\n")
 
 

@@ -1,1 +1,1 @@
-"""Compile constraints into grammars, and say which tokens a text may go on with. No tensors are used here."""
+"""Compiles constraints into grammars, and computes which tokens they allow next. Uses no tensors."""

@@ -1,4 +1,4 @@
-"""Finds out whether a value can fit only one of several JSON schemas."""
+"""Decides whether the schemas of a JSON Schema "oneOf" are mutually exclusive."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ Schema: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 16
 _MAX_STEPS: Final = 200_000
-"""Of comparing schemas and looking into them, and into what they list: 0.2 s."""
+"""Bounds the work per document: visiting a schema or one of its listed items, or comparing two, is a step; 0.2 s."""
 _VALUES_OF_A_STEP: Final = 32
-"""So many are compared while a step is taken."""
+"""Number of values that are compared in the time of one step."""
 _READ: Final = frozenset({"properties", "required", "type"})
-"""What is said under these keywords is read as a whole."""
+"""Keywords whose values are read completely."""
 _TYPES: Final = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
 @frozen
 class _Facts:
-    """Holds what is certain of the values that fit a schema.
+    """Holds what is certain about the values that fit a schema.
 
-    :ivar values: all of them, if they are few and known
-    :ivar members: what an object's property is one of, if the object has it
-    :ivar required: names of properties that an object has
+    :ivar types: their possible types
+    :ivar values: all possible values, if the schema lists them
+    :ivar members: by name, all possible values of an object's property, if present
+    :ivar required: names of properties that every object has
     """
 
     types: frozenset[str] = _TYPES
@@ -55,7 +56,7 @@ class _Facts:
         return _Facts(self.types | other.types, values, members, self.required & other.required)
 
     def excludes(self, other: _Facts) -> bool:
-        """Tell whether no value has both facts."""
+        """Tell whether no value can satisfy both."""
         if self.types.isdisjoint(other.types):
             return True
         if self.values is not None and other.values is not None and self.values.isdisjoint(other.values):
@@ -71,14 +72,14 @@ class _Facts:
 
     @property
     def size(self) -> int:
-        """Return how much there is to compare."""
+        """Return the number of values to compare."""
         return len(self.values or ()) + sum(map(len, self.members.values()))
 
 
 class Alternatives:
     """Compares schemas of one document.
 
-    :param root: what references refer to
+    :param root: the document, in which references are resolved
     """
 
     def __init__(self, root: Schema) -> None:
@@ -86,9 +87,10 @@ class Alternatives:
         self._num_left = _MAX_STEPS
 
     def exclude_each_other(self, schemas: Sequence[object]) -> bool:
-        """Tell whether no value fits two of these schemas: by its type, or by a property that says which it is.
+        """Tell whether no value fits two of these schemas, because of its type, its listed values or a discriminating
+        property.
 
-        :returns: False also if that is not certain, or would take too long to find out
+        :returns: False also if this is not certain, or would take too long to find out
         """
         self._num_left -= len(schemas) ** 2
         if self._num_left < 0:
@@ -138,7 +140,9 @@ class Alternatives:
         return _Facts(types, values, members, required)
 
     def _values(self, schema: object) -> frozenset[object] | None:
-        """Return what a schema says its values are one of; None if it does not, or if some are lists or objects."""
+        """Return the values that a schema lists by const or enum; None if it lists none, or some are lists or
+        objects.
+        """
         if not isinstance(schema, dict):
             return None
         choices = [schema["const"]] if "const" in schema else schema.get("enum")

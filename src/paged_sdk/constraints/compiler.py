@@ -1,4 +1,4 @@
-"""Compiles constraints for one model, and keeps those that were used last."""
+"""Compiles constraints for one model, and caches the most recently used grammars."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["GrammarCompiler"]
 
 _MAX_SECONDS: Final = 10.0
-"""Of 11,305 schemas in use, 84 % of which compile, the slowest takes 7.2 s, and all but 1 % less than 0.04 s."""
+"""Time limit of one compilation. Of 11,305 schemas in use, 84 % compile; the slowest takes 7.2 s, 99 % take less than
+0.04 s."""
 _MAX_KEPT: Final = 64
 _MAX_AT_ONCE: Final = 2
 _MAX_PENDING: Final = 256
 
-# The library's default, 250,000, is half a gigabyte of one grammar.
+# With llguidance's default, 250,000, one grammar may take half a gigabyte.
 _MAX_STATES: Final = 50_000
-# It can count no further than 65,525.
+# llguidance cannot number more than 65,525.
 _MAX_SYMBOLS: Final = 65_000
 
-# The library follows rules and references recursively: some 5 kB of stack a rule, more than 10 a schema's
-# reference, of which it refuses 12,000. With the usual 8 MB, 3,000 of either end the process.
+# llguidance recurses through rules and references: about 5 kB of stack per rule, and more than 10 kB per reference of a
+# schema, of which it refuses 12,000. On the usual stack of 8 MB, 3,000 of either overflow it and end the process.
 _STACK_SIZE: Final = 256 << 20
 _STACK_LOCK: Final = Lock()
 _MAX_RULES: Final = 32_000
@@ -50,15 +51,16 @@ _STRICT: Final[Mapping[str, Any]] = MappingProxyType({"lenient": False, "coerce_
 _JSON_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": r"[ ]|\n[ \t]{0,32}"})
 _COMPACT: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_flexible": False})
 _CALLS: Final[Mapping[str, Any]] = MappingProxyType({**_STRICT, "whitespace_pattern": "[ ]"})
-"""Calls are written in one line, as most models were trained to: not a token goes into indenting them."""
+"""Tool calls are written on one line, as most models were trained to, so that no tokens are spent on indentation."""
 _CONTROL_CHARACTER: Final = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
 
 
 @frozen(eq=False)
 class _Entry:
-    """Holds a constraint that is compiled, or is to be.
+    """Holds a constraint that is compiled, being compiled or queued.
 
-    :ivar begun: is set once its turn has come
+    :ivar begun: set when its compilation starts
+    :ivar result: its grammar, or why it cannot be enforced
     """
 
     constraint: Language
@@ -67,12 +69,13 @@ class _Entry:
 
 
 class GrammarCompiler:
-    """Compiles constraints. It may be used from several threads; none of them may be an event loop's.
+    """Compiles constraints. Thread-safe; calls block, so they must not come from an event loop's thread.
 
-    A compilation cannot be interrupted: whoever waits for it gives up after ten seconds, and it goes on until limits of
-    the library's own end it. No more than two go on at once; up to 256 others wait, ten seconds at most.
+    A compilation cannot be interrupted: its callers give up after ten seconds, and it continues until llguidance's own
+    limits end it. At most two compilations run at once; up to 256 others wait, for at most ten seconds.
 
-    :param vocabulary: describes the model's tokens; called once, when the first constraint is compiled
+    :param vocabulary: makes the model's vocabulary; called once, when the first constraint is compiled
+    :param max_seconds: limits how long a constraint waits for its turn, and how long its compilation takes
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, max_seconds: float = _MAX_SECONDS) -> None:
@@ -86,10 +89,10 @@ class GrammarCompiler:
         self._vocabulary: tuple[Vocabulary, llguidance.LLTokenizer] | None = None
 
     def compile(self, constraint: Language) -> Grammar:
-        """Return the grammar of a constraint, and wait for it if need be.
+        """Return the grammar of a constraint; block until it is compiled.
 
-        :raises ConstraintError: it cannot be enforced, or takes longer than ten seconds
-        :raises QueueFullError: 256 others wait to be compiled, or its turn has not come after ten seconds
+        :raises ConstraintError: the constraint cannot be enforced, or compiling it takes longer than ten seconds
+        :raises QueueFullError: 256 constraints wait to be compiled, or its turn has not come after ten seconds
         """
         entry = self._entry(constraint)
         if not entry.begun.wait(self._max_seconds):
@@ -118,7 +121,7 @@ class GrammarCompiler:
                 raise _queue_full(f"{_MAX_PENDING} constraints wait to be compiled")
             entry = _Entry(constraint)
             if self._num_threads < _MAX_AT_ONCE:
-                # No thread of a pool: at its end, the interpreter would wait for it.
+                # Not a thread of an executor: the interpreter would wait for it at exit.
                 thread = Thread(target=self._run, name="paged-sdk grammar", daemon=True)
                 with thread_must_start("to compile a constraint in"), _deep_stack():
                     thread.start()
@@ -131,7 +134,7 @@ class GrammarCompiler:
             return entry
 
     def _run(self) -> None:
-        """Compile what waits, until nothing does."""
+        """Compile waiting constraints until none is left."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -141,7 +144,7 @@ class GrammarCompiler:
             entry.begun.set()
             try:
                 entry.result.set_result(self._compiled(entry.constraint))
-            except BaseException as error:  # a panic of the library is no Exception; whoever waits is told
+            except BaseException as error:  # a panic of llguidance is not an Exception
                 entry.result.set_exception(error)
 
     def _compiled(self, constraint: Language) -> Grammar | Problem:
@@ -160,7 +163,7 @@ class GrammarCompiler:
                         return evolve(options, message=f"{rule.label}: {options.message}")
                     schemas[rule.label] = checked
                     lines.append(f"{rule.name}: %json {json.dumps({**checked, 'x-guidance': options})}")
-                if lark.count("\n") > _MAX_RULES:  # its brackets are few in each
+                if lark.count("\n") > _MAX_RULES:  # one rule per line, with few brackets
                     return _TOO_MANY
                 grammar = llguidance.LLMatcher.grammar_from_lark("\n".join(lines))
             case Constraint(kind="json_schema", source=source):
@@ -191,7 +194,7 @@ class GrammarCompiler:
         matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         problem = error_of(matcher) or "; ".join(matcher.get_grammar_warnings())
         if not problem:
-            # Some errors show only when a token is looked for; the matcher that texts begin from looks for none.
+            # Some errors appear only when a mask is computed. A copy does that: every text starts from `matcher`.
             beginning = matcher.deep_copy()
             may_begin = any(beginning.compute_bitmask())
             problem = error_of(beginning) or ("" if may_begin else "no token of the vocabulary begins a text of it")
@@ -211,13 +214,13 @@ _TOO_MANY: Final = Problem(f"it has more than {_MAX_RULES:,} rules and brackets"
 
 
 def _num_nested(grammar: str) -> int:
-    """Return of how many rules and brackets at most each is within the one before."""
+    """Return an upper bound of the nesting depth of a grammar's rules and brackets."""
     return sum(map(grammar.count, ":(["))
 
 
 @contextmanager
 def _deep_stack() -> Iterator[None]:
-    """Give threads that start in the block a stack on which the library can follow all that it allows."""
+    """Give threads that start in the block a stack deep enough for the recursion that llguidance allows."""
     with _STACK_LOCK:
         before = threading.stack_size(_STACK_SIZE)
         try:
@@ -231,21 +234,22 @@ def _queue_full(reason: str) -> QueueFullError:
 
 
 def _json_options(schema: Schema, text: str, options: Mapping[str, Any]) -> Any | Problem:
-    """Return how the library is to read a schema.
+    """Return llguidance's options for a schema.
 
-    :param text: its JSON
-    :param options: which white space there may be, and more
+    :param text: the schema as JSON
+    :param options: options for white space and strictness
     """
     if not has_open_names(schema):
         return {**options}
-    # Without other escapes than these, each name is written in one way alone, but no control character can be.
+    # Only with these escapes does each property name have a single spelling, so that none can be repeated under another
+    # one. Other control characters then cannot be written.
     if _CONTROL_CHARACTER.search(text) is not None:
         return Problem("a control character beside names of properties that are not all given")
     return {**options, "json_allowed_escapes": 'nrbtf\\"'}
 
 
 def _problem(message: str, schemas: Mapping[str, Schema]) -> Problem:
-    """Return a problem of what the library says, with the place in the first schema that it can be about."""
+    """Return the problem that an error of llguidance describes, located in the first schema that it fits."""
     problems = {label: problem_of(message, schema) for label, schema in schemas.items()}
     for label, problem in problems.items():
         if problem.position is not None and label:

@@ -1,4 +1,4 @@
-"""Finds JSON schemas of which no value ends, since each holds another one."""
+"""Finds references in JSON schemas that no finite value satisfies, because each value must contain another one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ Schema: TypeAlias = dict[str, Any]
 
 _MAX_DEPTH: Final = 32
 _MAX_STEPS: Final = 200_000
-"""Schemas to look into, and parts that these list: 0.1 s."""
+"""Bounds the number of schemas and listed items that are visited: 0.1 s."""
 
 
 def endless_reference(root: Schema, references: Iterable[str]) -> str | None:
-    """Return a reference whose values would never end.
+    """Return a reference that no finite value satisfies.
 
-    :param root: what references refer to. "oneOf" is not looked at: what is left of it is refused anyway
-    :returns: None also if that is not certain, or would take too long to find out
+    :param root: the document, in which references are resolved. "oneOf" is ignored: where it was not replaced by
+        "anyOf", it is refused anyway
+    :param references: the references to check
+    :returns: None also if this is not certain, or would take too long to find out
     """
     targets = {each: root if each == "#" else target_of(root, each) for each in references}
     endings = _Endings(targets)
@@ -30,9 +32,9 @@ def endless_reference(root: Schema, references: Iterable[str]) -> str | None:
 
 
 class _Endings:
-    """Tells which schemas have values that end.
+    """Decides which schemas have finite values.
 
-    :ivar finite: references of which that is known
+    :ivar finite: references known to have finite values
     """
 
     def __init__(self, targets: Mapping[str, object]) -> None:
@@ -41,7 +43,7 @@ class _Endings:
         self._num_left = _MAX_STEPS
 
     def has_value(self, schema: object, depth: int = 0) -> bool:
-        """Tell whether some value that ends is valid, as far as :attr:`finite` is known."""
+        """Tell whether a finite value satisfies a schema, given the references known to be :attr:`finite`."""
         self._num_left -= 1 + _length(schema)
         if (
             not isinstance(schema, dict)
@@ -60,7 +62,7 @@ class _Endings:
 
 
 def _parts(schema: Schema) -> list[object]:
-    """Return the schemas by which there is something in every value."""
+    """Return the schemas that apply to every value of a schema, or to a part that every value has."""
     parts = [*_list(schema.get("allOf"))]
     if schema.get("type") == "object" and isinstance(properties := schema.get("properties"), dict):
         names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
@@ -74,7 +76,7 @@ def _parts(schema: Schema) -> list[object]:
 
 
 def _length(schema: object) -> int:
-    """Return how many parts a schema lists."""
+    """Return how many items a schema lists."""
     lists = ("allOf", "anyOf", "prefixItems", "required")
     return sum(len(_list(schema.get(each))) for each in lists) if isinstance(schema, dict) else 0
 

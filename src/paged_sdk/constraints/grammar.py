@@ -1,4 +1,4 @@
-"""Follows texts that are to be sentences of a grammar."""
+"""Tracks outputs that are constrained by a grammar."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "GrammarText", "Language", "error_of"]
 
 Language: TypeAlias = Constraint | CallGrammar
-"""Says in words what a grammar is compiled of."""
+"""The sources that a grammar can be compiled from."""
 
 
 @frozen(eq=False)
 class Grammar:
-    """Holds a compiled constraint. Any number of texts, in any threads, begin from it.
+    """Holds a compiled constraint, from which any number of texts, in any threads, can start.
 
-    :ivar matcher: stands before the first token of a text, and is copied for each
-    :ivar end_ids: the model's tokens that end a text, which :attr:`matcher` allows after every sentence
+    :ivar matcher: a matcher before the first token; copied for each text
+    :ivar end_ids: the model's end tokens, which :attr:`matcher` allows where a text may end
     """
 
     matcher: llguidance.LLMatcher
     end_ids: tuple[int, ...]
 
     def begin(self, stop_token_ids: Iterable[int], vocab_size: int) -> GrammarText:
-        """Follow a new text.
+        """Start a new text.
 
-        :param stop_token_ids: tokens that end the text where it is a sentence, and are not allowed elsewhere
-        :param vocab_size: how many logits a token has
+        :param stop_token_ids: tokens that end this text: allowed where the grammar lets it end, and nowhere else
+        :param vocab_size: columns of the logits
         """
         ends = tuple(sorted(token for token in stop_token_ids if token < vocab_size))
         return GrammarText(self, self.matcher.deep_copy(), [], ends)
 
 
 class GrammarText:
-    """Keeps the tokens of one text, and where the grammar stands in it.
+    """Keeps the output tokens of one sequence, and a matcher that has consumed a prefix of them.
 
-    The grammar is moved on only when it has to say what may follow.
+    The matcher consumes tokens lazily, only when :meth:`move_to` is called.
 
-    :param num_consumed: how many of the tokens the matcher has consumed
-    :ivar tokens: the text, which may end with drafts that the grammar does not allow
-    :ivar end_ids: tokens that end this text where it is a sentence
-    :ivar matcher: stands where the grammar does
+    :param num_consumed: number of tokens that the matcher has consumed
+    :ivar tokens: the output, which may end with drafts that the grammar does not allow
+    :ivar end_ids: tokens that end this text, where the grammar lets it end
+    :ivar matcher: the matcher
     """
 
     def __init__(
@@ -67,27 +67,28 @@ class GrammarText:
 
     @property
     def own_end_ids(self) -> tuple[int, ...]:
-        """Return the tokens by which the grammar says that the text may end."""
+        """Return the end tokens that the matcher's masks contain where the text may end."""
         return self._grammar.end_ids
 
     def cut(self, num_tokens: int) -> None:
-        """Keep only the first tokens."""
+        """Drop all but the first tokens."""
         del self.tokens[num_tokens:]
         if self._num_consumed > num_tokens:
-            # It begins anew: llguidance 1.9 does not find back over tokens that the grammar names by number.
+            # Start over: llguidance 1.9 cannot roll back over tokens that the grammar names by id.
             self.matcher = self._grammar.matcher.deep_copy()
             self._num_consumed = 0
 
     def copy(self) -> GrammarText:
-        """Return a text of its own that begins with the same tokens."""
+        """Return an independent copy."""
         return GrammarText(
             self._grammar, self.matcher.deep_copy(), self.tokens.copy(), self.end_ids, self._num_consumed
         )
 
     def move_to(self, num_tokens: int) -> str:
-        """Move the grammar to a position that it has not passed.
+        """Let the matcher consume tokens up to a position, which must not be before its own.
 
-        :returns: why it cannot get there; empty if it does
+        :param num_tokens: number of tokens before the position
+        :returns: why the matcher cannot get there; empty if it does
         """
         missing = self.tokens[self._num_consumed : num_tokens]
         if missing:
@@ -97,26 +98,27 @@ class GrammarText:
         )
 
     def forced(self) -> list[int]:
-        """Return the tokens to which there is no alternative where the grammar stands; they may go on after them.
+        """Return the tokens that have to follow at the matcher's position.
 
-        The same text may be made of other tokens: these are the tokenizer's, up to where it would join them with what
-        may follow, or to one that ends this text, which is not allowed where more has to follow.
+        Other tokens may spell the same text. These are the ones that the tokenizer chooses, up to where it could merge
+        them with the text after them, or up to an end token of this text, which is not allowed where more has to
+        follow.
         """
         tokens: list[int] = self.matcher.compute_ff_tokens()
         ends = (place for place, token in enumerate(tokens) if token in self.end_ids)
         return tokens[: next(ends, len(tokens))]
 
     def may_end(self) -> bool:
-        """Tell whether the text is a sentence where the grammar stands."""
+        """Tell whether the grammar lets the text end at the matcher's position."""
         return self.matcher.is_accepting()
 
     def num_allowed(self, token_ids: list[int]) -> int:
-        """Return how many of some tokens may follow where the grammar stands."""
+        """Return how many of these tokens, from the first on, may follow at the matcher's position."""
         return self.matcher.validate_tokens(token_ids) if token_ids else 0
 
 
 def error_of(matcher: llguidance.LLMatcher) -> str:
-    """Return what is wrong with a matcher, on one line; nothing if it is in order."""
+    """Return the error of a matcher, on one line; empty if it has none."""
     if not matcher.is_error():
         return ""
     error = matcher.get_error().partition("<non-verbose/>")[0].partition("<backtrace>")[0]

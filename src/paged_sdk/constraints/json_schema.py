@@ -1,4 +1,4 @@
-"""Prepares JSON schemas for the library that compiles them: what it would not enforce is refused or said otherwise."""
+"""Prepares JSON schemas for llguidance: rewrites or refuses what it would not enforce."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Schema: TypeAlias = dict[str, Any]
 
 _MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _IGNORED: Final = ("x-guidance", "contentEncoding", "contentMediaType", "contentSchema")
-"""The library takes no notice of these, or lets the schema change how strictly it is read."""
+"""Refused: llguidance ignores the content keywords, and x-guidance would let a schema override its strictness."""
 _VALUES: Final = frozenset({"const", "default", "discriminator", "enum", "examples"})
 _COUNTS: Final = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
 _MAX_PATTERN_PAIRS: Final = 5_000
-"""Patterns of one object's property names are compared with each other: 0.2 ms a pair."""
+"""llguidance compares all property name patterns of an object with each other, at 0.2 ms per pair."""
 _MAX_BOUND: Final = 1e300
-"""The library refuses larger ones itself."""
+"""Larger bounds are left to llguidance, which refuses them."""
 _MAX_DIVISORS: Final = 100_000
-"""A number's remainder takes a state of the grammar for each value: 7 us, and 160 bytes."""
+"""Bounds the sum of all divisors of multipleOf: each remainder is a grammar state, which takes 7 us and 160 bytes."""
 
 _LEAP_YEAR: Final = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _YEAR: Final = r"(?:[1-9]\d{3}|0[1-9]\d\d|00[1-9]\d|000[1-9])"
@@ -57,17 +57,18 @@ _PATTERNS: Final[Mapping[str, Schema]] = MappingProxyType(
         "hostname": {"pattern": rf"^{_NAME}(?:\.{_NAME})*$", "maxLength": 63},
     }
 )
-"""Says what formats mean that the library takes too widely: it allows 29 February in every year, a 61st second in every
-minute, durations longer than programs can tell, and any punycode. Host names are those of up to 63 characters without
-internationalized parts."""
+"""Replaces formats that llguidance reads too loosely: it allows 29 February in every year, a 61st second in every
+minute, durations too long for programs to represent, and any punycode. Host names here have up to 63 characters and no
+internationalized labels."""
 
 
 @frozen
 class Problem:
     """Says why a constraint cannot be enforced.
 
-    :ivar keyword: the keyword of a JSON schema that is the reason, if it is known
-    :ivar position: its schema's place, as a JSON pointer
+    :ivar message: the reason
+    :ivar keyword: the keyword of the JSON schema that causes it, if known
+    :ivar position: JSON pointer of the schema that has the keyword, if known
     """
 
     message: str
@@ -76,11 +77,11 @@ class Problem:
 
 
 class Place(NamedTuple):
-    """Says where something stands in a schema. It becomes text, a JSON pointer, only where that is needed: those of all
-    that stands below a name of 500,000 characters would fill the machine's memory.
+    """Locates a part of a schema document. It is converted to a JSON pointer only when needed: below a name of 500,000
+    characters, the pointers of all parts would fill the memory.
 
-    :ivar above: what it stands in; None: it is the schema as a whole
-    :ivar name: its keyword there, the name that it has in a map, or its number in a list
+    :ivar above: the part that contains it; None for the whole document
+    :ivar name: its keyword or key, or its index in a list
     """
 
     above: Place | None = None
@@ -96,10 +97,12 @@ class Place(NamedTuple):
 
 
 def read_schema(source: str) -> Schema | Problem:
-    """Read a schema, and say what it means in words that the library takes as they are meant.
+    """Read a schema, and rewrite it so that llguidance enforces what it means.
 
-    What cannot be enforced, or would take too long to compile, is refused. Every text of what is left is valid by the
-    schema; where standards or libraries differ, it is by all of them.
+    Schemas that cannot be enforced, or would take too long to compile, are refused. Every text that the result allows
+    is valid under the original schema; where drafts or libraries differ, under all of them.
+
+    :param source: the schema as JSON
     """
     try:
         schema = json.loads(source, parse_constant=_refuse_constant)
@@ -125,9 +128,9 @@ def read_schema(source: str) -> Schema | Problem:
 
 
 def has_open_names(schema: Schema) -> bool:
-    """Tell whether some object may have properties beside those that a schema names.
+    """Tell whether some object may have properties that the schema does not name.
 
-    The names of these may be written with escapes then, so that a text can name one property twice.
+    Such names may be written with escapes, so that a text could repeat a property under another spelling.
     """
     return any(
         each.keys() & {"properties", "patternProperties", "required"} and each.get("additionalProperties") is not False
@@ -140,7 +143,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 class _Reader:
-    """Reads the schemas of one document, one after the other."""
+    """Checks and rewrites the schemas of one document, one after the other."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -149,7 +152,7 @@ class _Reader:
         self._divisors: list[int | float] = []
 
     def refuse(self, schema: Schema, position: Place) -> Problem | None:
-        """Return what the library would not enforce, or would take too long for."""
+        """Return why llguidance would not enforce a schema, or would take too long to compile it; None if neither."""
         for keyword in schema.keys() & {*_IGNORED}:
             return Problem(f"{keyword} is not supported", keyword, position)
         dialect = schema.pop("$schema", None)
@@ -180,7 +183,7 @@ class _Reader:
         return None
 
     def restate(self, schema: Schema, position: Place) -> Problem | None:
-        """Change a schema to one of the same meaning that the library reads rightly; return why there is none."""
+        """Rewrite a schema in place so that llguidance reads it as meant; return why this is not possible, or None."""
         try:
             if isinstance(schema.get("pattern"), str):
                 schema["pattern"] = portable_pattern(schema["pattern"])
@@ -210,7 +213,9 @@ class _Reader:
 
 
 def _restate_bounds(schema: Schema) -> None:
-    """Let bounds have 15 digits, and those of fractions be inclusive: 0.99999999999999999 is read as 1."""
+    """Round bounds inward to 15 digits, since 0.99999999999999999 would be read as 1, and make the exclusive bounds of
+    non-integers inclusive.
+    """
     for keyword, strict, is_upper in (("minimum", "exclusiveMinimum", False), ("maximum", "exclusiveMaximum", True)):
         bounds = []
         for each, is_strict in ((keyword, False), (strict, True)):
@@ -238,7 +243,7 @@ def _numbers_in(value: object) -> Iterator[int | float]:
 
 
 def _add(schema: Schema, more: Schema) -> None:
-    """Let a schema ask for more of what it describes."""
+    """Add keywords to a schema, or an "allOf" of them if it has one of these keywords already."""
     if not schema.keys() & more.keys():
         schema.update(more)
     elif isinstance(schema.setdefault("allOf", []), list):
@@ -246,10 +251,10 @@ def _add(schema: Schema, more: Schema) -> None:
 
 
 def schemas_in(schema: Schema, seen: set[int] | None = None) -> Iterator[tuple[Place, Schema]]:
-    """Yield a schema and all schemas in it, each with its place. What stands under an unknown keyword counts as a
-    schema, since references may lead to it.
+    """Yield a schema and all schemas in it, each with its place. The value of an unknown keyword counts as a schema,
+    since references may lead to it.
 
-    :param seen: the ``id`` of schemas to leave out with all that is in them; those that are yielded are added
+    :param seen: ``id`` of schemas to skip, including all schemas in them; the yielded ones are added
     """
     pending: list[tuple[Place, object]] = [(Place(), schema)]
     while pending:
@@ -274,12 +279,12 @@ def schemas_in(schema: Schema, seen: set[int] | None = None) -> Iterator[tuple[P
 
 
 def _references(root: Schema) -> dict[str, tuple[str, Place]]:
-    """Return the references that values may follow, each with the place of a schema that has it: the pointer to
-    another one, and the place in that.
+    """Return the references that validating a value may follow, each with a place where it is used: the JSON pointer of
+    the target that contains it (empty: the document), and the place within that target.
     """
     found: dict[str, tuple[str, Place]] = {}
     used = {key: value for key, value in root.items() if key not in {"$defs", "definitions"}}
-    seen: set[int] = set()  # of schemas that many references lead to, or to what they are in
+    seen: set[int] = set()  # several references may lead to the same schema, or to one that contains it
     pending: list[tuple[str, object]] = [("", used)]
     while pending:
         at, target = pending.pop()

@@ -1,4 +1,4 @@
-"""Works out which tokens may follow in the texts of a step."""
+"""Computes which tokens grammars allow next, for all sequences of a step."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 __all__ = ["Mask", "MaskFiller", "Positions"]
 
 _MAX_KNOWN: Final = 256
-"""Masks to keep: they take 4 MB if a vocabulary has 49,000 tokens, up to 50 MB at worst."""
+"""Number of cached masks: they take 4 MB for a vocabulary of 49,000 tokens, and at worst 50 MB."""
 
 _Words: TypeAlias = npt.NDArray[np.uint32]
 
 
 @frozen(eq=False)
 class Positions:
-    """Names positions of one text, each one token after the one before it.
+    """Identifies consecutive positions of one text.
 
-    :ivar first: how many tokens of the text are before the first position
-    :ivar num: how many positions there are
+    :ivar first: number of tokens before the first position
+    :ivar num: number of positions
     """
 
     text: GrammarText
@@ -40,14 +40,14 @@ class Positions:
 
 @frozen(eq=False)
 class Mask:
-    """Holds which tokens are allowed, or which are not, whichever are fewer.
+    """Holds the allowed tokens of a position, or the banned ones if these are fewer.
 
     Within a JSON string, a hundredth of a vocabulary is banned; elsewhere nearly all of it.
 
-    :ivar tokens: int64, ascending
-    :ivar are_allowed: whether these tokens are the allowed ones
+    :ivar tokens: ascending token ids, int64
+    :ivar are_allowed: whether :attr:`tokens` are the allowed tokens, not the banned ones
     :ivar ending: a token that ends the text, if nothing else may follow
-    :ivar lacks_ends: whether the grammar would go on with tokens that are not allowed, since they end the text
+    :ivar lacks_ends: whether tokens that the grammar allows were removed, because they would end the text too early
     """
 
     tokens: npt.NDArray[np.int64]
@@ -62,9 +62,9 @@ class Mask:
 
 
 class MaskFiller:
-    """Makes the masks of a step together, in parallel.
+    """Computes the masks of a step together, in parallel.
 
-    :param vocab_size: how many logits a token has
+    :param vocab_size: columns of the logits
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -73,11 +73,11 @@ class MaskFiller:
         self._known: OrderedDict[tuple[bytes, tuple[int, ...], tuple[int, ...]], Mask] = OrderedDict()
 
     def fill(self, positions: Sequence[Positions]) -> list[Mask | str]:
-        """Make a mask for each position, in order.
+        """Compute a mask for each position, in order.
 
-        :param positions: of different texts
-        :returns: masks; nothing is allowed after drafts that a grammar does not allow. Where a grammar has failed, what
-            it says
+        :param positions: positions of different texts
+        :returns: masks, which allow nothing after drafts that the grammar does not allow; or the error of a grammar
+            that has failed
         """
         words = np.zeros((sum(each.num for each in positions), (self._vocab_size + 31) // 32), np.int32)
         starts = [0, *accumulate(each.num for each in positions)]
@@ -90,8 +90,8 @@ class MaskFiller:
             if each.num == 1:
                 alone.append((each.text.matcher, start))
             else:
-                # A copy, which takes 2 us, is thrown away: llguidance 1.9 goes over drafts and back, and after tokens
-                # that the grammar names by number it is lost or says that it cannot go back.
+                # A copy (2 us) is used and thrown away: llguidance 1.9 consumes the drafts and rolls back, which fails
+                # or leaves a wrong state after tokens that the grammar names by id.
                 drafts = each.text.tokens[each.first : each.first + each.num - 1]
                 drafted.append((each.text.matcher.deep_copy(), start, drafts))
         self._compute(words, alone, drafted)
@@ -109,12 +109,13 @@ class MaskFiller:
     ) -> None:
         """Set the bit of each token that may follow.
 
+        :param words: one bitmask per row
         :param alone: matchers, and the row of each
-        :param drafted: matchers, the first row of each, and the drafts that lead from that to the following rows
+        :param drafted: matchers, the first row of each, and the drafts between its rows
         """
         from llguidance import LLExecutor, numpy
 
-        if len(alone) == 1 and not drafted:  # to ask another thread would take longer
+        if len(alone) == 1 and not drafted:  # handing it to another thread would take longer
             numpy.fill_next_token_bitmask(alone[0][0], words, alone[0][1])
             return
         if self._executor is None:
@@ -125,7 +126,7 @@ class MaskFiller:
             numpy.fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, words)
 
     def _mask(self, words: _Words, text: GrammarText) -> Mask:
-        """Make a mask of bits. A grammar has few different ones: within a JSON string, all tokens have the same."""
+        """Convert a bitmask, with a cache: a grammar has few different masks, one for most of a JSON string."""
         key = words.tobytes(), text.end_ids, text.own_end_ids
         mask = self._known.get(key)
         if mask is None:
@@ -146,11 +147,11 @@ def _mask_of(words: _Words, vocab_size: int, ending: int | None, *, lacks_ends: 
 
 
 def _set_ends(mask: _Words, text: GrammarText) -> tuple[int | None, bool]:
-    """Replace the tokens by which a grammar says that the text may end by those that end this text.
+    """Replace the grammar's end tokens in a bitmask by the end tokens of this text.
 
-    :param mask: a bit for each token, which is changed
-    :returns: a token that ends the text, if nothing else may follow; and whether tokens that could go on with it are
-        left out
+    :param mask: a bit for each token; changed in place
+    :returns: a token that ends the text, if nothing else may follow (:attr:`Mask.ending`), and
+        :attr:`Mask.lacks_ends`
     """
     own = text.own_end_ids
     may_end = _allows(mask, own[0])

@@ -1,4 +1,4 @@
-"""Keeps a JSON schema's numbers to what can be enforced digit by digit."""
+"""Checks and rounds the numbers of JSON schemas to what a grammar can enforce digit by digit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Final
 __all__ = ["have_common_multiple", "inner_bound", "is_exact"]
 
 _DIGITS: Final = 15
-"""More are not read exactly by everybody: whoever reads 0.99999999999999999 finds 1."""
+"""Significant digits that every float64 reader preserves: 0.99999999999999999 is read as 1."""
 _MAX_DECIMALS: Final = 15
 _CONTEXT: Final = Context(prec=400)
 _MAX_EXACT_INTEGER: Final = 1 << 53
 _MAX_PRODUCT: Final = 1 << 32
-"""The library's products of divisors are wrong beyond it, in silence."""
+"""Beyond this, llguidance's products of divisors overflow without an error."""
 
 
 def is_exact(number: float) -> bool:
-    """Tell whether a text with this number and no other can be asked for."""
+    """Tell whether a grammar can require exactly this number, so that every reader gets the same value."""
     if isinstance(number, int) or number.is_integer():
         return abs(number) <= _MAX_EXACT_INTEGER
     digits = Decimal(str(number)).normalize()
@@ -29,7 +29,8 @@ def is_exact(number: float) -> bool:
 def inner_bound(bound: float, *, is_upper: bool, is_strict: bool = False) -> float:
     """Return the outermost number with 15 digits that a bound allows.
 
-    :param is_strict: whether the bound itself is not allowed
+    :param is_upper: whether the bound is a maximum
+    :param is_strict: whether the bound is exclusive
     """
     exact = Decimal(str(bound))
     unit = Decimal(1).scaleb(max(exact.adjusted() - _DIGITS + 1, -_MAX_DECIMALS))
@@ -41,7 +42,7 @@ def inner_bound(bound: float, *, is_upper: bool, is_strict: bool = False) -> flo
 
 
 def have_common_multiple(divisors: Sequence[float]) -> bool:
-    """Tell whether the library can find the least common multiple of some divisors, of which there may be one alone."""
+    """Tell whether llguidance can compute the least common multiple of divisors; always for a single one."""
     if len(divisors) == 1:
         return True
     exact = [Decimal(str(abs(divisor))) for divisor in divisors]

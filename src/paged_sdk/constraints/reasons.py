@@ -1,4 +1,4 @@
-"""Finds the keyword of a JSON schema that the library means when it says why it cannot compile one."""
+"""Finds the keyword of a JSON schema that an error message of llguidance is about."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ _MEANT: Final[Mapping[str, tuple[str, ...]]] = {
     "(?:Invalid type|type must)": ("type",),
     "incompatible": ("allOf", "$ref", "anyOf", "const", "enum", "type"),
 }
-"""What the library says, and the keywords it may mean, the likelier first."""
+"""Patterns of messages, and the keywords that they may be about, likelier ones first."""
 
 
 def problem_of(message: str, schema: dict[str, Any]) -> Problem:
-    """Return a problem of a message of the library's, with the first place of the keyword that it means.
+    """Return the problem that a message describes, with the first place of its keyword in a schema.
 
-    :param schema: what was compiled; without keywords for a constraint that is no schema
+    :param message: an error message of llguidance
+    :param schema: the schema that was compiled
     """
     if "schema is false" in message and "required" not in message:
         place = next((f"{at}/{key}" for at, each in schemas_in(schema) for key in each if each[key] is False), None)
@@ -47,7 +48,7 @@ def problem_of(message: str, schema: dict[str, Any]) -> Problem:
             if re.search(said, message):
                 keywords = meant
                 break
-    if named is not None and named[1]:  # an unknown one may stand where no schema is looked for
+    if named is not None and named[1]:  # may also be in a place that is not a schema
         return Problem(message, keywords[0], next((at for at, each in schemas_in(schema) if named[1] in each), None))
     places = {keyword: at for at, each in reversed([*schemas_in(schema)]) for keyword in each}
     keyword = next((each for each in keywords if each in places), keywords[0] if len(keywords) == 1 else "")

@@ -1,4 +1,4 @@
-"""Follows references within a JSON schema."""
+"""Resolves references within a JSON schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["target_of"]
 
 
 def target_of(root: dict[str, Any], reference: object) -> object:
-    """Return the schema that a reference within a document leads to; True where that is not certain."""
+    """Return the schema that a reference within a document leads to; True, which allows everything, if not certain."""
     if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
         return True
     target: Any = root

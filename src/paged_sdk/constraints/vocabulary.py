@@ -1,4 +1,4 @@
-"""Describes a model's tokens to the library that finds out which of them a grammar allows."""
+"""Describes a model's vocabulary to llguidance."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 __all__ = ["Vocabulary"]
 
 _BEFORE: Final = "\n"
-"""A letter that is no part of a longer token with what follows."""
+"""A character that tokenizers do not merge with the text after it."""
 
 
 @frozen(eq=False, kw_only=True)
 class Vocabulary:
-    """Holds what a grammar has to know of a model's tokens.
+    """Holds what grammars need of a model's vocabulary.
 
-    :ivar tokens: the bytes of each token, one for each of the model's logits; a token without bytes is never allowed
-    :ivar special_ids: tokens that have no text
-    :ivar end_ids: tokens that end a text, at least one; they are special, too
+    :ivar tokens: the bytes of each token, one per logit; a token without bytes is never allowed
+    :ivar special_ids: tokens without text
+    :ivar end_ids: tokens that end a text, at least one; they are also special
     :ivar encode: encodes text to token ids, without special tokens
     """
 
@@ -32,7 +32,7 @@ class Vocabulary:
     encode: Callable[[str], list[int]]
 
     def for_grammars(self) -> llguidance.LLTokenizer:
-        """Make the library's own form of it: 0.1 s for 49,000 tokens."""
+        """Make llguidance's tokenizer: 0.1 s for 49,000 tokens."""
         import llguidance
 
         wrapped = llguidance.TokenizerWrapper(_Tokens(self))
@@ -40,7 +40,7 @@ class Vocabulary:
 
 
 class _Tokens:
-    """Has the attributes that the library reads."""
+    """Implements the tokenizer interface that llguidance reads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.tokens = vocabulary.tokens
@@ -53,16 +53,16 @@ class _Tokens:
         self._num_before = len(vocabulary.encode(_BEFORE))
 
     def __call__(self, text: str) -> list[int]:
-        if not isinstance(text, str):  # the library asks whether bytes can be encoded, too
+        if not isinstance(text, str):  # llguidance probes whether bytes can be encoded, too
             raise TypeError(text)
-        # A tokenizer that puts a space before a text (SentencePiece) puts none within it.
+        # A tokenizer that prepends a space to a text (SentencePiece) does not insert one within the text.
         for token_ids in (self._encode(text), self._encode(_BEFORE + text)[self._num_before :]):
             if b"".join(self.tokens[token] for token in token_ids) == text.encode():
                 return token_ids
-        return self._longest(text.encode())  # it changes the text
+        return self._longest(text.encode())  # the tokenizer changes the text
 
     def _longest(self, data: bytes) -> list[int]:
-        """Make bytes of tokens, each the longest that fits; what the vocabulary has no token for is left out."""
+        """Encode bytes greedily by the longest matching token; bytes that no token matches are skipped."""
         if not self._by_bytes:
             special = set(self.special_token_ids)
             self._by_bytes = {each: token for token, each in enumerate(self.tokens) if each and token not in special}

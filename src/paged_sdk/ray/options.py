@@ -98,7 +98,11 @@ def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
     options = {**DEFAULTS, **given}
     if "request_router_config" in given:
-        raise ConfigError.of("request_router_config", given["request_router_config"], "absent: replicas are chosen by paged_sdk.routing.Router")
+        raise ConfigError.of(
+            "request_router_config",
+            given["request_router_config"],
+            "absent: replicas are chosen by paged_sdk.routing.Router",
+        )
     options["request_router_config"] = RequestRouterConfig(
         request_router_class="paged_sdk.ray.request_router:DirectedCalls"
     )
@@ -139,6 +143,8 @@ def _autoscaling(given: object) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError.of("autoscaling_config", given, "a mapping, as Ray Serve has it")
     if values.get("min_replicas", 1) < 1:
-        raise ConfigError.of("min_replicas", values["min_replicas"], "at least 1: the server process starts from a running replica")
+        raise ConfigError.of(
+            "min_replicas", values["min_replicas"], "at least 1: the server process starts from a running replica"
+        )
     policy = {"policy_function": "paged_sdk.ray.autoscaling:replicas_for_texts"}
     return {"target_ongoing_requests": TEXTS_PER_REPLICA, "policy": policy, **values}

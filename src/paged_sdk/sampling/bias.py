@@ -1,4 +1,4 @@
-"""Adds a request's bias to the logits of some tokens."""
+"""Adds the bias of a request to the logits of chosen tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LogitsBias(Processor[SparseChange]):
         return ALL_TOKENS if request.sampling.logits_bias else 0
 
     def begin(self, request: Request) -> ConstantState[SparseChange]:
-        # A token id beyond the logits can never be chosen and needs no bias.
+        # A token id beyond the vocabulary can never be chosen and needs no bias.
         bias = {
             token: amount for token, amount in (request.sampling.logits_bias or {}).items() if token < self._vocab_size
         }

@@ -1,4 +1,4 @@
-"""Bans the tokens that a request's constraint does not allow."""
+"""Bans the tokens that the constraint of a request does not allow."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["ConstraintChange", "ConstraintState", "Constraints"]
 
 @define(eq=False)
 class ConstraintChange:
-    """Holds what is allowed at one position of a text.
+    """Holds the tokens allowed at one position of a sequence's output.
 
-    :ivar num_tokens: how many tokens of the text are before the position
-    :ivar mask: what is allowed, or why the grammar cannot say it; None until it is known, and for a row that may do
-        without it
+    :ivar num_tokens: number of output tokens before the position
+    :ivar mask: the allowed tokens, or the error of the grammar; None until computed. :func:`_look` leaves it None for
+        rows whose tokens can be checked one at a time
     """
 
     request: Request
@@ -37,24 +37,24 @@ class ConstraintChange:
     mask: Mask | str | None = None
 
     def allows(self, token: int) -> bool:
-        """Tell whether the text may go on with a token."""
+        """Tell whether a token may come next."""
         if self.mask is not None:
             return isinstance(self.mask, Mask) and self.mask.allows(token)
-        # Without a mask, it may neither end here nor is left one token.
+        # _look leaves the mask None only where the output may not end, so end tokens are not allowed.
         return token not in self.text.end_ids and self.text.num_allowed([token]) == 1
 
 
 class Constraints(Processor[ConstraintChange]):
-    """Bans what the grammars of requests do not allow. The masks of a step are made together.
+    """Bans the tokens that the grammars of requests do not allow. All masks of a step are computed together.
 
-    Where a text can only end, it does, whatever other settings have done to the token that ends it.
+    Where the grammar only allows the output to end, an end token is chosen even if other processors have banned it.
 
-    A mask takes 0.1 to 0.3 ms of two processors, to ask for one token 0.003. So the tokens that a row would get without
-    its constraint are asked for first, and a mask is made only if none is allowed. On a device masks are made ahead,
-    while it computes the logits.
+    Computing a mask takes 0.1 to 0.3 ms on two processors; checking one token takes 0.003 ms. So the tokens that a row
+    would get without its constraint are checked first, and a mask is computed only if none of them is allowed. If a
+    device computes the logits, all masks are computed meanwhile.
 
     :param vocab_size: columns of the logits
-    :param ahead: whether every mask is made before there are logits
+    :param ahead: whether to compute every mask before the logits are available
     """
 
     asks = True
@@ -70,7 +70,7 @@ class Constraints(Processor[ConstraintChange]):
     def begin(self, request: Request) -> ConstraintState:
         assert request.grammar is not None, "the request needs no constraint"
         sampling = request.sampling
-        # Where end tokens are to be ignored, they are left out as long as anything else may follow.
+        # With ignore_eos, the model's end tokens are allowed only where nothing else may follow.
         ends = sampling.stop_token_ids if sampling.ignore_eos else request.stop_token_ids
         return ConstraintState(request, request.grammar.begin(ends, self._vocab_size))
 
@@ -86,7 +86,7 @@ class Constraints(Processor[ConstraintChange]):
     def _fill(self, changes: Sequence[ConstraintChange]) -> None:
         positions: list[Positions] = []
         for change in changes:
-            if positions and positions[-1].text is change.text:  # drafts of one text lie side by side
+            if positions and positions[-1].text is change.text:  # rows of one sequence's drafts are adjacent
                 last = positions.pop()
                 positions.append(Positions(last.text, last.first, last.num + 1))
             else:
@@ -96,7 +96,8 @@ class Constraints(Processor[ConstraintChange]):
 
     def only_token(self, change: ConstraintChange) -> int | None:
         mask = change.mask
-        # What would end the text is another setting's to ban. Where no mask is made, nobody knows that it is banned.
+        # If the mask has one token only because stop tokens were removed from it, the token does not count as forced:
+        # GrammarText.forced(), used where no mask is computed, would not report it either.
         if not isinstance(mask, Mask) or not mask.are_allowed or len(mask.tokens) != 1 or mask.lacks_ends:
             return None
         return int(mask.tokens[0])
@@ -116,10 +117,10 @@ class Constraints(Processor[ConstraintChange]):
 
 
 def _look(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
-    """Find out what needs no mask, or may do without it.
+    """Set the masks of positions where the grammar forces a token, and select those that need a full mask now.
 
-    :param own: positions of one text, which drafts lead from one to the next
-    :returns: those of which a mask is to be made now
+    :param own: successive positions of one sequence; its drafts are the tokens between them
+    :returns: the positions whose mask has to be computed before the logits are available
     """
     text, first, last = own[0].text, own[0].num_tokens, own[-1]
     error = text.move_to(first)
@@ -131,7 +132,7 @@ def _look(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
         change.mask = Mask(np.array([token]), are_allowed=True)
     if len(forced) >= len(own):
         return []
-    if drafts and not error:  # they are what the text goes on with, so it need not find back
+    if drafts and not error:  # all drafts are forced, so they will be accepted and the matcher never has to go back
         error = text.move_to(last.num_tokens)
         forced = [] if error else text.forced()
         if forced:
@@ -144,9 +145,9 @@ def _look(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
 
 
 def _keep_allowed(logits: Tensor, mask: Mask) -> None:
-    """Ban what a mask does not allow. The token that ends a text which can only end is not to be banned.
+    """Ban the tokens that a mask does not allow; if only the end is allowed, give the end token a finite logit.
 
-    :param logits: of one row
+    :param logits: float32 ``[vocab_size]``
     """
     if mask.ending is not None:
         logits.fill_(-torch.inf)
@@ -159,7 +160,7 @@ def _keep_allowed(logits: Tensor, mask: Mask) -> None:
 
 
 class ConstraintState(ProcessorState[ConstraintChange]):
-    """Follows one text by its grammar."""
+    """Tracks one sequence's output, and its grammar."""
 
     def __init__(self, request: Request, text: GrammarText) -> None:
         self._request = request

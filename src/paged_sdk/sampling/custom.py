@@ -1,4 +1,4 @@
-"""Calls the functions by which an application changes a request's logits."""
+"""Calls the logits processors that an application attaches to a request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Errors: TypeAlias = dict[int, LogitsProcessorError]
 class CustomChange:
     """Holds a request's processors and the tokens to call them with.
 
-    :ivar token_ids: the tokens of the text so far, which processors cannot change
+    :ivar token_ids: prompt and output so far; a tuple, so that processors cannot change it
     """
 
     request: Request
@@ -32,7 +32,7 @@ class CustomChange:
 
 
 class CustomProcessors(Processor[CustomChange]):
-    """Calls a request's ``logits_processors``, one after the other. A request whose processors fail ends alone."""
+    """Calls the ``logits_processors`` of each request in order. If one fails, only its request ends."""
 
     def applies_until(self, request: Request) -> int:
         return ALL_TOKENS if request.options.logits_processors else 0
@@ -43,7 +43,7 @@ class CustomProcessors(Processor[CustomChange]):
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, CustomChange]]) -> Failures:
         failures: _Errors = {}
         for place in range(max(len(change.request.options.logits_processors) for _, change in changes)):
-            # Told apart by identity: processors may be equal and yet not the same, or have no hash.
+            # Keyed by identity: different processors may compare equal, or be unhashable.
             users: defaultdict[int, dict[int, CustomChange]] = defaultdict(dict)
             for row, change in changes:
                 processors = change.request.options.logits_processors
@@ -59,9 +59,9 @@ class CustomProcessors(Processor[CustomChange]):
 
 
 class CustomState(ProcessorState[CustomChange]):
-    """Keeps the tokens of one text.
+    """Keeps the tokens of one sequence.
 
-    :param tokens: the tokens so far
+    :param tokens: prompt and output so far
     """
 
     def __init__(self, request: Request, tokens: list[int]) -> None:
@@ -83,16 +83,16 @@ class CustomState(ProcessorState[CustomChange]):
 
 @frozen
 class _Fault:
-    """Says why what a processor has done cannot be used.
+    """Says why the result of a processor cannot be used.
 
-    :ivar cause: what it raised
+    :ivar cause: the exception that the processor raised, if any
     """
 
     reason: str
     cause: BaseException | None = None
 
     def error(self, processor: AnyLogitsProcessor, request: Request) -> LogitsProcessorError:
-        """Make the error of a request."""
+        """Make the error that ends a request."""
         name = getattr(processor, "__qualname__", type(processor).__qualname__)
         message = f"request {request.request_id}: logits processor {name} {self.reason}"
         error = LogitsProcessorError(message, request_id=request.request_id)
@@ -104,7 +104,7 @@ _NOT_FINITE: Final = _Fault("left NaN or Inf in the logits")
 
 
 def _change_each(processor: LogitsProcessor, logits: Tensor, rows: Mapping[int, CustomChange]) -> _Errors:
-    """Let a processor change rows one at a time; return the errors of those whose result cannot be used."""
+    """Apply a processor to rows one at a time; return the errors of rows whose result cannot be used."""
     errors: _Errors = {}
     for row, change in rows.items():
         fault = _call(processor, change.token_ids, logits[row])
@@ -116,7 +116,7 @@ def _change_each(processor: LogitsProcessor, logits: Tensor, rows: Mapping[int, 
 
 
 def _change_together(processor: BatchLogitsProcessor, logits: Tensor, rows: Mapping[int, CustomChange]) -> _Errors:
-    """Let a processor change rows in one call, or one at a time should that raise; see :func:`_change_each`."""
+    """Apply a processor to all rows in one call, or one at a time if that call fails; see :func:`_change_each`."""
     places = list(rows)
     changed = logits[places]  # a copy
     fault = _call(processor.process_batch, [change.token_ids for change in rows.values()], changed)
@@ -133,11 +133,11 @@ def _change_together(processor: BatchLogitsProcessor, logits: Tensor, rows: Mapp
 
 
 def _call(process: Callable[[Any, Tensor], object], token_ids: Sequence[Any], logits: Tensor) -> _Fault | None:
-    """Call a processor; return what is wrong with the call."""
+    """Call a processor; return its fault, or None."""
     try:
-        # A caller without a type checker may have written one that returns the logits.
+        # An untyped application may pass a processor that returns the logits instead of changing them.
         returned = process(token_ids, logits)
-    except BaseException as error:  # SystemExit too: on the engine's thread, it would end nothing but the engine
+    except BaseException as error:  # SystemExit too: on the engine's thread it would end only the engine
         return _Fault(f"raised {type(error).__name__}: {error}", error)
     if returned is not None:
         return _Fault(f"returned {type(returned).__name__}: it has to change the logits in place")

@@ -1,4 +1,4 @@
-"""Draws the next tokens of a batch on the device; the host sees the tokens only when it asks for them."""
+"""Draws the next tokens of a batch on the device, without copying them to the host."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _DTYPES: Final = MappingProxyType(
         "min_p": torch.float32,
     }
 )
-# Kernels are recompiled for pointers that are aligned to less than 16 bytes, the size of 4 numbers.
+# Triton recompiles kernels for pointers that are not 16-byte aligned: 16 bytes are 4 numbers of 4 bytes.
 _ROWS_PER_UNIT: Final = 4
 
 
 @frozen(eq=False)
 class DeviceRow:
-    """Holds the settings that a text is sampled by; made once per text and kept while its sequence lives.
+    """Holds the sampling settings of one sequence; made once and kept while the sequence lives.
 
     :ivar params: the sampling parameters, with a seed unless greedy
-    :ivar choice_index: index of the text among its request's choices
+    :ivar choice_index: index of the sequence among the choices of its request
     :ivar is_greedy: whether the likeliest token is taken
-    :ivar record: the settings in the form that is sent to the device
+    :ivar record: the settings as bytes of :data:`_RECORD`, ready to be copied to the device
     """
 
     params: SamplingParams
@@ -69,13 +69,13 @@ class DeviceRow:
 
 
 class DeviceDraw:
-    """Draws tokens on the device: temperature, top-k, top-p and min-p, in this order, or the likeliest.
+    """Draws tokens on the device: by temperature, top-k, top-p and min-p, in this order, or by argmax.
 
-    A token depends on its own row alone, as with :class:`~paged_sdk.sampling.sampler.Sampler`. Both draw from the same
-    distribution. Without top-k and top-p they draw the same token; with them they may not, and this class keeps all
-    tokens that tie with the last one kept. So the choice between the two must depend on the row alone.
+    A token depends on its own row alone, as with :class:`~paged_sdk.sampling.sampler.Sampler`. Both classes draw from
+    the same distribution. Without top-k and top-p they draw the same token; with them the tokens may differ, since this
+    class keeps all tokens that tie with the last one kept. So the choice between the two must depend on the row alone.
 
-    As long as the batch consists of the same rows and each has got one more token, nothing is sent to the device.
+    While the batch has the same rows as in the last step, each with one more token, nothing is copied to the device.
 
     :param device: the device of the logits
     :param vocab_size: columns of the logits
@@ -90,11 +90,11 @@ class DeviceDraw:
         self._next_positions: list[int] = []
 
     def draw(self, logits: Tensor, rows: list[DeviceRow], num_output_tokens: list[int]) -> Tensor:
-        """Draw each row's token by kernel launches, without waiting for the device.
+        """Draw one token per row by launching kernels, without waiting for the device.
 
-        :param logits: float32 ``[len(rows), vocab_size]``, columns adjacent
-        :param rows: the settings to draw each row by
-        :param num_output_tokens: how many output tokens each row's text has
+        :param logits: float32 ``[len(rows), vocab_size]``, last dimension contiguous
+        :param rows: the sampling settings of each row
+        :param num_output_tokens: the number of output tokens of each row's sequence
         :returns: ``[len(rows)]`` int64 on the device; :data:`~paged_sdk.kernels.sampling.NOT_DRAWN` where every logit
             is -inf, or one is NaN or +inf
         """
@@ -118,10 +118,10 @@ class DeviceDraw:
 
 
 def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.device) -> DrawSettings:
-    """Send settings to the device by one asynchronous copy; the pinned memory is kept until it is done."""
+    """Copy settings to the device by one asynchronous copy; torch keeps the pinned memory until the copy is done."""
     num_slots = -(-len(rows) // _ROWS_PER_UNIT) * _ROWS_PER_UNIT
     sizes = [num_slots * dtype.itemsize for dtype in _DTYPES.values()]
-    # No name holds the pinned memory, so that it goes at once: see HostCopies.
+    # No variable refers to the pinned tensor, so that it is released at once: see HostCopies.
     sent = _on_host(rows, positions, sizes, is_pinned=device.type == "cuda").to(device, non_blocking=True)
     parts = torch.split(sent, sizes)
     return DrawSettings(
@@ -130,7 +130,10 @@ def _upload(rows: Sequence[DeviceRow], positions: Sequence[int], device: torch.d
 
 
 def _on_host(rows: Sequence[DeviceRow], positions: Sequence[int], sizes: list[int], *, is_pinned: bool) -> Tensor:
-    """Put settings into one piece of the host's memory, each into so many bytes of it."""
+    """Pack settings into one host tensor.
+
+    :param sizes: bytes reserved for each of :data:`_DTYPES`
+    """
     records = np.frombuffer(b"".join([row.record for row in rows]), _RECORD)
     host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=is_pinned)
     for part, name in zip(torch.split(host, sizes), _DTYPES, strict=True):

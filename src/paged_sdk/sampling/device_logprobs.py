@@ -1,4 +1,4 @@
-"""Computes logprobs of tokens that are chosen on the device, and lists them when the host takes the tokens."""
+"""Computes logprobs of tokens chosen on the device, and lists them once they are copied to the host."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 __all__ = ["LogprobRows", "LogprobTensors"]
 
 LogprobTensors: TypeAlias = tuple[Tensor, Tensor, Tensor]
-"""Holds the logprobs of the chosen tokens, ``[R]`` float32; those of the likeliest tokens in any order, ``[R, width]``
-float32; and the ids of the latter, ``[R, width]`` int64."""
+"""The logprobs of the chosen tokens, ``[R]`` float32; the logprobs of the likeliest tokens in any order,
+``[R, width]`` float32; and the ids of the likeliest tokens, ``[R, width]`` int64."""
 
 
 class LogprobRows:
-    """Computes logprobs of the raw logits for the R rows of a step that ask for them.
+    """Computes logprobs of the raw logits, for the R rows of a step whose requests want logprobs.
 
     :param rows: indices of these rows in the step, ascending
-    :param top_ns: how many of the likeliest tokens each asks for; more than V are V
+    :param top_ns: how many of the likeliest tokens each row lists; capped at V
     """
 
     def __init__(self, rows: Sequence[int], top_ns: Sequence[int]) -> None:
@@ -30,7 +30,7 @@ class LogprobRows:
         self._top_ns = top_ns
 
     def all_logprobs(self, logits: Tensor) -> Tensor:
-        """Compute the logprobs of every token, before penalties change the logits.
+        """Compute the logprobs of every token. Call this before processors change the logits.
 
         :param logits: ``[N, V]`` float32, the logits of the whole step
         :returns: ``[R, V]`` float32
@@ -38,10 +38,10 @@ class LogprobRows:
         return torch.log_softmax(select_rows(logits, self.rows), dim=-1)
 
     def look_up(self, all_logprobs: Tensor, tokens: Tensor) -> LogprobTensors:
-        """Look up the logprobs that are to be listed.
+        """Select the logprobs of the chosen and of the likeliest tokens.
 
         :param all_logprobs: ``[R, V]`` float32
-        :param tokens: ``[N]`` int64: the tokens chosen in the whole step; below 0: no token
+        :param tokens: ``[N]`` int64, the tokens chosen in the whole step; below 0: no token
         """
         chosen = select_rows(tokens, self.rows).clamp(min=0)
         top = all_logprobs.topk(min(max(self._top_ns), all_logprobs.shape[1]), dim=-1, sorted=False)
@@ -51,7 +51,7 @@ class LogprobRows:
         """Make one entry for each of the R rows.
 
         :param token_ids: ``[R]``, the chosen tokens
-        :param logprobs: the logprobs, copied to the host
+        :param logprobs: the result of :meth:`look_up`, copied to the host
         """
         chosen, values, tokens = logprobs
         sorted_values, sorted_tokens = sort_likeliest(values.numpy(), tokens.numpy())

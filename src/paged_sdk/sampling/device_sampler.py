@@ -1,4 +1,4 @@
-"""Chooses the next tokens of a batch on a device: launches processors, logprobs and the draw without waiting."""
+"""Samples the next tokens of a batch on a device: launches processors, logprobs and the draw without waiting."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _ALIGNMENT: Final = 16
 
 @frozen(eq=False)
 class Drawn:
-    """Holds the tokens that were chosen on the device.
+    """Holds the tokens chosen on the device.
 
     :ivar tokens: ``[num_rows]`` int64; -1: no token could be chosen
-    :ivar logprobs: the rows that ask for logprobs, and their logprobs; None: no row does
+    :ivar logprobs: the rows with logprobs, and their logprobs; None: no row has any
     """
 
     tokens: Tensor
@@ -37,11 +37,11 @@ class Drawn:
 
 @define(eq=False)
 class DeviceBatch:
-    """Holds rows that are sampled together, step by step.
+    """Holds rows that are sampled together in one step or several consecutive ones.
 
-    :ivar num_output_tokens: how many tokens each text has before the one to choose
-    :ivar steps: what each processor that some row needs has prepared for the rows
-    :ivar logprobs: the rows that ask for logprobs; None: no row does
+    :ivar num_output_tokens: the number of output tokens of each sequence before the token to choose
+    :ivar steps: each processor that some row needs, with what its ``begin`` returned
+    :ivar logprobs: the rows with logprobs; None: no row has any
     """
 
     rows: list[DeviceRow]
@@ -51,15 +51,16 @@ class DeviceBatch:
 
     @property
     def takes_likeliest(self) -> bool:
-        """Say whether all that is wanted of each row is the token with the largest logit."""
+        """Tell whether an argmax of the raw logits is enough: every row is greedy, without processors or logprobs."""
         return self.logprobs is None and not self.steps and all(row.is_greedy for row in self.rows)
 
 
 class DeviceSampler:
-    """Chooses tokens on the device, as :class:`~paged_sdk.sampling.sampler.Sampler` does on the host.
+    """Samples tokens on the device, as :class:`~paged_sdk.sampling.sampler.Sampler` does on the host.
 
-    :param processors: all of them, in order; those that have no form on the device leave their rows to the host
-    :param max_num_seqs: the most rows that a step has
+    :param processors: all logits processors, in order; rows that need one without a :class:`DeviceProcessor` are
+        sampled on the host
+    :param max_num_seqs: the largest number of rows in a step
     :param vocab_size: columns of the logits
     :param device: the device of the logits
     """
@@ -76,25 +77,25 @@ class DeviceSampler:
 
     @staticmethod
     def num_bytes(processors: Iterable[Processor[Any]], max_num_seqs: int, vocab_size: int) -> int:
-        """Return how many bytes of a device a sampler keeps, and what a step takes beside its logits: rows of them for
-        the host and for the device apart, a copy that the host changes, and for logprobs the rows that ask for them,
-        before and after the softmax.
+        """Return how many bytes of device memory sampling takes beyond the logits: the state of the processors, and
+        within a step up to four copies of the logits (the rows separated for host and device, a copy that the host
+        changes, and for logprobs the rows before and after the softmax).
         """
         kept = sum(processor.device_bytes(max_num_seqs, vocab_size) for processor in processors)
         return kept + _COPIES_OF_LOGITS * max_num_seqs * vocab_size * torch.float32.itemsize
 
     def serves(self, row: SampleRow) -> bool:
-        """Say whether a row can be sampled here. It can if it has one sample, its step verifies no drafts (the host
-        counts the accepted ones), and no processor that needs the host applies to its token.
+        """Tell whether a row can be sampled on the device: it has one sample, its step verifies no drafts (the host
+        counts accepted drafts), and no processor that runs only on the host applies to its token.
         """
         if row.num_samples != 1 or row.num_drafts:
             return False
-        # A text that no longer needs the host never does again, so one that was sampled here stays here.
+        # A sequence that no longer needs the host never needs it again, so once sampled here it stays here.
         return row.seq_id in self._rows or self._num_needing_host(row.request) <= row.num_output_tokens
 
     def num_on_host(self, request: Request) -> int:
-        """Return how many tokens of a text, from the first on, the host may choose, so that drafts of them may be
-        verified: those that need the host, or all where it chooses the same ones.
+        """Return up to which output token of a sequence the host may sample, so that drafts may be verified: all tokens
+        if host and device choose the same ones, otherwise those that need the host.
         """
         params = request.sampling
         if is_greedy(params) or not num_candidates(params, self._vocab_size):
@@ -105,7 +106,7 @@ class DeviceSampler:
         return max((processor.applies_until(request) for processor in self._on_host), default=0)
 
     def begin(self, rows: Sequence[SampleRow]) -> DeviceBatch:
-        """Prepare a step, and the following ones with the same rows, each with one more token.
+        """Prepare a step, and the following steps of the same rows, each with one more token.
 
         :param rows: rows that :meth:`serves` accepts
         """
@@ -118,9 +119,9 @@ class DeviceSampler:
         )
 
     def sample(self, logits: Tensor, batch: DeviceBatch) -> Drawn:
-        """Choose a token for each row, and append it to the batch's state.
+        """Sample a token for each row, and advance the batch's state by it.
 
-        :param logits: float32 ``[len(batch.rows), vocab_size]``, columns adjacent; overwritten
+        :param logits: float32 ``[len(batch.rows), vocab_size]``, last dimension contiguous; overwritten
         """
         rows = batch.logprobs
         all_logprobs = None if rows is None else rows.all_logprobs(logits)
@@ -135,15 +136,16 @@ class DeviceSampler:
         return Drawn(tokens, (rows, rows.look_up(all_logprobs, tokens)))
 
     def take(self, likeliest: Tensor, batch: DeviceBatch) -> Drawn:
-        """Choose, of a batch that takes the likeliest tokens, those that a recorded step has found."""
+        """Take the argmax that a recorded step has computed, and advance the batch, if it :attr:`takes_likeliest`."""
         batch.num_output_tokens = [number + 1 for number in batch.num_output_tokens]
         return Drawn(likeliest)
 
     def warm_up(self, logits: Tensor) -> None:
-        """Compile the kernels that are launched, so that no request waits for that.
+        """Compile all sampling kernels, so that no request waits for compilation.
 
-        Rows after those that the host samples are a view of a step's logits. Unless rows are a multiple of 16 bytes, it
-        begins where Triton compiles kernels anew: 49,155 numbers are 12 more than one.
+        The device's rows may be a view of the step's logits, after the rows that the host samples. If a row is not a
+        multiple of 16 bytes (49,155 logits are 12 bytes more), such a view is not 16-byte aligned, and Triton compiles
+        the kernels a second time for it.
 
         :param logits: as for :meth:`sample`; overwritten
         """

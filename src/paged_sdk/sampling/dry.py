@@ -20,11 +20,11 @@ from paged_sdk.scheduler.request import Request
 __all__ = ["Dry", "DryState", "breaker_tokens", "dry_penalties"]
 
 _LOG_OF_LARGEST_PENALTY = 88.0
-"""Penalties stop growing near float32's largest number: infinite ones could not be told from bans."""
+"""Caps penalties near float32's largest number, since an infinite penalty would be a ban."""
 
 
 class Dry(Processor[SparseChange]):
-    """Lowers the logits of tokens that would extend a repetition, as ``SamplingParams.dry_params`` says.
+    """Lowers the logits of tokens that would extend a repetition, by ``SamplingParams.dry_params``.
 
     :param encode: encodes the sequence breakers to token ids, without special tokens
     """
@@ -48,13 +48,12 @@ class Dry(Processor[SparseChange]):
 
 
 class DryState(ProcessorState[SparseChange]):
-    """Keeps the tokens of one text.
+    """Keeps the tokens of one sequence.
 
     :param breakers: sequence breakers as :func:`breaker_tokens` returns them
-    :param tokens: the tokens so far
+    :param tokens: prompt and output so far, in a C array, which numpy copies at once
     """
 
-    # A C array, which numpy copies in one go.
     def __init__(self, params: DryParams, breakers: Sequence[tuple[int, ...]], tokens: array[int]) -> None:
         self._params = params
         self._breakers = breakers
@@ -75,13 +74,13 @@ class DryState(ProcessorState[SparseChange]):
 
 
 def breaker_tokens(breakers: Sequence[str], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of DRY's sequence breakers, as they are encoded in the middle of a text.
+    """Encode DRY's sequence breakers as they appear in the middle of a text.
 
-    A token that merely contains a breaker, such as ``":\\n"``, is not one.
+    A token that merely contains a breaker, such as ``":\\n"``, is not a breaker.
 
     :param encode: encodes text to token ids, without special tokens
     """
-    # Some tokenizers mark the start of a text as the start of a word; after a letter there is no such mark.
+    # Some tokenizers prepend a space to a text. After a letter, a breaker is encoded without it.
     before = encode("a")
     found = []
     for breaker in breakers:
@@ -94,16 +93,16 @@ def breaker_tokens(breakers: Sequence[str], encode: Callable[[str], list[int]]) 
 def dry_penalties(
     tokens: npt.NDArray[np.int64], params: DryParams, breakers: Sequence[tuple[int, ...]]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Compute what to subtract from the logits of tokens that would extend a repetition.
+    """Compute the penalties of tokens that would extend a repetition.
 
-    If the last n tokens, none of them in or before a breaker, occur earlier, then the token that followed them there
-    is lowered by ``multiplier * base ** (n - allowed_length)``, provided that n >= allowed_length; its longest
-    repetition counts. Tokens that are breakers themselves are never lowered. After text-generation-webui's pull
-    request 5677 (p-e-w, 2024); breakers of several tokens as in llama.cpp.
+    Let the last n tokens, all after the last breaker, also occur earlier, followed by token t. If n >= allowed_length,
+    ``multiplier * base ** (n - allowed_length)`` is subtracted from the logit of t, for the largest such n. Tokens that
+    are breakers themselves are never penalized. As in text-generation-webui's pull request 5677 (p-e-w, 2024), with
+    breakers of several tokens as in llama.cpp.
 
     :param tokens: prompt and output, ``[length]``
     :param breakers: sequence breakers as :func:`breaker_tokens` returns them
-    :returns: distinct token ids, and the amount for each
+    :returns: distinct token ids, and the penalty of each
     """
     none = np.empty(0, np.int64), np.empty(0, np.float32)
     ends = np.flatnonzero(tokens[:-1] == tokens[-1])
@@ -134,7 +133,7 @@ def dry_penalties(
 
 
 def _length_of_largest_penalty(params: DryParams) -> int:
-    """Return the length from which on all repetitions get the same penalty."""
+    """Return the repetition length at which penalties reach their cap."""
     if params.base == 1:
         return max(params.allowed_length, 1)
     return params.allowed_length + math.ceil(_LOG_OF_LARGEST_PENALTY / math.log(params.base))
@@ -144,7 +143,7 @@ def _length_since_breaker(tokens: npt.NDArray[np.int64], breakers: Sequence[tupl
     """Count the tokens after the last breaker, up to ``most``."""
     length = min(len(tokens), most)
     for breaker in breakers:
-        # An occurrence ends in the tail; it may start before.
+        # A breaker counts if it ends within the last `length` tokens, even if it starts before them.
         tail = tokens[max(len(tokens) - length - len(breaker) + 1, 0) :]
         starts = np.arange(max(len(tail) - len(breaker) + 1, 0))
         for offset, token in enumerate(breaker):

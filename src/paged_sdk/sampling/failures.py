@@ -1,4 +1,4 @@
-"""Makes the errors of requests for which no token can be chosen."""
+"""Makes the errors of requests whose next token cannot be chosen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_sdk.scheduler.request import Request
 __all__ = ["NO_FAILURES", "Failures", "all_banned", "not_finite"]
 
 Failures: TypeAlias = Mapping[int, PagedError]
-"""Maps the rows whose requests end to the reason."""
+"""Maps rows whose requests have to end to the errors to end them with."""
 
 NO_FAILURES: Final[Failures] = MappingProxyType({})
 
@@ -23,7 +23,7 @@ def not_finite(request: Request) -> NumericalError:
 
 
 def all_banned(request: Request) -> PagedError:
-    """Make the error of a request whose processors leave no token."""
+    """Make the error of a request whose processors have banned every token."""
     if request.grammar is not None:
         return ConstraintError(
             f"request {request.request_id}: its other settings ban every token that the constraint allows, "

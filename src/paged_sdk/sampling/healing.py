@@ -1,4 +1,4 @@
-"""Has a text begin with the end of its prompt, in tokens that may go over it."""
+"""Restricts the first tokens of an output to the bytes that token healing removed from the end of the prompt."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["TokenHealing"]
 
 
 class TokenHealing(Processor[npt.NDArray[np.int64]]):
-    """Bans the tokens that do not go on with the bytes that were taken from a prompt's end, until these are there."""
+    """Bans tokens that do not fit the bytes removed from the end of the prompt, until all of these are generated."""
 
     def applies_until(self, request: Request) -> int:
         return 0 if request.healing is None else len(request.healing.data)
@@ -35,9 +35,9 @@ class TokenHealing(Processor[npt.NDArray[np.int64]]):
 
 
 class HealingState(ProcessorState[npt.NDArray[np.int64]]):
-    """Counts the bytes of one text.
+    """Counts the output bytes of one sequence.
 
-    :param ends: how many bytes there are before its first token, and after each of them
+    :param ends: number of output bytes before the first token (0), and after each output token
     """
 
     def __init__(self, healing: Healing, ends: list[int]) -> None:

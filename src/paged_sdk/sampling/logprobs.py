@@ -14,10 +14,10 @@ __all__ = ["LogprobTable"]
 
 
 class LogprobTable:
-    """Keeps the logprobs of some rows, so that their logits can be changed in place.
+    """Keeps the logprobs of raw logits, which processors then change in place.
 
     :param logits: float32 ``[R, V]``
-    :param top_n: how many of the likeliest tokens an entry lists; more than V are V
+    :param top_n: how many of the likeliest tokens an entry lists; capped at V
     """
 
     def __init__(self, logits: Tensor, top_n: int) -> None:
@@ -28,7 +28,7 @@ class LogprobTable:
             self._top = [tuple(zip(*row, strict=True)) for row in zip(tokens.tolist(), values.tolist(), strict=True)]
 
     def entries(self, rows: Sequence[int], tokens: Sequence[int]) -> list[RawLogprobs]:
-        """Make one entry per pair of a row and a token chosen there."""
+        """Make one entry per pair of a row and a token chosen for it."""
         device = self._logprobs.device
         index = (torch.tensor(each, dtype=torch.int64, device=device) for each in (rows, tokens))
         chosen = self._logprobs[tuple(index)].tolist()

@@ -1,4 +1,4 @@
-"""Bans the tokens that end a text until it has its minimum number of tokens."""
+"""Bans stop tokens until an output has its minimum number of tokens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["MinTokens"]
 
 
 class MinTokens(Processor[SparseChange]):
-    """Bans a request's stop tokens before ``SamplingParams.min_tokens`` tokens of output. Tokens that were taken back
-    from the prompt's end are chosen anew in addition, as they are to ``max_len``.
+    """Bans a request's stop tokens until the output has ``SamplingParams.min_tokens`` tokens. Tokens that replace those
+    removed by token healing come on top, as with ``max_len``.
 
     :param vocab_size: columns of the logits
     """
@@ -40,10 +40,10 @@ class MinTokens(Processor[SparseChange]):
 
 
 class MinTokensState(ProcessorState[SparseChange]):
-    """Counts the tokens of one text.
+    """Counts the output tokens of one sequence.
 
-    :param ban: the change that applies while there are too few tokens
-    :param num_missing: how many tokens are missing
+    :param ban: the change that applies while the output is too short
+    :param num_missing: how many tokens are missing to the minimum; negative beyond it
     """
 
     def __init__(self, ban: SparseChange, num_missing: int) -> None:

@@ -1,9 +1,9 @@
-"""Applies repetition, frequency and presence penalties to the logits of tokens that occur already.
+"""Applies repetition, frequency and presence penalties to the logits of tokens that already occur.
 
-First comes repetition (Keskar et al., "CTRL", 2019: logits above zero are divided, others multiplied; for tokens of
-prompt and output), then frequency and presence as OpenAI's API defines them (for tokens of the output). On the host a
-text's state counts its tokens; on a device a table does, because there the host learns of a token only when the next
-step is under way.
+The repetition penalty comes first (Keskar et al., "CTRL", 2019: positive logits are divided by it, others multiplied;
+for tokens of prompt and output), then frequency and presence as OpenAI's API defines them (for tokens of the output).
+On the host, each sequence's state counts its tokens. On a device a table counts them, because the host learns of a
+sampled token only when the next step has already started.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["DevicePenalties", "Penalties", "PenaltyChange", "PenaltyState", "Ste
 
 @frozen(eq=False)
 class PenaltyChange:
-    """Holds what lowers the logits of one row.
+    """Holds the penalties of one row.
 
     :ivar params: the penalties
-    :ivar tokens: every token that occurs in the text, once
-    :ivar output_counts: how often each occurs in the output
+    :ivar tokens: the distinct tokens of prompt and output
+    :ivar output_counts: how often each of them occurs in the output
     """
 
     params: SamplingParams
@@ -47,7 +47,7 @@ class PenaltyChange:
 
 
 class Penalties(Processor[PenaltyChange]):
-    """Lowers the logits of tokens that occur already."""
+    """Lowers the logits of tokens that already occur."""
 
     def applies_until(self, request: Request) -> int:
         return ALL_TOKENS if _has_penalties(request.sampling) else 0
@@ -81,10 +81,10 @@ class Penalties(Processor[PenaltyChange]):
 
 
 class PenaltyState(ProcessorState[PenaltyChange]):
-    """Counts the tokens of one text.
+    """Counts the tokens of one sequence.
 
     :param params: the penalties
-    :param counts: the counts of its tokens so far
+    :param counts: the counts so far
     """
 
     def __init__(self, params: SamplingParams, counts: TokenCounts) -> None:
@@ -108,7 +108,7 @@ class PenaltyState(ProcessorState[PenaltyChange]):
 class StepPenalties:
     """Holds the penalties of a step's rows.
 
-    :ivar seats: the seats of the rows that have penalties
+    :ivar seats: rows of the count table that belong to the rows with penalties
     :ivar settings: the settings of all rows, on the device
     """
 
@@ -117,13 +117,13 @@ class StepPenalties:
 
 
 class DevicePenalties(DeviceProcessor[StepPenalties]):
-    """Counts the tokens of texts with penalties, each in a seat of a table on the device.
+    """Counts the tokens of sequences with penalties in a table on the device; a sequence's row there is its seat.
 
-    A text is counted from its beginning when it takes a seat. From then on the device adds what it samples, unless the
-    text returns with other tokens than those, as after a preemption: then it is counted again. A text that finds no
-    free seat takes the seat of a text that is not in the step.
+    When a sequence takes a seat, all its tokens are counted. From then on the device adds each sampled token. If the
+    number of counted tokens no longer matches the sequence's, as after a preemption, all are counted again. If no seat
+    is free, a sequence takes the seat of one that is not in the step.
 
-    :param num_seats: at least as many as a step has rows
+    :param num_seats: rows of the table, at least the largest number of rows in a step
     :param vocab_size: columns of the logits
     """
 
@@ -131,7 +131,7 @@ class DevicePenalties(DeviceProcessor[StepPenalties]):
         self._occurrences = torch.zeros(num_seats, vocab_size, dtype=torch.int32, device=device)
         self._free = list(range(num_seats))
         self._seats: dict[int, int] = {}
-        # How many tokens the count of each seat covers.
+        # Number of tokens counted in each seat.
         self._lengths = np.zeros(num_seats, dtype=np.int64)
 
     def begin(self, rows: Sequence[SampleRow]) -> StepPenalties | None:
@@ -184,7 +184,7 @@ class DevicePenalties(DeviceProcessor[StepPenalties]):
         return [self._seats[seq_id] for seq_id in seq_ids]
 
     def _count_anew(self, seat: int, row: SampleRow) -> None:
-        # Tokens that the host knows: one that it has not seen yet was sampled here, and is counted already.
+        # Counting needs the token ids on the host. A token that the host has not seen yet was counted when sampled.
         token_ids = np.array(row.token_ids[: row.num_tokens])
         assert len(token_ids) == row.num_tokens, f"{len(token_ids)} of {row.num_tokens} tokens are known"
         tokens, places = np.unique(token_ids, return_inverse=True)

@@ -1,9 +1,9 @@
-"""Defines logits processors, which change the logits of a text before its next token is chosen.
+"""Defines logits processors, which change the logits of a sequence before its next token is chosen.
 
 A processor is one file of this package and one entry in :func:`~paged_sdk.sampling.processors.default_processors`.
-It has three parts. The processor itself knows whether a request needs it and changes logits. A :class:`ProcessorState`
-follows one text. A :class:`DeviceProcessor`, where there is one, does the same work on a device, so that texts that
-need it are sampled there.
+It has three parts. The :class:`Processor` knows whether a request needs it, and changes logits. A
+:class:`ProcessorState` tracks one sequence. An optional :class:`DeviceProcessor` does the same work on a device, so
+that sequences that need the processor can be sampled there.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ __all__ = [
 ]
 
 ALL_TOKENS: Final = sys.maxsize
-"""Stands for more tokens than any text has."""
+"""More tokens than any sequence has."""
 
 ChangeT = TypeVar("ChangeT")
 StepT = TypeVar("StepT")
 
 
 class ProcessorState(ABC, Generic[ChangeT]):
-    """Follows one text for one processor, and keeps what would otherwise be computed again in every step.
+    """Tracks one sequence for one processor, so that nothing is recomputed from all tokens in every step.
 
-    After any calls it equals a new state that was given the same tokens.
+    After any calls, a state equals a new state that was given the same tokens.
     """
 
     @abstractmethod
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Take tokens that were added to the output."""
+        """Add output tokens."""
 
     @abstractmethod
     def roll_back(self, num_tokens: int) -> None:
-        """Remove the last tokens, which were rejected drafts or were lost in a preemption.
+        """Remove the last output tokens: rejected drafts, or tokens lost in a preemption.
 
-        :param num_tokens: at most as many as the output has
+        :param num_tokens: at most the number of output tokens
         """
 
     @abstractmethod
     def fork(self) -> Self:
-        """Make a state for another choice of the request, which has the same tokens so far."""
+        """Make a state for another choice of the request, with the same tokens so far."""
 
     @abstractmethod
     def change(self) -> ChangeT | None:
-        """Compute the change to the logits that the next token is chosen by; None: no change.
+        """Compute the change to the logits of the next token; None: no change.
 
-        This runs before the logits are there, on a CUDA device while it computes them: long work belongs here, or in
-        :meth:`Processor.prepare`, which completes the results of a step's rows together. After that, the result does
-        not change when the state moves on.
+        This runs before the logits are available, while a CUDA device computes them. So expensive work belongs here, or
+        in :meth:`Processor.prepare`, which completes the changes of all rows of a step together. Once prepared, a
+        change is independent of later calls to the state.
         """
 
 
 class ConstantState(ProcessorState[ChangeT]):
-    """Changes the logits of every token of a text in the same way.
+    """Makes the same change for every token of a sequence.
 
     :param change: the change
     """
@@ -89,13 +89,13 @@ class ConstantState(ProcessorState[ChangeT]):
 
 
 class DeviceProcessor(ABC, Generic[StepT]):
-    """Runs a processor on a device, which already has the tokens sampled last. No method waits for the device."""
+    """Runs a processor on a device, where the tokens sampled last already are. No method waits for the device."""
 
     @abstractmethod
     def begin(self, rows: Sequence[SampleRow]) -> StepT | None:
-        """Prepare a step, and the following ones with the same rows, each with one more token.
+        """Prepare a step, and the following steps of the same rows, each with one more token.
 
-        :returns: what the other methods need; None: no row needs this processor
+        :returns: the ``step`` argument of the other methods; None: no row needs this processor
         """
 
     @abstractmethod
@@ -107,7 +107,7 @@ class DeviceProcessor(ABC, Generic[StepT]):
 
     @abstractmethod
     def advance(self, step: StepT, tokens: Tensor) -> None:
-        """Take the sampled tokens.
+        """Add the sampled tokens.
 
         :param tokens: ``[num_rows]`` int64; below 0: no token
         """
@@ -115,7 +115,7 @@ class DeviceProcessor(ABC, Generic[StepT]):
     @abstractmethod
     def warm_up(self, logits: Tensor) -> None:
         """Compile the kernels by running them on rows that do not need the processor, so that no request waits for
-        that.
+        compilation.
 
         :param logits: as for :meth:`apply`
         """
@@ -126,61 +126,61 @@ class DeviceProcessor(ABC, Generic[StepT]):
 
 
 class Processor(ABC, Generic[ChangeT]):
-    """Makes one kind of change to logits. It keeps nothing about any text: states do.
+    """Makes one kind of change to logits. Per-sequence data is kept in its states.
 
-    :cvar asks: whether :meth:`allows` is to be asked, which only the last processor can be
+    :cvar asks: whether the sampler may call :meth:`allows` instead of :meth:`apply`; only for the last processor
     """
 
     asks: ClassVar[bool] = False
 
     @abstractmethod
     def applies_until(self, request: Request) -> int:
-        """Return how many tokens of each text, from the first of its output on, it may apply to.
+        """Return the number of leading output tokens that the processor may apply to.
 
-        :returns: 0 if the request does not need it, :data:`ALL_TOKENS` if every token does
+        :returns: 0 if the request does not need the processor, :data:`ALL_TOKENS` if it applies to every token
         """
 
     @abstractmethod
     def begin(self, request: Request) -> ProcessorState[ChangeT]:
-        """Follow a text from the end of its prompt on.
+        """Make the state of a sequence at the end of its prompt.
 
-        :param request: one that needs the processor
+        :param request: a request that needs the processor
         """
 
     def prepare(self, changes: Sequence[tuple[int, ChangeT]]) -> None:
-        """Work out together what is missing of all changes of a step, before the logits are there.
+        """Complete the changes of all rows of a step together, before the logits are available.
 
-        Until then, states may move on to drafts, and not otherwise.
+        Between :meth:`ProcessorState.change` and this call, states may only advance over drafts.
 
-        :param changes: what :meth:`apply` will be called with
+        :param changes: rows, and their changes
         """
 
     def only_token(self, change: ChangeT) -> int | None:
-        """Return the only token that a prepared change leaves; None: there are several, or it may be none."""
+        """Return the only token that a prepared change allows; None if it allows several, or possibly none."""
         return None
 
     def allows(self, change: ChangeT, token: int) -> bool:
-        """Tell whether a prepared change leaves a token as it is; all others it bans. A row that is content with such a
-        token need not be changed.
+        """Tell whether a prepared change allows a token, that is, leaves its logit unchanged. All other tokens are
+        banned. If the sampler takes an allowed token, the row's logits need not be changed.
         """
         return False
 
     @abstractmethod
     def apply(self, logits: Tensor, changes: Sequence[tuple[int, ChangeT]]) -> Failures:
-        """Change the logits of some rows in place, once :meth:`prepare` has been called.
+        """Change the logits of rows in place. :meth:`prepare` has been called before.
 
         :param logits: float32 ``[N, vocab_size]``
         :param changes: rows, each at most once, and the changes to their logits
-        :returns: rows whose requests are to end; their logits are not read
+        :returns: rows whose requests have to end; their logits are not read
         """
 
     def device_bytes(self, max_num_seqs: int, vocab_size: int) -> int:
-        """Return how many bytes of a device :meth:`on_device` takes."""
+        """Return how many bytes of device memory the result of :meth:`on_device` takes."""
         return 0
 
     def on_device(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> DeviceProcessor[Any] | None:
-        """Make the processor that does the same work on a device; None: only the host can do it.
+        """Make the processor that does the same work on a device; None if there is none.
 
-        :param max_num_seqs: the most rows that a step has
+        :param max_num_seqs: the largest number of rows in a step
         """
         return None

@@ -21,11 +21,12 @@ __all__ = ["default_processors"]
 def default_processors(
     vocab_size: int, encode: Callable[[str], list[int]], *, ahead: bool = False
 ) -> tuple[Processor[Any], ...]:
-    """Make the processors of one model. Temperature, top-k, top-p and min-p come after all of them.
+    """Make the logits processors of one model. Temperature, top-k, top-p and min-p come after all of them.
 
     :param vocab_size: columns of the logits
     :param encode: encodes text to token ids, without special tokens
-    :param ahead: whether a device computes the logits meanwhile, so that what needs none of them takes no time
+    :param ahead: whether a device computes the logits while processors prepare, so that all constraint masks should be
+        computed then
     """
     return (
         LogitsBias(vocab_size),
@@ -35,6 +36,6 @@ def default_processors(
         TokenHealing(),
         ThoughtEnd(),
         CustomProcessors(),
-        # The last: nothing that comes later lets a token in that the grammar bans.
+        # Last, so that no other processor can allow a token that the grammar bans.
         Constraints(vocab_size, ahead=ahead),
     )

@@ -1,19 +1,18 @@
-"""Proposes tokens to constraints: all that is banned need not be known where a token is allowed that a row would get
-anyway.
+"""Samples constrained rows without a mask where possible: proposes the tokens that a row would get without its
+constraint, and asks the constraint whether it allows them.
 
-Of a row whose likeliest token is taken, that is proposed, then those after it. The first one that is allowed is the
-likeliest of all that are.
+For a greedy row, the likeliest tokens are proposed in order. The first allowed one is the likeliest allowed token.
 
-Of a row whose token is drawn, NUM_DRAWN are proposed, drawn independently from p, the distribution of all tokens by
-temperature alone. Its own distribution is M(x) = p(x) / p(K) for x in K, which is what top-p and min-p keep of the
-allowed tokens. The first proposal that lies in K is taken; if none does, a token is drawn from M with a number of its
-own. With s = p(K), and n proposals, M comes out whatever s is:
+For a row that draws, NUM_DRAWN tokens are drawn independently from p, the softmax of all tokens at the row's
+temperature. The distribution to sample is M(x) = p(x) / p(K) for x in K, where K are the tokens that top-p and min-p
+keep of the allowed ones. The first proposal that is in K is taken. If none is, a token is drawn from M with another
+random number. With s = p(K) and n proposals, the result has distribution M for any s:
 
     P(x) = p(x) (1 + (1 - s) + ... + (1 - s)^(n-1)) + (1 - s)^n M(x) = M(x) (1 - (1 - s)^n) + (1 - s)^n M(x) = M(x).
 
-All numbers depend on seed, choice and position alone, and whether a token lies in K on its row alone: so it is the same
-whether a mask was made or the grammar was asked. With top-k, p is not proposed: much of it lies where top-k keeps
-nothing, and to sum it takes as long as masks do.
+The random numbers depend only on seed, choice and position, and K only on the row. So the token is the same whether a
+mask was computed or the constraint was asked. Rows with top-k are not proposed to: much of p lies outside of the top k,
+and summing p takes as long as computing a mask.
 """
 
 from __future__ import annotations
@@ -40,23 +39,23 @@ Ids: TypeAlias = npt.NDArray[np.int64]
 Allows: TypeAlias = Callable[[int], bool]
 
 NUM_DRAWN: Final = 4
-"""To ask for a token takes 3 us, a mask 100 to 300."""
+"""Checking one token takes 3 us, computing a mask 100 to 300 us."""
 _NUM_LIKELIEST: Final = 8
 _MOST_AHEAD: Final = 8
 _MARGIN: Final = 1e-5
-"""Is more than the rounding of sums of float32 weights."""
+"""Relative margin, larger than the rounding error of sums of float32 weights."""
 _NUMBERS_AT_ONCE: Final = 1 << 19
-"""Bounds copies of logits: 2 MB stay in the cache between the operations that make weights of them."""
+"""Bounds copies of logits to 2 MB, which stay in the cache between the operations that turn them into weights."""
 
 
 class Proposals:
     """Proposes tokens to the last processor.
 
-    :param logits: float32 ``[N, V]``, as all other processors have left them
-    :param rows: of all logits
-    :param changes: rows that can be asked about, and their changes
-    :ivar taken: the tokens of rows that are settled
-    :ivar drawn: what was proposed to the others that draw, ``[num_samples, NUM_DRAWN]`` each; below 0: no token
+    :param logits: float32 ``[N, V]``, changed by all other processors
+    :param rows: one per row of the logits
+    :param changes: the rows to propose for, and their changes
+    :ivar taken: the chosen tokens of rows that need no mask
+    :ivar drawn: the proposals of the other rows that draw, ``[num_samples, NUM_DRAWN]`` each; below 0: no token
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class Proposals:
                 self.taken[index] = [token] * self._rows[index].num_samples
 
     def _next_likeliest(self, index: int) -> int:
-        """Return the first allowed one of the tokens that follow the likeliest; or that none was found."""
+        """Return the likeliest allowed token after the likeliest one, or NOT_DRAWN if the next few are all banned."""
         row = self._logits[index : index + 1]
         values, tokens = (each[0] for each in likeliest(row, min(_NUM_LIKELIEST, row.shape[1])))
-        # Of those that tie with the last, likelier ones may be missing; that may also be -inf.
+        # Skip tokens that tie with the last: ties with lower ids may be missing from the list, and all may be -inf.
         found = (token for token in tokens[values > values[-1]][1:].tolist() if self._allows[index](token))
         return next(found, NOT_DRAWN)
 
@@ -118,7 +117,9 @@ class Proposals:
                 at += row.num_samples
 
     def _settle(self, index: int, proposed: Ids) -> None:
-        """Take the first proposal of each sample that is kept, where that can be told of all samples."""
+        """Take the first allowed proposal of each sample, if it is certain for all samples that top-p and min-p keep
+        it.
+        """
         chosen = []
         for tokens in proposed.tolist():
             token = next((token for token in tokens if token == NOT_DRAWN or self._allows[index](token)), NOT_DRAWN)
@@ -129,7 +130,7 @@ class Proposals:
         self.taken[index] = chosen
 
     def _is_kept(self, index: int, token: int) -> bool:
-        """Tell whether it is certain that top-p and min-p keep an allowed token, of all allowed ones."""
+        """Tell whether top-p and min-p, applied to the allowed tokens, certainly keep this allowed token."""
         params = self._rows[index].request.sampling
         top_p, min_p = params.top_p or 1.0, params.min_p or 0.0
         if top_p >= 1 and min_p <= 0:
@@ -143,19 +144,19 @@ class Proposals:
             return False
         temperature = 1.0 if params.temperature is None else params.temperature
         weights = np.exp((row[[token, *ahead]].astype(np.float64) - row[[token, *ahead]].max()) / temperature)
-        # The largest of all tokens may be banned: among those that are not, a token weighs more.
+        # Weights are relative to the likeliest token, banned or not; relative to the allowed ones they are no smaller.
         if weights[0] < min_p * (1 + _MARGIN):
             return False
         allows = self._allows[index]
         before = sum(weight for each, weight in zip(ahead, weights[1:], strict=True) if allows(int(each)))
-        # All that is allowed weighs as much as this at least.
+        # All allowed tokens together weigh at least as much as these.
         return bool(before * (1 + _MARGIN) < top_p * (before + weights[0]))
 
 
 def numbers_of(rows: Sequence[SampleRow], num: int) -> npt.NDArray[np.float64]:
-    """Return random numbers for the samples of some rows.
+    """Return ``num`` random numbers in [0, 1) for each sample of each row.
 
-    :returns: ``[num_samples of all, num]``
+    :returns: ``[number of samples of all rows, num]``
     """
     streams = [(row, row.choice_index + sample) for row in rows for sample in range(row.num_samples)]
     return more_uniforms(
@@ -167,6 +168,6 @@ def numbers_of(rows: Sequence[SampleRow], num: int) -> npt.NDArray[np.float64]:
 
 
 def seed_of(params: SamplingParams) -> int:
-    """Return the seed of a request that the scheduler has."""
+    """Return the seed, which every request in the scheduler has."""
     assert params.seed is not None, "the scheduler's sequences have a seed"
     return params.seed

@@ -1,4 +1,4 @@
-"""Holds logprobs as sampling returns them, without tensors, so that the engine and tests need none."""
+"""Holds logprobs as plain numbers, so that the engine and tests need no tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["RawLogprobs"]
 
 @frozen
 class RawLogprobs:
-    """Holds the logprobs (natural logarithm) at one position of a text.
+    """Holds the logprobs (natural logarithm) at one position of a sequence.
 
-    :ivar token_id: the token chosen there, or the prompt's own
+    :ivar token_id: the token at this position, sampled or of the prompt
     :ivar logprob: the logprob of that token
     :ivar top: the likeliest tokens and their logprobs, likeliest first
     """

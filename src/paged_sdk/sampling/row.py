@@ -11,22 +11,22 @@ from paged_sdk.scheduler.request import Request
 __all__ = ["SampleRow"]
 
 
-# Not frozen, which makes construction three times as slow: a step may make one per sequence.
+# Not frozen: that would make construction three times as slow, and a step may make one row per sequence.
 @define(eq=False)
 class SampleRow:
-    """Describes one position of one text, whose next token is to be chosen.
+    """Describes one position of a sequence at which a token is to be chosen.
 
-    A step may hold several rows of one sequence, in the order of their positions: each then has the tokens of the row
-    before it and one more draft.
+    A step may hold several rows of one sequence, in the order of their positions, to verify drafts: each row then has
+    the tokens of the row before it and one more draft.
 
-    :ivar seq_id: identifies the sequence; that of the request's first choice is ``seq_id - choice_index``
-    :ivar request: what the sequence belongs to
+    :ivar seq_id: identifies the sequence; the sequence of the request's first choice has ``seq_id - choice_index``
+    :ivar request: the request that the sequence belongs to
     :ivar token_ids: the prompt, the output and, where drafts are verified, the drafts up to this position
-    :ivar num_tokens: how many tokens there are before the one to choose. On a device there may be one more than
-        ``token_ids``, which the host has not seen
+    :ivar num_tokens: number of tokens before the one to choose. On a device it may be one more than ``token_ids`` has:
+        a token that the host has not seen yet
     :ivar choice_index: the choice of the first sample; sample j belongs to choice ``choice_index + j``
-    :ivar num_samples: how many tokens to choose, each as if it were alone
-    :ivar num_drafts: how many drafts of the sequence the step verifies, at this position and at others
+    :ivar num_samples: number of tokens to sample independently at this position
+    :ivar num_drafts: number of drafts of the sequence that the step verifies, over all its positions
     """
 
     seq_id: int
@@ -39,10 +39,10 @@ class SampleRow:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Return how many of the tokens are the prompt."""
+        """Return the number of prompt tokens."""
         return len(self.request.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Return how many tokens of output come before the one to choose."""
+        """Return the number of output tokens before the one to choose."""
         return self.num_tokens - len(self.request.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""Chooses the next tokens of a batch on the host."""
+"""Samples the next tokens of a batch on the host."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ __all__ = ["PreparedRows", "SampledRows", "Sampler"]
 
 @frozen(eq=False)
 class PreparedRows:
-    """Holds rows for which processors have done the work that needs no logits.
+    """Holds rows for which processors have done all work that needs no logits.
 
     :ivar changes: for each processor, rows and the changes to their logits
-    :ivar is_plain: whether every row takes the token with the largest logit and asks for nothing else
-    :ivar failed: rows for which the work has raised, and the errors of their requests
-    :ivar forced: rows that are left one token
-    :ivar settled: those of them that need no logits, and their tokens: nothing else changes what they choose from, and
-        they ask for no logprobs
+    :ivar is_plain: whether an argmax of the raw logits is enough for every row
+    :ivar failed: rows whose processors raised, and the errors of their requests
+    :ivar forced: rows whose constraint allows only one token
+    :ivar settled: forced rows that need no logits, and their tokens: no other processor applies to them, and they have
+        no logprobs
     """
 
     rows: Sequence[SampleRow]
@@ -56,15 +56,15 @@ class PreparedRows:
     settled: Mapping[int, int] = field(factory=dict)
 
     def without_settled(self) -> PreparedRows:
-        """Make the same of the rows that need logits."""
+        """Select the rows that need logits."""
         if not self.settled:
             return self
         return self.part([index for index in range(len(self.rows)) if index not in self.settled])
 
     def part(self, indices: Sequence[int]) -> PreparedRows:
-        """Make the same of some rows.
+        """Select some rows.
 
-        :param indices: of the rows, ascending
+        :param indices: row indices, ascending
         """
         places = {index: place for place, index in enumerate(indices)}
         return PreparedRows(
@@ -79,12 +79,12 @@ class PreparedRows:
 
 @frozen
 class SampledRows:
-    """Holds the chosen tokens, row by row.
+    """Holds the sampled tokens, row by row.
 
-    :ivar token_ids: ``num_samples`` tokens of each row, or none if it failed
+    :ivar token_ids: ``num_samples`` tokens of each row, or none if the row failed
     :ivar logprobs: an entry for each token, of the raw logits (before bias, penalties, temperature and truncation);
-        None where none were asked for
-    :ivar failed: rows whose requests are to end, and why
+        None for rows without logprobs
+    :ivar failed: rows whose requests have to end, and the errors
     """
 
     token_ids: list[list[int]]
@@ -92,7 +92,7 @@ class SampledRows:
     failed: dict[int, PagedError] = field(factory=dict)
 
     def with_settled(self, prepared: PreparedRows) -> SampledRows:
-        """Put the tokens of the rows that needed no logits between those of the others."""
+        """Insert the tokens of the settled rows, which were left out of sampling."""
         rows, settled = prepared.rows, prepared.settled
         if not settled:
             return self
@@ -105,11 +105,10 @@ class SampledRows:
 
 
 class Sampler:
-    """Chooses tokens: processors change the logits in their order, then come temperature, top-k, top-p and min-p.
+    """Samples tokens: processors change the logits in order, then temperature, top-k, top-p and min-p are applied.
 
-    A token depends on its own row alone: on its logits, its history and, through the seed, on its choice and the
-    number of output tokens; not on the batch and not on earlier calls. The state kept of each sequence only saves
-    computing it again.
+    A token depends on its own row alone: on the logits, the tokens before it, the seed, the choice index and the number
+    of output tokens; not on the batch or on earlier calls. The state kept per sequence is only a cache.
 
     :param vocab_size: columns of the logits
     :param device: the device of the logits
@@ -123,7 +122,7 @@ class Sampler:
         self._states: dict[int, TextState] = {}
 
     def prepare(self, rows: Sequence[SampleRow]) -> PreparedRows:
-        """Do the work that needs no logits: while a device computes them, it takes no extra time."""
+        """Do all work that needs no logits, so that it overlaps with a device computing them."""
         changes: list[list[tuple[int, Any]]] = [[] for _ in self._processors]
         failed: dict[int, PagedError] = {}
         is_plain = True
@@ -149,7 +148,7 @@ class Sampler:
         return PreparedRows(rows, changes, is_plain and not failed, failed, forced, settled)
 
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
-        """Choose each row's tokens. A row whose logits are not finite, or whose every token is banned, fails alone.
+        """Sample each row's tokens. A row with NaN or Inf in its logits, or with every token banned, fails alone.
 
         :param logits: float32 ``[len(prepared.rows), vocab_size]``; overwritten
         """
@@ -184,7 +183,7 @@ class Sampler:
             return SampledRows(chosen, _raw_logprobs(tables, chosen), failed)
 
     def sample_alone(self, logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
-        """Choose each row's tokens as if it were alone, after :meth:`sample` has raised: a row that raises again fails.
+        """Sample rows one by one, after :meth:`sample` has raised for all together. A row that raises again fails.
 
         :param logits: as for :meth:`sample`
         """
@@ -206,7 +205,7 @@ class Sampler:
     def _changes(self, row: SampleRow) -> list[tuple[int, Any]] | None:
         """Compute the changes to a row's logits, each with the index of its processor.
 
-        :returns: None if the row takes the token with the largest logit and asks for nothing else
+        :returns: None if an argmax of the row's raw logits is enough
         """
         state = self._state(row)
         if row.num_output_tokens >= state.plain_from:
@@ -232,9 +231,9 @@ def _prepared(
     rows: Sequence[SampleRow],
     failed: dict[int, PagedError],
 ) -> list[tuple[int, Any]]:
-    """Let a processor prepare the changes of a step together or, should that raise, one at a time.
+    """Let a processor prepare the changes of a step together or, if that raises, one at a time.
 
-    :param failed: gets the rows for which that raises, too, and the errors of their requests
+    :param failed: rows that raise even alone are added to it, with the errors of their requests
     :returns: the changes of the other rows
     """
     try:
@@ -253,7 +252,7 @@ def _settled(
     changes: Sequence[Sequence[tuple[int, Any]]],
     failed: Container[int],
 ) -> dict[int, int]:
-    """Return which of the rows that are left one token need no logits, and the tokens."""
+    """Return the forced rows that need no logits, and their tokens."""
     num_changes = Counter(index for own in changes for index, _ in own)
     return {
         index: token
@@ -263,7 +262,7 @@ def _settled(
 
 
 def _take_largest(logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
-    """Choose the token with the largest logit of each row; that logit also shows which rows are not finite."""
+    """Take the token with the largest logit of each row; rows whose largest logit is not finite fail."""
     largest = draw_greedy(logits).tolist()
     failed: dict[int, PagedError] = {
         index: not_finite(rows[index].request) for index, token in enumerate(largest) if token == NOT_DRAWN
@@ -273,8 +272,8 @@ def _take_largest(logits: Tensor, rows: Sequence[SampleRow]) -> SampledRows:
 
 
 def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, PagedError]:
-    """Find the rows that are not finite, and overwrite them with zeros, which are not read."""
-    # The maximum is NaN or Inf if any value is; it is -Inf where every token is.
+    """Find the rows with NaN or Inf, and overwrite their logits with zeros, so that processors see finite numbers."""
+    # The maximum is NaN or +Inf if any logit is, and -Inf if every logit is.
     finite = logits.amax(-1).isfinite()
     if finite.all():
         return {}
@@ -283,9 +282,9 @@ def _zero_bad_rows(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, Paged
 
 
 def _choose(logits: Tensor, rows: Sequence[SampleRow], proposals: Proposals | None) -> list[list[int]]:
-    """Choose the tokens of each row from processed logits; a row where none can be chosen gets none."""
+    """Sample the tokens of each row from processed logits; a row whose tokens are all banned gets none."""
     tokens: list[list[int]] = [[] for _ in rows]
-    # Rows are grouped by the method that draws them, which depends on each row's own settings alone.
+    # Rows are grouped by how they are drawn, which depends on a row's own settings alone.
     ways: defaultdict[int | None, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         if proposals is not None and index in proposals.taken:
@@ -309,7 +308,7 @@ def _choose(logits: Tensor, rows: Sequence[SampleRow], proposals: Proposals | No
 def _proposed(
     proposals: Proposals | None, rows: Sequence[SampleRow], indices: Sequence[int]
 ) -> npt.NDArray[np.int64] | None:
-    """Return the proposals to each sample of some rows, :data:`NOT_DRAWN` in place of those that are none."""
+    """Return the proposals for each sample of some rows, with :data:`NOT_DRAWN` for rows without proposals."""
     if proposals is None or proposals.drawn.keys().isdisjoint(indices):
         return None
     none = np.full((1, NUM_DRAWN), NOT_DRAWN)
@@ -323,14 +322,15 @@ def _draw(
     width: int,
     proposed: npt.NDArray[np.int64] | None,
 ) -> npt.NDArray[np.int64]:
-    """Draw a token for each of ``owners``, which are indices of ``rows`` and repeat for rows with several samples.
+    """Draw a token for each sample.
 
-    :param proposed: for each, proposals of which the first one that is kept is taken, ``[len(owners), NUM_DRAWN]``
+    :param owners: the index in ``rows`` of each sample
+    :param proposed: proposals for each sample, ``[len(owners), NUM_DRAWN]``; the first that truncation keeps is taken
     """
     settings = Settings.of([row.request.sampling for row in rows], logits.shape[1])
     if proposed is None:
         numbers = numbers_of(rows, 1)[:, 0]
-    else:  # the numbers that proposals were drawn with are theirs alone
+    else:  # the first NUM_DRAWN numbers of samples with proposals were used to draw these
         all_numbers = numbers_of(rows, NUM_DRAWN + 1)
         numbers = np.where(proposed[:, 0] == NOT_DRAWN, all_numbers[:, 0], all_numbers[:, NUM_DRAWN])
     if width:
@@ -339,7 +339,7 @@ def _draw(
 
 
 def _logprob_tables(logits: Tensor, rows: Sequence[SampleRow]) -> list[tuple[LogprobTable, list[int]]]:
-    """Make one table per number of logprobs that rows ask for, with the rows of each."""
+    """Make one table for each ``top_n_logprobs`` among the rows, with its rows."""
     wanted: defaultdict[int, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         if row.request.sampling.top_n_logprobs is not None:
@@ -350,7 +350,7 @@ def _logprob_tables(logits: Tensor, rows: Sequence[SampleRow]) -> list[tuple[Log
 def _raw_logprobs(
     tables: Sequence[tuple[LogprobTable, list[int]]], chosen: Sequence[list[int]]
 ) -> list[list[RawLogprobs] | None]:
-    """Make an entry per chosen token, for the rows that ask for logprobs."""
+    """Make an entry per chosen token, for the rows with logprobs."""
     logprobs: list[list[RawLogprobs] | None] = [None] * len(chosen)
     for table, indices in tables:
         pairs = [(position, token) for position, index in enumerate(indices) for token in chosen[index]]

@@ -15,10 +15,10 @@ __all__ = ["SparseChange", "add_sparse", "index_of", "keep_only"]
 
 @frozen(eq=False)
 class SparseChange:
-    """Holds the amounts to add to the logits of some tokens.
+    """Holds amounts to add to the logits of some tokens.
 
-    :ivar token_ids: the tokens, each once
-    :ivar amounts: one amount per token; -inf bans it
+    :ivar token_ids: distinct tokens
+    :ivar amounts: one amount per token; -inf bans the token
     """
 
     token_ids: npt.NDArray[np.int64]
@@ -26,10 +26,10 @@ class SparseChange:
 
 
 def add_sparse(logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> None:
-    """Add to the logits of some tokens, in place.
+    """Add sparse changes to logits in place.
 
     :param logits: float32 ``[N, V]``
-    :param changes: rows, and what to add in each
+    :param changes: rows, and the change to each
     """
     amounts = torch.from_numpy(np.concatenate([change.amounts for _, change in changes])).to(logits.device)
     index = index_of(logits, [row for row, _ in changes], [change.token_ids for _, change in changes])
@@ -37,9 +37,10 @@ def add_sparse(logits: Tensor, changes: Sequence[tuple[int, SparseChange]]) -> N
 
 
 def keep_only(logits: Tensor, token_ids: npt.NDArray[np.int64]) -> None:
-    """Ban all tokens but some, in place.
+    """Ban all other tokens, in place.
 
     :param logits: float32 ``[V]``
+    :param token_ids: the tokens that keep their logits
     """
     tokens = torch.from_numpy(token_ids).to(logits.device)
     kept = logits[tokens]
@@ -48,7 +49,11 @@ def keep_only(logits: Tensor, token_ids: npt.NDArray[np.int64]) -> None:
 
 
 def index_of(logits: Tensor, rows: Sequence[int], tokens: Sequence[npt.NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
-    """Index every pair of a row and one of its tokens."""
+    """Return index tensors of every (row, token) pair.
+
+    :param rows: row indices
+    :param tokens: the tokens of each row
+    """
     row_of_each = np.repeat(np.array(rows), [len(row_tokens) for row_tokens in tokens])
     return (
         torch.from_numpy(row_of_each).to(logits.device),

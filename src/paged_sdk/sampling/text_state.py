@@ -1,4 +1,4 @@
-"""Keeps the state of one text between steps, for sampling on the host."""
+"""Keeps the processor states of one sequence between steps, for sampling on the host."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ __all__ = ["TextState"]
 
 
 class TextState:
-    """Holds the states of the processors that a text needs, at one position of it.
+    """Holds the states of the processors that a sequence needs, at one position of its output.
 
-    :param request: see :attr:`request`
     :param states: states of processors, each with the processor's index in the list
-    :param plain_from: see :attr:`plain_from`
-    :ivar request: the request that the text belongs to
-    :ivar plain_from: the number of output tokens from which on the next token is the one with the largest logit, and
-        nothing else is asked for
+    :ivar request: the request that the sequence belongs to
+    :ivar plain_from: the number of output tokens from which on an argmax of the raw logits is enough
     """
 
     def __init__(self, request: Request, states: Sequence[tuple[int, ProcessorState[Any]]], plain_from: int) -> None:
@@ -32,7 +29,7 @@ class TextState:
 
     @classmethod
     def begin(cls, request: Request, processors: Sequence[Processor[Any]]) -> TextState:
-        """Make the state of a request's text at the end of the prompt."""
+        """Make the state of a sequence at the end of its prompt."""
         reaches = [processor.applies_until(request) for processor in processors]
         states = [
             (place, processor.begin(request))
@@ -42,13 +39,13 @@ class TextState:
         return cls(request, states, max(reaches, default=0) if _is_plain(request) else ALL_TOKENS)
 
     def fork(self) -> TextState:
-        """Make the state of another choice of the request, at the same position."""
+        """Copy the state for another choice of the request."""
         forked = TextState(self.request, [(place, state.fork()) for place, state in self._states], self.plain_from)
         forked._output = self._output.copy()
         return forked
 
     def move_to(self, row: SampleRow) -> None:
-        """Move to the position of a row: forward, or back first where the output differs from the known one."""
+        """Move to a row's position: roll back the tokens that differ from the row's output, then advance to its end."""
         if not self._states:
             return
         output, known = list(row.token_ids[row.num_prompt_tokens :]), self._output
@@ -65,7 +62,7 @@ class TextState:
             known += gained
 
     def changes(self) -> Iterator[tuple[int, Any]]:
-        """Compute the changes to the next token's logits, each with the index of its processor."""
+        """Yield the changes to the next token's logits, each with the index of its processor."""
         for place, state in self._states:
             change = state.change()
             if change is not None:
@@ -77,6 +74,6 @@ def _is_plain(request: Request) -> bool:
 
 
 def _num_common(output: Sequence[int], known: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
+    """Return the length of the common prefix."""
     pairs = zip(output, known, strict=False)
     return next((place for place, (new, old) in enumerate(pairs) if new != old), min(len(output), len(known)))

@@ -1,4 +1,4 @@
-"""Ends what a model thinks before it answers, where a request says after how many tokens."""
+"""Ends a model's reasoning when the request's thinking budget is used up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["ThoughtEnd", "ThoughtEndState"]
 
 
 class ThoughtEnd(Processor[npt.NDArray[np.int64]]):
-    """Has the mark that closes thoughts come after the tokens of a request's limit, if these leave them open."""
+    """Forces the mark that closes the reasoning after ``ThoughtLimit.num_tokens`` tokens, if it is still open then."""
 
     def applies_until(self, request: Request) -> int:
         limit = request.thought_limit
@@ -36,9 +36,9 @@ class ThoughtEnd(Processor[npt.NDArray[np.int64]]):
 
 
 class ThoughtEndState(ProcessorState[npt.NDArray[np.int64]]):
-    """Follows one text to the end of its limit.
+    """Tracks the output of one sequence up to its limit.
 
-    :param token_ids: its tokens so far
+    :param token_ids: output tokens so far
     """
 
     def __init__(self, limit: ThoughtLimit, token_ids: list[int]) -> None:

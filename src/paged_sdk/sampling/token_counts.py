@@ -1,4 +1,4 @@
-"""Counts how often each token occurs in one text, from step to step."""
+"""Counts the tokens of one sequence incrementally."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["TokenCounts"]
 
 
 class TokenCounts:
-    """Keeps the distinct tokens of a text, and how often each occurs in its output.
+    """Keeps the distinct tokens of prompt and output, and how often each occurs in the output.
 
-    A token of output costs a few dictionary operations when it is added and when it is removed.
+    Adding or removing an output token costs a few dictionary operations.
 
-    :param prompt: token ids that are in the text but are not counted
+    :param prompt: token ids that are listed but not counted
     """
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._output: list[int] = []
         self._slots = {token: slot for slot, token in enumerate(dict.fromkeys(prompt))}
         self._num_prompt_slots = len(self._slots)
-        # C arrays: numpy copies them in one go, a list element by element.
+        # C arrays: numpy copies them at once, but lists element by element.
         self._tokens = array("q", self._slots)
         self._counts = array("q", bytes(8 * len(self._slots)))
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Count tokens that were added to the output."""
+        """Add tokens to the output."""
         self._output += token_ids
         for token in token_ids:
             slot = self._slots.setdefault(token, len(self._slots))
@@ -43,7 +43,7 @@ class TokenCounts:
             token = self._output.pop()
             slot = self._slots[token]
             self._counts[slot] -= 1
-            # Tokens that came later are gone already, so a token that is no longer there has the last slot.
+            # Tokens that first occurred later are already removed, so a token whose count drops to 0 has the last slot.
             if not self._counts[slot] and slot >= self._num_prompt_slots:
                 del self._slots[token]
                 self._tokens.pop()
@@ -61,7 +61,7 @@ class TokenCounts:
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """Return every token that occurs in prompt or output, once."""
+        """Return the distinct tokens of prompt and output."""
         return np.array(self._tokens)
 
     @property

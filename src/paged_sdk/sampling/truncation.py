@@ -1,13 +1,13 @@
 """Truncates distributions by temperature, top-k, top-p and min-p, and draws from them.
 
-The device does what reads whole rows of logits: finding candidates and summing weights. The rest, a few hundred
-candidates per row, is float64 on the host: the same on every device, and no row's arithmetic depends on the others.
+The device does what reads whole rows of logits: finding candidates and summing weights. The rest, on a few hundred
+candidates per row, runs in float64 on the host, so it is the same for every device, and independent of other rows.
 
-There are two ways, and a row's own settings choose:
+A row's own settings select one of two methods:
 
-- with top-k or top-p, the likeliest tokens are sorted (ties: the lower id first) and the inverse CDF runs over them in
-  that order; only where a distribution is so flat that they do not settle it, more of it is sorted;
-- without, nothing is sorted and the inverse CDF runs over the vocabulary in the order of token ids.
+- With top-k or top-p, the likeliest tokens are sorted (ties: lower id first), and the inverse CDF runs over them in
+  that order. Only if a distribution is too flat to be truncated within these candidates are more of its tokens sorted.
+- Without, nothing is sorted, and the inverse CDF runs over the vocabulary in the order of token ids.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Ids: TypeAlias = npt.NDArray[np.int64]
 
 NOT_DRAWN: Final = -1
-"""Stands in place of a token id where no token can be chosen: all logits are -inf, or one is NaN or +inf."""
+"""Takes the place of a token id if no token can be chosen: all logits are -inf, or one is NaN or +inf."""
 
 _TOP_P_CANDIDATES: Final = 256
-"""So many candidates hold the nucleus of most language model distributions at top_p = 0.9; more cost time in every
-step."""
+"""Enough for the nucleus of most language model distributions at top_p = 0.9; more would cost time in every step."""
 
 _SUM_BLOCK: Final = 128
-"""The inverse CDF over the vocabulary sums so many tokens per block."""
+"""Tokens per block in the two-level inverse CDF over the vocabulary."""
 
 _LEAST_EXPONENT: Final = -87.0
 _LEAST_WEIGHT: Final = 1.7e-38
-"""Is larger than exp(_LEAST_EXPONENT), and smaller than anything that counts beside the likeliest token's 1."""
+"""Weights up to this are set to 0. Larger than exp(_LEAST_EXPONENT), and negligible beside the likeliest token's 1."""
 
 _NUMBERS_AT_ONCE: Final = 1 << 20
-"""Bounds copies of logits: larger ones cost more in page faults than their arithmetic does."""
+"""Bounds copies of logits: larger copies cost more in page faults than in arithmetic."""
 
 
 @frozen(eq=False)
 class Settings:
-    """Holds the settings of R rows, each ``[R, 1]``; one that is off has the value that keeps every token."""
+    """Holds the settings of R rows, each ``[R, 1]``; a setting that is off has a value that keeps every token."""
 
     temperature: Floats
     top_k: Ids
@@ -74,7 +73,7 @@ class Settings:
             return np.array([[off if value is None else value] for value in values], np.float64)
 
         return cls(
-            # float32 must hold it: -inf divided by infinity is no number.
+            # Must be finite in float32: -inf divided by inf is NaN.
             temperature=column([each.temperature for each in params], 1).clip(max=1e30),
             top_k=np.array([[min(each.top_k or vocab_size, vocab_size)] for each in params], np.int64),
             top_p=column([each.top_p for each in params], 1),
@@ -92,17 +91,17 @@ class Settings:
 
 
 def is_greedy(params: SamplingParams) -> bool:
-    """Say whether the likeliest token is taken."""
+    """Tell whether the likeliest token is taken."""
     return params.is_greedy or params.top_k == 1
 
 
 def num_candidates(params: SamplingParams, vocab_size: int) -> int:
-    """Return how many of the likeliest tokens :func:`draw_from_likeliest` should look at; 0: use :func:`draw_from_all`.
+    """Return the ``width`` of a row for :func:`draw_from_likeliest`; 0: use :func:`draw_from_all`.
 
-    It depends on the row's own settings alone, so that the batch does not matter.
+    The width depends on the row's own settings alone, so that results do not depend on the batch.
     """
     if params.top_k is not None and params.top_k < vocab_size:
-        # Capacity for ties with the last (many, if the logits were bfloat16), in few different widths.
+        # Room for ties with the last token (many if the logits were bfloat16); powers of two, so few different widths.
         return min(max(64, 1 << (2 * params.top_k - 1).bit_length()), vocab_size)
     if params.top_p is not None and params.top_p < 1:
         return min(_TOP_P_CANDIDATES, vocab_size)
@@ -113,10 +112,10 @@ def draw_greedy(logits: Tensor) -> Ids:
     """Return the likeliest token of each row or :data:`NOT_DRAWN`, ``[R]``."""
     library = load() if logits.device.type == "cpu" else None
     if library is not None:
-        found: Ids = likeliest_tokens(library, logits).numpy()  # on all threads, in one reading
+        found: Ids = likeliest_tokens(library, logits).numpy()  # one pass, on all threads
         return found
     tokens = argmax(logits)
-    if logits.device.type != "cpu":  # there NOT_DRAWN is found already; as an index it would end the device
+    if logits.device.type != "cpu":  # argmax has already checked for finite logits there
         return tokens
     largest = logits.numpy()[np.arange(len(tokens)), tokens]
     return np.where(np.isfinite(largest), tokens, NOT_DRAWN)
@@ -125,22 +124,23 @@ def draw_greedy(logits: Tensor) -> Ids:
 def draw_from_likeliest(
     logits: Tensor, settings: Settings, width: int, rows: Ids, uniforms: Floats, proposed: Ids | None = None
 ) -> Ids:
-    """Draw tokens of rows that have top-k or top-p.
+    """Draw tokens of rows with top-k or top-p.
 
-    Of tokens that tie with the last one kept by top-k or top-p, those with the lowest ids are kept.
+    Among tokens that tie for the last place that top-k or top-p keeps, those with the lowest ids are kept.
 
     :param logits: float32 ``[R, V]``
     :param width: the result of :func:`num_candidates`, the same for all rows
     :param rows: the row of each draw, ``[M]``
     :param uniforms: a number in [0, 1) for each draw, ``[M]``
-    :param proposed: tokens of which the first one that is kept is taken instead, ``[M, N]``; below 0: no token
+    :param proposed: proposed tokens of each draw, ``[M, N]``; below 0: no token. The first that is kept is taken
+        instead of a drawn one
     :returns: token ids or :data:`NOT_DRAWN`, ``[M]``
     """
     vocab_size = logits.shape[1]
     values, tokens = likeliest(logits, width)
     good = np.isfinite(values[:, 0]) & ~np.isnan(values).any(axis=1)
     values[~good] = 0
-    # Top-p applies to what top-k keeps; without top-k that is the whole vocabulary, not only the candidates.
+    # Top-p applies to the tokens that top-k keeps; without top-k, to the whole vocabulary, not only the candidates.
     totals = np.full((len(values), 1), np.nan)
     whole = np.flatnonzero(good & (settings.top_k[:, 0] == vocab_size))
     if len(whole):
@@ -179,9 +179,9 @@ def draw_from_all(
     *,
     keeps_logits: bool = False,
 ) -> Ids:
-    """Draw tokens of rows that have neither top-k nor top-p.
+    """Draw tokens of rows with neither top-k nor top-p.
 
-    :param logits: float32 ``[R, V]``; overwritten, unless they are to be kept
+    :param logits: float32 ``[R, V]``; overwritten unless ``keeps_logits``
     :param rows: the row of each draw, ``[M]``
     :param uniforms: a number in [0, 1) for each draw, ``[M]``
     :param proposed: as for :func:`draw_from_likeliest`
@@ -195,7 +195,7 @@ def draw_from_all(
     cumulative = _floats(blocks.sum(dim=-1)).cumsum(axis=1)
 
     drawn = np.full(len(rows), NOT_DRAWN, np.int64)
-    good = (cumulative[:, -1] > 0)[rows]  # not so for NaN
+    good = (cumulative[:, -1] > 0)[rows]  # False for NaN
     if proposed is not None:
         draws = np.flatnonzero(good & (proposed[:, 0] >= 0))
         own = weights[torch.from_numpy(rows[draws, None]), torch.from_numpy(proposed[draws])].cpu().numpy() > 0
@@ -206,7 +206,7 @@ def draw_from_all(
     last = np.full((len(cumulative), 1), cumulative.shape[1])
     block = _inverse_cdf(cumulative, last, rows, uniforms)
     start = np.where(block > 0, cumulative[rows, block - 1], 0)
-    # Where within its block the target lies: relative, because float32 sums differ from float64 ones in the last bits.
+    # Position of the target within its block, as a fraction: block sums are float32, sums within the block float64.
     within = (uniforms * cumulative[rows, -1] - start) / (cumulative[rows, block] - start)
     inner = _floats(blocks[torch.from_numpy(rows), torch.from_numpy(block)]).cumsum(axis=1)
     last = np.full((len(inner), 1), _SUM_BLOCK)
@@ -216,7 +216,7 @@ def draw_from_all(
 
 
 def _first_in(kept: Ids, proposed: Ids, otherwise: int) -> int:
-    """Return the first proposed token that is kept."""
+    """Return the first proposed token that is kept, or ``otherwise``."""
     found = proposed[np.isin(proposed, kept)]
     return int(found[0]) if len(found) else otherwise
 
@@ -225,8 +225,9 @@ def _keep(values: npt.NDArray[np.float32], settings: Settings, totals: Floats) -
     """Apply the settings to sorted candidates.
 
     :param values: logits ``[R, C]``, descending
-    :param totals: the weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``; read without top-k
-    :returns: cumulative weights ``[R, C]``, and how many candidates, from the first on, are kept ``[R, 1]``
+    :param totals: the weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``; NaN for rows with
+        top-k
+    :returns: cumulative weights ``[R, C]``, and the number of leading candidates that are kept ``[R, 1]``
     """
     num_columns = values.shape[1]
     weights = np.exp((values.astype(np.float64) - values[:, :1]) / settings.temperature)
@@ -237,15 +238,15 @@ def _keep(values: npt.NDArray[np.float32], settings: Settings, totals: Floats) -
     before[:, 1:] = cumulative[:, :-1]
     keep = np.arange(num_columns) < settings.top_k
     keep &= before < settings.top_p * totals
-    keep &= (weights >= settings.min_p) & (weights > 0)  # what is banned is not kept, and may have been proposed
+    keep &= (weights >= settings.min_p) & (weights > 0)  # banned tokens, which may be proposed, have weight 0
     return cumulative, keep.sum(axis=1, keepdims=True)
 
 
 def _inverse_cdf(cumulative: Floats, kept: Ids, rows: Ids, uniforms: Floats) -> Ids:
-    """Draw columns by weight from the first ``kept`` ones of each draw's row.
+    """Draw columns by weight from the first ``kept`` columns of each draw's row.
 
-    A number below 1 times the kept weight is below it, so the last column is the largest result, and columns without
-    weight are never drawn.
+    A number below 1 times the kept weight is below the kept weight. So no column after the kept ones is drawn, and no
+    column with weight 0.
     """
     mass = np.take_along_axis(cumulative, kept - 1, axis=1)[rows, 0]
     columns: Ids = (cumulative[rows] <= (uniforms * mass)[:, None]).sum(axis=1)
@@ -255,32 +256,32 @@ def _inverse_cdf(cumulative: Floats, kept: Ids, rows: Ids, uniforms: Floats) -> 
 def _threshold(values: npt.NDArray[np.float32], settings: Settings, total: float, vocab_size: int) -> float:
     """Return a logit below which a row keeps no token.
 
-    :param values: the row's likeliest candidates' logits, descending, at least top-k of them
+    :param values: logits of the row's candidates, descending; at least top-k of them
     """
     top_k = int(settings.top_k[0, 0])
     if top_k < vocab_size:
         return float(values[top_k - 1])
-    # Tokens less likely than (1 - p) / V make up less than 1 - p together: top-p is reached without them.
-    # The half and the millionth allow for rounding.
+    # All tokens less likely than (1 - p) / V have less than 1 - p together, so top-p is reached without them.
+    # The factors 1/2 and 1e-6 allow for rounding.
     least = (1 - float(settings.top_p[0, 0])) / vocab_size / 2
     threshold = float(values[0]) + float(settings.temperature[0, 0]) * math.log(least * total)
     return max(threshold - abs(threshold) * 1e-6, float(np.finfo(np.float32).min))
 
 
 def _to_weights(logits: Tensor, settings: Settings, *, keeps_logits: bool) -> Tensor:
-    """Turn logits into the weights of tokens relative to the row's likeliest one, in place unless they are kept."""
+    """Turn logits into weights relative to the row's likeliest token, in place unless ``keeps_logits``."""
     largest = logits.amax(dim=-1, keepdim=True)
     logits = logits.sub(largest) if keeps_logits else logits.sub_(largest)
     if (settings.temperature != 1).any():
         logits.div_(torch.from_numpy(settings.temperature).to(logits))
-    # On a CPU, exp is 3 times as slow at -inf, 36 times at results below 1.2e-38, of which there are many where the
-    # temperature is low: what is less likely than that has no weight.
+    # On a CPU, exp is 3 times as slow at -inf, and 36 times for results below 1.2e-38 (denormals), of which there are
+    # many at low temperatures. Such weights are set to 0.
     weights = logits.clamp_(min=_LEAST_EXPONENT).exp_()
     return torch.threshold_(weights, _LEAST_WEIGHT, 0.0)
 
 
 def _total_weight(logits: Tensor, settings: Settings) -> Floats:
-    """Sum the weight of the whole vocabulary relative to its likeliest token, ``[R, 1]``."""
+    """Sum the weights of the whole vocabulary, relative to the row's likeliest token, ``[R, 1]``."""
     rows_at_once = max(_NUMBERS_AT_ONCE // logits.shape[1], 1)
     totals = []
     for start in range(0, len(logits), rows_at_once):
@@ -291,7 +292,7 @@ def _total_weight(logits: Tensor, settings: Settings) -> Floats:
 
 
 def _blocks(weights: Tensor) -> Tensor:
-    """Cut rows ``[R, V]`` into blocks ``[R, B, block]``, with zeros after the last column."""
+    """Split rows ``[R, V]`` into blocks ``[R, B, block]``, padded with zeros."""
     missing = -weights.shape[1] % _SUM_BLOCK
     if missing:
         weights = F.pad(weights, (0, missing))

@@ -1,4 +1,4 @@
-"""Computes uniform random numbers from seed, choice and position, not from how many were drawn before."""
+"""Computes uniform random numbers from seed, choice and position, without state (a counter-based generator)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LARGEST_64_BIT_PRIME: Final = 2**64 - 59
 def uniforms(seeds: Sequence[int], choice_indices: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.float64]:
     """Return numbers in [0, 1) with 53 random bits, one per (seed, choice, position).
 
-    There is no state: a number is the same in every batch, and again after preemption. Position counts along a
+    There is no state: a number is the same in every batch, and again after preemption. The position is the counter of a
     SplitMix64 stream (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014), as in
     :func:`paged_sdk.kernels.sampling.uniforms`, which gives the same numbers on a device.
 
     :param seeds: any ints >= 0
-    :param choice_indices: which of a request's texts
+    :param choice_indices: index of the sequence among the choices of its request
     :param positions: number of output tokens before the one to choose
     :returns: ``[len(seeds)]``
     """
@@ -34,7 +34,7 @@ def more_uniforms(
 ) -> npt.NDArray[np.float64]:
     """Return several independent numbers for each (seed, choice, position).
 
-    :param num: how many: the first is that of :func:`uniforms`, whose bits begin a SplitMix64 stream of the others
+    :param num: how many. The first is the number of :func:`uniforms`; its bits seed a SplitMix64 stream of the others
     :returns: ``[len(seeds), num]``
     """
     first = _bits(seeds, choice_indices, positions)[:, None]
@@ -43,10 +43,10 @@ def more_uniforms(
 
 
 def stream_starts(seeds: Sequence[int], choice_indices: Sequence[int]) -> npt.NDArray[np.uint64]:
-    """Return the starts of the streams of some (seed, choice), hashed from both by SplitMix64's own mixer.
+    """Return the start of the stream of each (seed, choice), hashed from both by SplitMix64's own mixer.
 
     :param seeds: any ints >= 0
-    :param choice_indices: which of a request's texts
+    :param choice_indices: index of the sequence among the choices of its request
     :returns: ``[len(seeds)]``
     """
     start = _mix(np.array([seed % _LARGEST_64_BIT_PRIME for seed in seeds], np.uint64) + _GAMMA)

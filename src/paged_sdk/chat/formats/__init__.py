@@ -1,1 +1,1 @@
-"""Holds the formats in which models write answers: one file each."""
+"""Holds the formats in which models write answers, one per file."""

@@ -1,4 +1,4 @@
-"""Read calls as Cohere's Command R7B and Command A write them: a JSON list between special tokens."""
+"""Read tool calls of Cohere's Command R7B and Command A: a JSON list between special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read calls as DeepSeek's models write them: JSON between special tokens, in V3 and R1 in a block of code."""
+"""Read tool calls of DeepSeek's models: JSON between special tokens; for V3 and R1, in a code block."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _SEPARATOR, _END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 @frozen
 class _DeepSeek(MarkedCalls):
-    """Is the format of V3 and R1, or of V3.1.
+    """Reads the format of V3 and R1, or of V3.1.
 
-    :ivar has_blocks: arguments stand in a block of code
+    :ivar has_blocks: whether arguments are in a code block (V3 and R1)
     """
 
     has_blocks: bool = True
@@ -58,7 +58,7 @@ class _DeepSeek(MarkedCalls):
         name = head[0].strip()
         yield from reader.space()
         if name == "function" and not (yield from reader.literal("{")):
-            line = yield from reader.until("\n")  # the name has a line of its own, before the block
+            line = yield from reader.until("\n")  # the name is on a line of its own, before the block
             if line is None:
                 return None
             name = line[0].strip()

@@ -1,5 +1,5 @@
-"""Read calls as Gemma writes them: Python in a block of code named ``tool_code``, or as FunctionGemma and Gemma 4 do,
-a name and arguments whose strings stand between special tokens.
+"""Read tool calls of Gemma: Python in a code block named ``tool_code``; for FunctionGemma and Gemma 4, a name, and
+arguments whose strings are between special tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
 __all__ = ["FORMAT"]
 
 _ENDS: Final = {"<|tool_call>": "<tool_call|>", "<start_function_call>": "<end_function_call>"}
-"""Begins a call: ends it."""
+"""Maps the mark that begins a call to the mark that ends it."""
 _QUOTES: Final = ('<|"|>', "<escape>")
 _WORDS: Final[Mapping[object, str]] = {True: "true", False: "false", None: "null"}
 _NAME: Final = re.compile(r"[\w.-]*")
@@ -32,9 +32,9 @@ _WORD: Final = re.compile(r"[\w.+-]*")
 
 @frozen
 class _Gemma(MarkedCalls):
-    """Is the format of one of Gemma's families.
+    """Reads the format of one generation of Gemma.
 
-    :ivar mark: begins a call
+    :ivar mark: the mark that begins a call
     """
 
     mark: str = "```tool_code"
@@ -75,7 +75,8 @@ class _Gemma(MarkedCalls):
 
 
 def _python_block(reader: TextReader, watch: Callable[[str], None]) -> Steps[None]:
-    """Take Python up to the mark that ends its block. In a string, which ends with its line, that mark is text.
+    """Read Python up to the end of its code block. Within a string, which ends at the end of its line at the latest,
+    the block's end mark is text.
 
     :param watch: gets the text as it arrives
     """
@@ -94,7 +95,7 @@ def _python_block(reader: TextReader, watch: Callable[[str], None]) -> Steps[Non
 
 
 def _quoted_form(writer: GrammarWriter, tools: ToolSchemas, dialect: Dialect) -> str:
-    """Return the expression of a call in which strings stand between special tokens."""
+    """Return the grammar expression of a call whose strings are between special tokens."""
     calls = []
     for name, schema in tools.items():
         values = ValueGrammar(writer, dialect, schema, f"the tool {name}")
@@ -108,8 +109,8 @@ def _quoted_form(writer: GrammarWriter, tools: ToolSchemas, dialect: Dialect) ->
 def _quoted_call(
     reader: TextReader, quote: str, end: str, pieces: AnswerPieces, tools: ToolSchemas
 ) -> Steps[list[Call] | None]:
-    """Read ``call:name{key:<|"|>text<|"|>,other:5}``, of which nothing but strings and keys needs to become JSON, up
-    to its end, whatever it is.
+    """Read ``call:name{key:<|"|>text<|"|>,other:5}`` up to its end mark, valid or not. Only its strings and keys have
+    to be converted to JSON.
     """
     yield from reader.space()
     name = (yield from reader.run(_NAME)) if (yield from reader.literal("call:")) else ""
@@ -133,9 +134,10 @@ def _quoted_call(
 
 
 def _unquoted(reader: TextReader, quote: str, end: str, add: Callable[[str], None]) -> Steps[str]:
-    """Take what does not stand between quotes, and write it as JSON.
+    """Read the text outside of quotes, and convert it to JSON.
 
-    :returns: the quote or end behind it, as :func:`_up_to` does
+    :param add: gets the JSON
+    :returns: the quote or end mark that follows, which has been read; empty: the answer ends
     """
     while reader.at < len(reader.text) or (yield from reader.more()):
         mark = yield from reader.one_of((quote, end))
@@ -146,7 +148,7 @@ def _unquoted(reader: TextReader, quote: str, end: str, add: Callable[[str], Non
             space = yield from reader.space()
             is_key = _KEY.fullmatch(word) and reader.text.startswith(":", reader.at)
             add((json.dumps(word, ensure_ascii=False) if is_key else word) + space)
-        elif (yield from reader.literal('"')):  # a string as JSON has it
+        elif (yield from reader.literal('"')):  # a JSON string
             add('"')
             mark = yield from _up_to(reader, '"', "\\", end, watch=add)
             while mark == "\\":
@@ -162,9 +164,9 @@ def _unquoted(reader: TextReader, quote: str, end: str, add: Callable[[str], Non
 
 
 def _up_to(reader: TextReader, *words: str, watch: Callable[[str], None] | None = None) -> Steps[str]:
-    """Take the text up to the first of these words, and the word. The answer's end may come in its place.
+    """Read the text up to the first of these words, and the word; without one, to the end of the answer.
 
-    :returns: the word, if there is one
+    :returns: the word; empty: the answer ends
     """
     found = yield from reader.until(*words, watch=watch)
     if found is not None:

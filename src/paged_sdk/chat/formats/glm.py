@@ -1,4 +1,4 @@
-"""Read calls as GLM 4.5 and later write them: a name, and tags for each argument's name and its value."""
+"""Read tool calls of GLM 4.5 and later: a name, and tags around the name and the value of each argument."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 @frozen
 class _Glm(MarkedCalls):
-    """Is the format of 4.5, or of 4.7.
+    """Reads the format of GLM 4.5, or of 4.7.
 
-    :ivar line_break: stands between tags
+    :ivar line_break: the text between tags
     """
 
     line_break: str = "\n"

@@ -1,4 +1,4 @@
-"""Read calls as Granite 3 writes them: a JSON list after a special token. Granite 4 writes Hermes' format."""
+"""Read tool calls of Granite 3: a JSON list after a special token. Granite 4 uses the Hermes format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read answers as gpt-oss writes them (OpenAI's Harmony): messages on channels for thoughts, calls and the answer."""
+"""Read answers of gpt-oss (OpenAI's Harmony format): messages on channels for reasoning, calls and content."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RECIPIENT: Final = re.compile(rf"\b{_TO}functions\.([\w.-]+)")
 
 class _Harmony(AnswerFormat):
     shapes_all = True
-    # <|end|> ends a thought, which the call or the answer follows.
+    # <|end|> only ends a message of reasoning; a call or the content follows.
     turn_ends: ClassVar[tuple[str, ...]] = ("<|return|>", "<|call|>")
 
     @property
@@ -31,7 +31,7 @@ class _Harmony(AnswerFormat):
         return _CHANNEL in template and _MESSAGE in template
 
     def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
-        # The token that ends a call ends the answer.
+        # No closing: <|call|>, which ends the call, ends the answer.
         return CallForm(
             opening="<|channel|>commentary to=functions.",
             call=json_form(writer, tools, lambda name: f"{name} <|constrain|>json<|message|>"),
@@ -49,7 +49,7 @@ class _Harmony(AnswerFormat):
         return f"({message} {writer.text(f'<|end|>{_START}assistant')})* {writer.any_of((message, call))}"
 
     def read(self, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[None]:
-        # What the prompt has begun is the header of a message, which may go on with its recipient, before any mark.
+        # The prompt ends within the header of a message, so the answer may begin with the recipient, before any mark.
         place = reader.place
         space = yield from reader.space()
         mark: str | None = _START
@@ -72,7 +72,7 @@ class _Harmony(AnswerFormat):
 
 
 def _message(header: str, reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[str | None]:
-    """Read a message after its header, and return the mark that ends it; None: the answer ends."""
+    """Read a message after its header, and return the mark that ends it; None if the answer ends without one."""
     ends = (*_ENDS, _START, _CHANNEL)
     recipient = _RECIPIENT.search(header)
     if recipient is not None:

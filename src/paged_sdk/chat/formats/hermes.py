@@ -1,7 +1,7 @@
-"""Read calls as Hermes, Qwen and the many models that follow them write them: JSON between ``<tool_call>`` tags.
+"""Read tool calls of Hermes, Qwen and the many models that follow them: JSON between ``<tool_call>`` tags.
 
-Some forget the tags: Qwen2.5-Coder-1.5B wrote each of its calls as a block of code. So an answer that is such JSON, or
-a block of it, is a call too, if it has a name and arguments.
+Some models omit the tags: Qwen2.5-Coder-1.5B wrote every call as a code block. So an answer that is such JSON, or a
+code block of it, is also a call, if it has a name and arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class _Hermes(MarkedCalls):
     openings: ClassVar[tuple[str, ...]] = ("{",)
 
     def is_written_by(self, template: str) -> bool:
-        others = ("<parameter=", "<arg_key>")  # Qwen3-Coder and GLM put no JSON between these tags
+        others = ("<parameter=", "<arg_key>")  # Qwen3-Coder and GLM have other content between these tags
         return "<tool_call>" in template and not any(sign in template for sign in others)
 
     def call_form(self, writer: GrammarWriter, tools: ToolSchemas) -> CallForm:
@@ -43,7 +43,7 @@ class _Hermes(MarkedCalls):
         if calls is None or (mark != "<tool_call>" and '"arguments"' not in reader.text[start : reader.at]):
             return None
         yield from reader.space()
-        # The end token may come in place of the closing mark.
+        # The model may end the answer instead of closing the call.
         closed = yield from reader.literal("```" if mark == "```json" else "</tool_call>")
         return calls if closed or reader.at == len(reader.text) else None
 

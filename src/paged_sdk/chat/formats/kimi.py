@@ -1,4 +1,4 @@
-"""Read calls as Kimi K2 writes them: JSON between special tokens, after an id that holds the tool's name."""
+"""Read tool calls of Kimi K2: JSON between special tokens, after an id that contains the tool's name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class _Kimi(MarkedCalls):
         return self.fillers[0] in template
 
     def chat_as_template_takes(self, messages: Sequence[Message]) -> list[Message]:
-        """Return messages whose calls have ids of the model's own form: its template writes these alone."""
+        """Return messages whose calls have ids in the model's own form: the template writes only the id of a call, and
+        the model reads the tool's name from it.
+        """
         ids: dict[str | None, str] = {}
         changed = []
         num_calls = 0

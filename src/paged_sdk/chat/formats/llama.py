@@ -1,4 +1,4 @@
-"""Read calls as Llama 3 and 4 write them: an answer that is JSON or a Python list of calls, or a marked call."""
+"""Read tool calls of Llama 3 and 4: an answer that is JSON or a Python list of calls, or a call after a mark."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SIGNS = ("<|python_tag|>", "<|python_start|>", "func_name1(")
 
 @frozen
 class _Llama(MarkedCalls):
-    """Is the format of JSON, or of Python.
+    """Reads the JSON and the Python format.
 
-    :ivar is_python: calls are a Python list
+    :ivar is_python: whether the template asks for a Python list of calls
     """
 
     is_python: bool = False
@@ -76,13 +76,13 @@ class _Llama(MarkedCalls):
             reader.at -= 1
             listed = JsonCallsWatch(beginner(pieces, tools))
 
-            def watch(text: str) -> None:  # a text may be the beginning of one of both at most
+            def watch(text: str) -> None:  # no text is the beginning of both
                 listed(text)
                 found(text)
 
             text = yield from reader.python_text(watch)
             return None if text is None else json_calls(text, tools) or found.end()
-        # <|python_tag|>brave_search.call(query="..."): a built-in tool, or a program, which is none.
+        # <|python_tag|>brave_search.call(query="...") calls a built-in tool. Other Python code is not a call.
         name = yield from reader.until("(", "\n", " ")
         if name is None or name[1] != "(":
             return None
@@ -92,7 +92,7 @@ class _Llama(MarkedCalls):
 
 
 def _tagged(reader: TextReader, pieces: AnswerPieces, tools: ToolSchemas) -> Steps[list[Call] | None]:
-    """Read what follows ``<function=`` in ``<function=name>{...}</function>``."""
+    """Read the rest of ``<function=name>{...}</function>`` after ``<function=``."""
     name = yield from reader.until(">", "\n")
     if name is None or name[1] != ">":
         return None

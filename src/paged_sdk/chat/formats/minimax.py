@@ -1,4 +1,4 @@
-"""Read calls as MiniMax M2 writes them: tags with names as attributes."""
+"""Read tool calls of MiniMax M2: tags with names as attributes."""
 
 from __future__ import annotations
 

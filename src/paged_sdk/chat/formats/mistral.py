@@ -1,4 +1,4 @@
-"""Read calls as Mistral's models write them: ``[TOOL_CALLS]`` and a JSON list, or newer, a name and its arguments."""
+"""Read tool calls of Mistral's models: ``[TOOL_CALLS]`` and a JSON list; for newer ones, a name and arguments."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _NAME: Final = re.compile(r"[\w.-]*")
 
 @frozen
 class _Mistral(MarkedCalls):
-    """Is the format of a JSON list, or the newer one.
+    """Reads the older format, a JSON list, and the newer one.
 
-    :ivar space: stands before the list, in the older
+    :ivar has_list: whether the template writes the older format
+    :ivar space: the text before the list, in the older format
     """
 
     has_list: bool = True

@@ -1,4 +1,4 @@
-"""Read calls as Phi-3.5 and Phi-4 write them: a JSON list, after ``functools`` or between tags."""
+"""Read tool calls of Phi-3.5 and Phi-4: a JSON list, after ``functools`` or between tags."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["FORMAT"]
 
 @frozen
 class _Phi(MarkedCalls):
-    """Is the format of Phi-3.5, or of Phi-4.
+    """Reads the format of Phi-3.5, or of Phi-4.
 
-    :ivar has_tags: calls stand between tags
+    :ivar has_tags: whether calls are between tags (Phi-4)
     """
 
     has_tags: bool = False
@@ -27,7 +27,7 @@ class _Phi(MarkedCalls):
     fillers: ClassVar[tuple[str, ...]] = ("<|/tool_call|>",)
 
     def is_written_by(self, template: str) -> bool:
-        # Phi-4-mini's template has the tag around the tools only. Granite's has the tag of calls, and other tools.
+        # Phi-4-mini's template has only the tag around the list of tools. Granite's has the tag of calls, not this one.
         return "functools[" in template or "<|tool|>" in template
 
     @property

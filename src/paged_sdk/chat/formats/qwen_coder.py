@@ -1,6 +1,6 @@
-"""Read calls as Qwen3-Coder and Seed-OSS write them: one tag for the function, and one for each argument.
+"""Read tool calls of Qwen3-Coder and Seed-OSS: one tag for the function, and one for each argument.
 
-A value stands in its tag as it is. Whether it is a string or JSON is a matter of the tool's schema.
+Values are written into their tags verbatim. The tool's schema decides whether a value is a string or JSON.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["FORMAT"]
 
 @frozen
 class _QwenCoder(MarkedCalls):
-    """Is the format of Qwen, or of Seed.
+    """Reads the format of Qwen, or of Seed.
 
-    :ivar tag: stands around a call
+    :ivar tag: the tag around a call
     """
 
     tag: str = "tool_call"
 
-    # The model leaves the outer tag out at times.
+    # The model sometimes omits the outer tag.
     call_marks: ClassVar[tuple[str, ...]] = ("<tool_call>", "<function=")
     fillers: ClassVar[tuple[str, ...]] = ("<seed:tool_call>", "</seed:tool_call>")
 
