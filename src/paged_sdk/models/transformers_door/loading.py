@@ -98,7 +98,7 @@ class TransformersDoor:
         return made
 
     def _blocks(self) -> list[str]:
-        """Return the names of the layers' modules inside the wrapped body; empty if unknown or not needed for images."""
+        """Return the names of the layers' modules inside the wrapped body; empty if unknown or unneeded."""
         if not hasattr(self._model, "get_image_features") or "" in self._findings.blocks:
             return []
         body = self._findings.body
