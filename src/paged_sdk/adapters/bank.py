@@ -106,7 +106,7 @@ class AdapterBank:
         """Read an adapter and fit it to the model.
 
         :param path: a directory, a GGUF file, or a hub id
-        :raises AdapterError: it cannot be read, or was made for another model
+        :raises AdapterError: the adapter cannot be read, or was made for another model
         """
         found = self._resolve(path)
         with _one_thread():

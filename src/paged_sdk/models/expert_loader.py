@@ -106,7 +106,7 @@ class _Part:
 
 
 def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
-    """Load a layer's experts. Meanwhile, at most this one layer's experts are in memory twice.
+    """Load a layer's experts. Until this returns, the layer's experts may be in memory twice.
 
     :raises CheckpointError: a tensor is missing or has another shape
     :raises ConfigError: ranks cannot divide the columns

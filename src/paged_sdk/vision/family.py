@@ -1,5 +1,5 @@
-"""Define how a family of models takes images, and find it: the file name in ``families/`` is Hugging Face's
-``model_type``.
+"""Define how families of models take images, and find a checkpoint's: a family's file in ``families/`` is named after
+Hugging Face's ``model_type``.
 """
 
 from __future__ import annotations
