@@ -1,1 +1,1 @@
-"""Reads adapters and fits them to a model, whose rows they change one request at a time."""
+"""Reads LoRA adapters and fits them to a model; each row of a step may use another one."""

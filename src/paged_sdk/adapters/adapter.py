@@ -1,4 +1,4 @@
-"""Hold an adapter as a file has it, before it is fitted to a model."""
+"""Hold a LoRA adapter as read from a file, before it is fitted to a model."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Adapter", "ModuleUpdate"]
 @frozen(eq=False)
 class ModuleUpdate:
     """Holds the update of one matrix: ``scale * up @ down`` is added to it. With magnitudes, each row of the sum is
-    brought to its own (DoRA; Liu et al., 2024, arXiv 2402.09353).
+    then scaled to its magnitude (DoRA; Liu et al., 2024, arXiv 2402.09353).
 
-    :ivar tensor: the name of a tensor that it comes from, for messages
+    :ivar tensor: name of a tensor that the update comes from, for error messages
     :ivar down: ``[rank, columns of the matrix]``
     :ivar up: ``[rows of the matrix, rank]``
-    :ivar magnitude: ``[rows of the matrix]``, the lengths of the rows of the sum; None: they stay what they are
-    :ivar looks_up: whether it is the token embeddings', whose columns are tokens: ``down`` is ``[rank, tokens]``
-    :ivar in_pairs: whether the rows of each head lie as GGUF's llama has them: neighbours are rotated together
+    :ivar magnitude: ``[rows of the matrix]``, the L2 norms of the rows of the sum; None: rows are not scaled
+    :ivar looks_up: whether the matrix is the token embedding, transposed: ``down`` is ``[rank, tokens]``
+    :ivar in_pairs: whether each head's rows are interleaved as in GGUF's llama, so that rotary pairs are neighbours
     """
 
     tensor: str
@@ -36,7 +36,7 @@ class ModuleUpdate:
 
     @property
     def num_elements(self) -> int:
-        """Return how many numbers it consists of."""
+        """Return the number of elements of all tensors."""
         return sum(tensor.numel() for tensor in (self.down, self.up, self.magnitude) if tensor is not None)
 
 
@@ -44,14 +44,14 @@ class ModuleUpdate:
 class Adapter:
     """Holds the updates of a model's matrices.
 
-    :ivar path: where it was read
-    :ivar base: the model that it was made for, in its maker's words; empty: they are silent
-    :ivar modules: the updates by the names that the matrices have in the base's checkpoint, without ``.weight``
-    :ivar copies: of the base's own matrices, which the adapter repeats, by their names: their shapes
-    :ivar is_target: whether the adapter's settings name a module as one that it changes; None: they cannot tell
-    :ivar invocation: the tokens from whose last occurrence in a prompt on it changes anything (activated LoRA); empty:
-        it changes all
-    :ivar digest: of everything that a text through it depends on
+    :ivar path: where the adapter was read
+    :ivar base: name of the base model that the file states; empty if none
+    :ivar modules: updates by the matrices' names in the base's checkpoint, without ``.weight``
+    :ivar copies: shapes of unchanged base matrices that the file contains too, by name
+    :ivar is_target: returns whether the adapter's settings list a module as a target; None: they list no names
+    :ivar invocation: tokens from whose last occurrence in a prompt on the adapter applies (activated LoRA); empty: it
+        applies to all tokens
+    :ivar digest: hash of everything that outputs depend on
     """
 
     path: str

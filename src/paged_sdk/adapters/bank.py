@@ -1,4 +1,4 @@
-"""Fit adapters to a model, and keep those that its rows may go through."""
+"""Fit LoRA adapters to a model, and keep the loaded ones."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["AdapterBank", "FittedAdapter"]
 class FittedAdapter:
     """Holds an adapter in the form in which a model computes it.
 
-    :ivar digest: of its content
-    :ivar path: where it was read, from whatever directory a process works in
+    :ivar digest: hash of the adapter's content
+    :ivar path: absolute path of the adapter
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
-    :ivar rank: the largest rank among its updates
-    :ivar num_bytes: what its matrices take
+    :ivar rank: the largest rank of its updates
+    :ivar num_bytes: memory of its matrices in bytes
     """
 
     lora: Lora
@@ -46,28 +46,28 @@ class FittedAdapter:
     num_bytes: int = 0
 
     def use(self, number: int, name: str) -> AdapterUse:
-        """Return what requests refer to it by.
+        """Return the value by which requests refer to the adapter.
 
-        :param number: the bank's
-        :param name: what the caller calls it
+        :param number: the adapter's number in the bank
+        :param name: the caller's name for the adapter
         """
         return AdapterUse(number, name, self.digest, self.invocation, self.rank, self.num_bytes)
 
 
 class AdapterBank:
-    """Holds a model's adapters by number. Adapters are read on any thread; the engine's alone takes them in and out,
+    """Holds a model's adapters by number. Any thread may read adapters; only the engine's thread adds and removes them,
     between two steps.
 
     :param linears: the model's linear layers that adapters may change
-    :param dtype: of the adapters' matrices, as of the model's activations
-    :param device: where a step's tokens begin
-    :param linear_of: returns such a layer by its name, as it is now
-    :param layers: of each layer the names of its linear layers, by the native decoder's numbers
-    :param head: the name of the output projection; empty: adapters cannot change it; ``embedding`` likewise
-    :param head_dim: of queries and keys; 0: what GGUF has of llama's cannot be told apart by head
+    :param dtype: dtype of the model's activations, and of the adapters' matrices
+    :param device: device of the embeddings, where a step's tokens are
+    :param linear_of: returns the present linear layer of a name (requantization replaces layers)
+    :param layers: for each decoder layer, the names of its linear layers by the native decoder's numbers
+    :param head: name of the output projection; empty: adapters cannot change it. ``embedding`` likewise
+    :param head_dim: size of a query or key head; 0: GGUF adapters with interleaved heads are refused
     :param fused: the spans of layers that native calls compute
-    :param resolve: finds the directory of what a user names; it may have to be downloaded
-    :param tell: sends a message to the other ranks of the model; None: there are none, or this one is not the first
+    :param resolve: returns the directory of a path or hub id, after downloading it if needed
+    :param tell: sends a message to the other ranks; None: there are none, or this is not rank 0
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class AdapterBank:
         """Read an adapter and fit it to the model.
 
         :param path: a directory, a GGUF file, or a hub id
-        :raises AdapterError: it cannot be read, or was made for another model
+        :raises AdapterError: the adapter cannot be read, or was made for another model
         """
         found = self._resolve(path)
         with _one_thread():
@@ -124,9 +124,9 @@ class AdapterBank:
             )
 
     def fit(self, adapter: Adapter) -> Lora:
-        """Bring an adapter's matrices together, layer by layer.
+        """Combine an adapter's updates per linear layer of the model.
 
-        :raises AdapterError: it changes what the model has not, or what has another shape
+        :raises AdapterError: the adapter changes a module that the model lacks, or a matrix of another shape
         """
         updates: dict[str, dict[str, ModuleUpdate]] = {}
         for name, update in adapter.modules.items():
@@ -154,7 +154,7 @@ class AdapterBank:
     # On the engine's thread
 
     def add(self, lora: Lora) -> int:
-        """Take an adapter in, and return its number, which no other one ever has."""
+        """Add an adapter on this rank, and return its number, which is never reused."""
         number = self._next_number
         self._next_number += 1
         self._loras[number] = self._formed(lora)
@@ -163,14 +163,14 @@ class AdapterBank:
         return number
 
     def take(self, fitted: FittedAdapter) -> int:
-        """Do what :meth:`add` does on all ranks."""
+        """Add an adapter on all ranks, and return its number."""
         number = self.add(fitted.lora)
         if self._tell is not None:
             self._tell((ADAPTER, number, fitted.path))
         return number
 
     def remove(self, number: int) -> None:
-        """Let an adapter go that no row will name any more, on all ranks; none is left after :meth:`close`."""
+        """Remove an adapter that no row uses any more, on all ranks; does nothing after :meth:`close`."""
         known = self._loras.pop(number, None) is not None
         if known and self._tell is not None:
             self._tell((NO_ADAPTER, number))
@@ -178,10 +178,10 @@ class AdapterBank:
             self._slots.drop(number)
 
     def make_slots(self, num_rows: int) -> AdapterSlots:
-        """Put the adapters that there are, and those that come, where recorded steps find them. Nothing else records
-        any more with what was made before.
+        """Make the table in which recorded steps find present and future adapters. It replaces an earlier table, with
+        which no more steps may be recorded.
 
-        :param num_rows: tokens of the largest step that is recorded
+        :param num_rows: tokens of the largest recorded step
         """
         layers = {
             linear.name: tuple(linear.modules.values())
@@ -194,7 +194,7 @@ class AdapterBank:
         return self._slots
 
     def hold(self, fused: Sequence[range]) -> None:
-        """Bring all adapters into the form of what computes the steps from now on.
+        """Convert all adapters for the way in which steps are computed from now on.
 
         :param fused: the spans of layers that native calls compute
         """
@@ -202,11 +202,11 @@ class AdapterBank:
         self._loras = {number: self._formed(lora) for number, lora in self._loras.items()}
 
     def close(self) -> None:
-        """Let go of the adapters and of the model, of which nobody makes steps any more."""
+        """Release the adapters and the model; no more steps may be made."""
         self._loras, self._slots, self._linear_of, self._tell = {}, None, None, None
 
     def rows(self, rows: Sequence[StepRow]) -> AdaptedRows | None:
-        """Say which adapter each token of a step goes through; None: none goes through any."""
+        """Return the adapter of each token of a step; None if no row has an adapter."""
         if all(row.adapter is None for row in rows):
             return None
         loras = [None if row.adapter is None else self._loras[row.adapter] for row in rows]
@@ -214,7 +214,7 @@ class AdapterBank:
         return AdaptedRows.of(loras, [row.num_new_tokens for row in rows], before, self._device)
 
     def _formed(self, lora: Lora) -> Lora:
-        """Return an adapter in the form of what computes the steps."""
+        """Return an adapter with the updates of fused spans in their native form."""
         if tuple(lora.native) == self._fused:
             return lora
         of, native = dict(lora.of), {}
@@ -232,7 +232,10 @@ class AdapterBank:
         return Lora(of, native, lora.head, lora.embedding)
 
     def _check(self, adapter: Adapter, update: ModuleUpdate, linear: AdaptableShape, module: str) -> None:
-        """Compare an update's shape with its matrix's."""
+        """Check that the model's matrix can take an update.
+
+        :raises AdapterError: the shape differs, or the form of the update is not supported there
+        """
         if update.in_pairs and not self._head_dim:
             raise AdapterError(
                 f"{adapter.path}: tensor {shown(update.tensor)} is of a llama, which the model is not",
@@ -258,7 +261,7 @@ class AdapterBank:
     def _check_complete(
         self, adapter: Adapter, updates: dict[str, dict[str, ModuleUpdate]], is_target: Callable[[str], bool]
     ) -> None:
-        """Check that no matrix is left out that the adapter's settings name."""
+        """Check that the adapter has an update of each module that its settings list as a target."""
         for linear in set(self._linears.values()):
             for module in linear.modules:
                 if is_target(module) and module not in updates.get(linear.name, {}):
@@ -271,7 +274,7 @@ class AdapterBank:
                     )
 
     def _check_copies(self, adapter: Adapter) -> None:
-        """Check that what an adapter repeats of the base has its shape: a base with more tokens is another one."""
+        """Check the shapes of base matrices in the adapter's file: a base with a larger vocabulary is another model."""
         for module, shape in adapter.copies.items():
             linear = self._linears.get(_plain(module))
             own: tuple[int, ...] = ()
@@ -303,7 +306,7 @@ class AdapterBank:
             if update is None:
                 continue
             rank = len(update.down)
-            # In float32 at least, so that a scale is not rounded before it is used.
+            # In float32 or wider, so that up is not rounded before it is scaled.
             up = (update.up.to(torch.promote_types(self._dtype, torch.float32)) * update.scale).T
             gains = all_gains.get(module)
             if gains is not None:
@@ -317,9 +320,10 @@ class AdapterBank:
         return LoraWeights(torch.cat(downs), tuple(parts))
 
     def _dtype_of(self, linear: AdaptableShape) -> torch.dtype:
-        """Return the type of a layer's updates. Those of embeddings and logits, which torch multiplies, are float32 at
-        least on the CPU, as sums of native kernels are: rounded to bfloat16, logits moved by 0.003 with the rows of a
-        step.
+        """Return the dtype of a layer's updates.
+
+        On the CPU, torch multiplies those of embeddings and output projection. They are float32 or wider, like the sums
+        of the native kernels: in bfloat16, logits changed by 0.003 with the number of rows in a step.
         """
         is_end = linear.name in (self._head, self._embedding) and linear.device.type == "cpu"
         return torch.promote_types(self._dtype, torch.float32) if is_end else self._dtype
@@ -327,8 +331,8 @@ class AdapterBank:
     def _gains(self, linear: AdaptableShape, updates: dict[str, ModuleUpdate]) -> dict[str, Tensor]:
         """Return :attr:`LoraPart.gains` of each update with a magnitude, on the layer's device.
 
-        A row's factor is its magnitude by the length that it has with the update: of the numbers that the base
-        multiplies by, so that a quantized base's are its own.
+        A row's factor is its magnitude divided by the norm of the base's row plus the update. A quantized base's rows
+        are those that it decodes to.
         """
         updates = {module: update for module, update in updates.items() if update.magnitude is not None}
         if not updates:
@@ -353,13 +357,13 @@ class AdapterBank:
                 assert update.magnitude is not None
                 factor = update.magnitude[own].to(gains[module]) / torch.linalg.vector_norm(whole, dim=1)
                 gains[module][0, own] = factor
-                # The base's product has its bias, which is not scaled.
+                # The base's output includes its bias, which must not be scaled.
                 gains[module][1, own] = (1 - factor) * part.bias[here]
         return gains
 
 
 def _with_rows(update: ModuleUpdate, rows: Tensor | None) -> ModuleUpdate:
-    """Return an update of some rows of its matrix, by their numbers; None: of all."""
+    """Return an update of the given rows of its matrix; None: all rows."""
     if rows is None:
         return update
     magnitude = update.magnitude
@@ -368,7 +372,7 @@ def _with_rows(update: ModuleUpdate, rows: Tensor | None) -> ModuleUpdate:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have torch's operations of this thread use no other ones, which would wait awake where texts are computed."""
+    """Run this thread's torch operations on one thread: torch's pool would spin-wait on CPUs that the engine uses."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -378,7 +382,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _plain(module: str) -> str:
-    """Return a module's name without what is around the layers, which differs from class to class."""
+    """Return a module's name without the prefixes of enclosing modules, which differ between model classes."""
     parts = module.split(".")
     while parts and parts[0] in ("model", "language_model", "transformer", "bert", "roberta"):
         del parts[0]

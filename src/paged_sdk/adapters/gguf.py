@@ -1,4 +1,4 @@
-"""Read an adapter from a GGUF file, as llama.cpp's converter writes it."""
+"""Read a LoRA adapter from a GGUF file, as llama.cpp's converter writes it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _INVOCATION: Final = "adapter.alora.invocation_tokens"
 def read_gguf(path: Path) -> Adapter:
     """Read an adapter.
 
-    :raises AdapterError: it is malformed, no adapter, or of a kind that is not supported
+    :raises AdapterError: the file is malformed, no adapter, or an unsupported kind of adapter
     """
     try:
         file, *others = open_gguf(path)
@@ -86,7 +86,7 @@ def _update(
         what = f"tensor {shown(tensor)} is of a matrix that {architecture.model_type} has not, or of experts"
         raise AdapterError(f"{path}: {what}", path=path, tensor=tensor)
     if architecture.grouped_qkv and ".attn_qkv." in matrix:
-        # Its rows are in GGUF's order, and how many heads of keys there are is not said here.
+        # The rows are in GGUF's order, and the file lacks the number of KV heads, which undoing it would need.
         what = f"tensor {shown(tensor)} is of a matrix whose rows {architecture.model_type} has in another order"
         raise AdapterError(f"{path}: {what}, which is not supported", path=path, tensor=tensor)
     down, up = _values(sides["a"]), _values(sides["b"])
@@ -99,7 +99,7 @@ def _update(
             value=rank,
         )
     in_pairs = architecture.permuted_qk and (".attn_q." in matrix or ".attn_k." in matrix)
-    # A file that says no alpha means a factor of 1.
+    # Without alpha, the scale is 1.
     update = ModuleUpdate(tensor, down, up, alpha / rank if alpha else 1.0, in_pairs)
     return name.removesuffix(".weight"), update
 

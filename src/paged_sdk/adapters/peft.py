@@ -1,4 +1,4 @@
-"""Read an adapter as PEFT saves it: ``adapter_config.json`` and ``adapter_model.safetensors``."""
+"""Read a LoRA adapter as PEFT saves it: ``adapter_config.json`` and ``adapter_model.safetensors``."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _NAME: Final = re.compile(
     r"(?:lora_(?P<side>[AB])(?:\.default)?\.weight|lora_embedding_(?P<embedding>[AB])(?:\.default)?|(?P<magnitude>lora_magnitude_vector)(?:\.default)?(?:\.weight)?)"
 )
 _MAGNITUDE: Final = "magnitude"
-# With an update of the output projection or of the embeddings PEFT saves these themselves, which it has not changed.
+# PEFT saves the unchanged output projection or embedding along with its update.
 _COPY: Final = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.base_layer\.weight")
 
 
 def read_peft(directory: Path) -> Adapter:
     """Read an adapter.
 
-    :param directory: where its two files are
-    :raises AdapterError: a file is missing, malformed or a pickle, or asks for what is not supported
+    :param directory: the directory of the two files
+    :raises AdapterError: a file is missing, malformed or a pickle, or needs an unsupported feature
     """
     try:
         return _read(directory)

@@ -14,7 +14,7 @@ from paged_sdk.errors import AdapterError, shown
 
 __all__ = ["PeftConfig", "is_plain_pattern"]
 
-# What these say changes nothing of what a loaded adapter computes, or is read below.
+# Fields that are read below, or do not affect what a loaded adapter computes.
 _READ: Final = frozenset(
     {
         *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"),
@@ -33,7 +33,7 @@ _REFUSED: Final = {
     "lora_bias": "biases of an adapter are not supported",
 }
 _XLORA: Final = "LORA: X-LoRA, whose adapters a second pass weighs for each token, is not supported"
-# These begin from another base than the checkpoint: what they have taken out of it is not in the file.
+# Initializations that also change the base weights: the adapter needs this changed base, which is not in its file.
 _OTHER_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
 _SAFE_PATTERN: Final = re.compile(r"(?:\w|\.\*?|\\\.|\\d\+?|[\^$|()-])*")
 _MOST_REPEATS: Final = 4
@@ -41,21 +41,23 @@ _LAYER: Final = re.compile(r"(?:^|\.)\w+\.(\d+)\.")
 
 
 def is_plain_pattern(pattern: str) -> bool:
-    """Say whether a pattern of a file can be searched for in little time, whatever the text."""
+    """Return whether a regular expression from a file takes little time to match, whatever the text."""
     return _SAFE_PATTERN.fullmatch(pattern) is not None and pattern.count("*") + pattern.count("+") <= _MOST_REPEATS
 
 
 @frozen(kw_only=True)
 class PeftConfig:
-    """Holds what the settings say of the updates.
+    """Holds the settings of an adapter's updates.
 
-    :ivar path: the file, for messages
-    :ivar base: the name of the model that it was made for, or empty
-    :ivar uses_root: whether the scale is divided by the root of the rank (rsLoRA, arXiv 2312.03732)
-    :ivar has_magnitudes: whether each module has the lengths of its rows (DoRA)
-    :ivar is_tied: whether an update of the embeddings is the output projection's, too, where these are one
-    :ivar ranks: ranks of modules that have another than ``rank``, by a pattern of their names; ``alphas`` likewise
-    :ivar targets: the modules that it changes, by the ends of their names; None: that is not told so
+    :ivar path: the file, for error messages
+    :ivar base: name of the base model, or empty
+    :ivar uses_root: whether the scale is alpha over the square root of the rank (rsLoRA, arXiv 2312.03732)
+    :ivar has_magnitudes: whether each module has a magnitude per row (DoRA)
+    :ivar is_tied: whether an update of the embedding also applies to a tied output projection
+    :ivar ranks: ranks that differ from ``rank``, by a pattern of module names; ``alphas`` likewise
+    :ivar targets: suffixes of the names of target modules; None: the settings list no names
+    :ivar excluded: suffixes of the names of modules that are no targets
+    :ivar layers: the numbers of the layers with targets; None: all
     :ivar invocation: see :class:`~paged_sdk.adapters.adapter.Adapter`
     """
 
@@ -75,10 +77,10 @@ class PeftConfig:
 
     @classmethod
     def read(cls, path: Path, values: Mapping[str, Any]) -> PeftConfig:
-        """Check the settings.
+        """Make the settings from the file's content.
 
         :param values: the file's content
-        :raises AdapterError: a value that cannot be used, or that asks for what is not supported
+        :raises AdapterError: a value is invalid, or needs an unsupported feature
         """
         kind = values.get("peft_type")
         if kind != "LORA":
@@ -108,8 +110,7 @@ class PeftConfig:
             alphas={
                 key: _number(path, f"alpha_pattern.{key}", value) for key, value in _pattern(path, "alpha", values)
             },
-            # A pattern of another's making may take for ever to be searched for, and which modules there are, the
-            # tensors say too.
+            # A regular expression from a file may take forever to match; the tensors show the modules anyway.
             targets=None if targets is None or isinstance(targets, str) else _names(path, "target_modules", targets),
             excluded=() if excluded is None or isinstance(excluded, str) else _names(path, "exclude_modules", excluded),
             layers=_layers(path, values),
@@ -121,12 +122,12 @@ class PeftConfig:
         return self.ranks.get(_key(self.ranks, module), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return the factor of a module's update."""
+        """Return the scale of a module's update."""
         rank = self.rank_of(module)
         return self.alphas.get(_key(self.alphas, module), self.alpha) / (math.sqrt(rank) if self.uses_root else rank)
 
     def is_target(self, module: str) -> bool:
-        """Say whether the settings name a module as one that is changed."""
+        """Return whether the settings list a module as a target."""
         layer = _LAYER.search(module)
         if self.layers is not None and (layer is None or int(layer[1]) not in self.layers):
             return False
@@ -134,7 +135,7 @@ class PeftConfig:
 
     @property
     def tells_targets(self) -> bool:
-        """Say whether :meth:`is_target` knows."""
+        """Return whether the settings list targets by name, which :meth:`is_target` needs."""
         return self.targets is not None
 
 
@@ -143,7 +144,7 @@ def _ends_with(module: str, names: tuple[str, ...]) -> bool:
 
 
 def _key(patterns: Mapping[str, object], module: str) -> str:
-    """Return the first pattern that is a module's, as PEFT finds it."""
+    """Return the first pattern that matches a module's name, by PEFT's rule; empty if none."""
     return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), "")
 
 

@@ -1,1 +1,1 @@
-"""Define decoder-only models: one file per family, named after its ``model_type``, over shared blocks."""
+"""Define decoder-only models: shared blocks, and one file per family, named after its ``model_type``."""

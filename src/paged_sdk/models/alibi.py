@@ -6,12 +6,12 @@ __all__ = ["alibi_slopes"]
 
 
 def alibi_slopes(num_heads: int, largest: float = 8.0) -> tuple[float, ...]:
-    """Return what each head's scores lose per token of distance.
+    """Return each head's slope: how much its scores decrease per token of distance.
 
-    A power of two of heads have the powers of one number. Heads beyond that take every other one of the powers that
-    twice as many heads would have.
+    For n heads, n a power of two, head i has the slope ``2 ** (-largest * i / n)``, i from 1. Heads beyond the largest
+    power of two take every other slope of twice that many heads, from the first.
 
-    :param largest: the last of a power of two of heads loses ``2**-largest``
+    :param largest: negative binary logarithm of the smallest slope
     """
     whole: int = 1 << (num_heads.bit_length() - 1)
     exponents = [largest * i / whole for i in range(1, whole + 1)]

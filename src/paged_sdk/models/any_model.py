@@ -1,4 +1,4 @@
-"""Decide what runs a checkpoint: the decoder that families share, or a class of transformers."""
+"""Decide what runs a checkpoint: the families' shared decoder, or a class of transformers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["AnyModel", "ModelPlan", "plan_model"]
 
 
 class AnyModel(CausalModel, Protocol):
-    """Computes logits from token ids, and says what its cache has to hold and what adapters may change."""
+    """Computes logits from token ids, and describes its KV cache, devices and adaptable layers."""
 
     @property
     def config(self) -> DecoderConfig:
-        """Return the shape."""
+        """Return the shape of the decoder."""
         ...
 
     @property
@@ -40,7 +40,7 @@ class AnyModel(CausalModel, Protocol):
 
     @property
     def placement(self) -> Placement:
-        """Return what is on which device."""
+        """Return the devices of embeddings, layers and output projection."""
         ...
 
     @property
@@ -49,20 +49,20 @@ class AnyModel(CausalModel, Protocol):
         ...
 
     def adaptable_linear(self, name: str) -> Linear:
-        """Return one of them, as it is now."""
+        """Return the present linear layer of that name; requantization replaces layers."""
         ...
 
 
 class ModelPlan(Protocol):
-    """Stands for a model whose weights are not loaded yet."""
+    """Describes a model whose weights are not loaded yet."""
 
     @property
     def config(self) -> DecoderConfig:
-        """Return the shape."""
+        """Return the shape of the decoder."""
         ...
 
     def tensor_names(self, source: WeightSource) -> TensorNames | None:
-        """Return what the checkpoint calls its tensors; None: only transformers knows."""
+        """Return the checkpoint's tensor names; None if only transformers knows them."""
         ...
 
     def load(
@@ -81,13 +81,13 @@ class ModelPlan(Protocol):
 
 
 def plan_model(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> ModelPlan:
-    """Find what runs a checkpoint.
+    """Choose what runs a checkpoint.
 
     :param config: config.json's content
-    :param dtype: of weights and activations
-    :param images: whether it is to take images
+    :param dtype: dtype of weights and activations
+    :param images: whether the model must accept images
     :raises UnsupportedArchitectureError: neither a family nor transformers runs this ``model_type``
-    :raises CheckpointError: the config cannot be used
+    :raises CheckpointError: the config is invalid
     """
     if has_family(config):
         return _FamilyPlan(config, read_config(config))
@@ -107,7 +107,7 @@ def plan_model(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = 
 
 @frozen
 class _FamilyPlan:
-    """Stands for a model of a family.
+    """Describes a model of a family.
 
     :ivar content: config.json's content
     """
@@ -116,7 +116,7 @@ class _FamilyPlan:
     config: DecoderConfig
 
     def tensor_names(self, source: WeightSource) -> TensorNames:
-        """Return what the checkpoint calls its tensors."""
+        """Return the checkpoint's tensor names."""
         return names_in(source, find_family(self.content))
 
     def load(

@@ -1,4 +1,4 @@
-"""Read Arcee's AFM: llama whose MLPs have no gate and square what ReLU leaves."""
+"""Read Arcee's AFM: llama with squared-ReLU MLPs without a gate."""
 
 from __future__ import annotations
 

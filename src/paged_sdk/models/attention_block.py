@@ -1,4 +1,4 @@
-"""Compute a layer's self-attention: the projections before and after attention over the cache."""
+"""Compute a layer's self-attention: the projections, and attention over the KV cache."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["AttentionBlock", "load_attention_block"]
 
 
 class AttentionBlock:
-    """Runs multi-head attention with grouped queries.
+    """Runs grouped-query attention.
 
     :param qkv: projects to queries, keys and values of all heads, in this order
-    :param sinks: one more logit of each head, which has no value, ``[num_heads]`` float32
-    :param shard: which heads are computed here, of those that the config has
-    :param qk_norm: norms queries and keys ``[num_tokens, num_heads + num_kv_heads, head_dim]``
+    :param qk_norm: norms queries and keys, ``[num_tokens, num_heads + num_kv_heads, head_dim]``; None: no norm
+    :param sinks: an additional attention logit per head that has no value, ``[num_heads]`` float32; None: no sinks
+    :param shard: which of the config's heads are computed here
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class AttentionBlock:
         self._clip = config.qkv_clip
 
     def forward(self, x: Tensor, rotation: Rotation, ctx: StepContext) -> Tensor:
-        """Project to queries, keys and values, attend over the cache, and project the result back.
+        """Project to queries, keys and values, attend over the KV cache, and project the result back.
 
         :param x: ``[num_tokens, hidden_size]``
         :param rotation: the rotary embedding's cosines and sines at the tokens' positions
@@ -72,7 +72,7 @@ def load_attention_block(
 ) -> AttentionBlock:
     """Load one layer's attention.
 
-    :param prefix: what the names of the layer's tensors start with
+    :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape
     """
     head_dim, shard = config.head_dim, loader.shard
@@ -104,8 +104,8 @@ def load_attention_block(
 
 
 def _order(config: DecoderConfig) -> Tensor | None:
-    """Return which rows of the one tensor that a checkpoint has for queries, keys and values are all queries, then all
-    keys, then all values; None: they are in this order.
+    """Return the permutation of a fused QKV tensor's rows that puts all queries first, then all keys, then all values;
+    None if they are in this order.
     """
     if config.qkv_groups == 1 and not config.qkv_values_first:
         return None

@@ -1,4 +1,4 @@
-"""Read BLOOM: ALiBi in place of rotary positions, layer norms, also of the embeddings, and MLPs without a gate."""
+"""Read BLOOM: ALiBi instead of rotary positions, layer norms, also after the embeddings, and MLPs without a gate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     if fields.flag("apply_residual_connection_post_layernorm", False):
         raise fields.error("apply_residual_connection_post_layernorm", "false")
     fields = own_heads(fields, intermediate_size=4 * fields.positive("hidden_size"))
-    # No position is too high for ALiBi; the length of the texts in training is the only one that configs have.
+    # ALiBi has no largest position; the only length that configs state is that of training sequences.
     fields = fields.updated(ConfigFields({"max_position_embeddings": fields.positive("seq_length", 2048)}))
     shape = read_common(
         fields,
@@ -56,5 +56,5 @@ _NAMES = TensorNames(
     norms=NormNames(last="ln_f"),
 )
 
-# The released checkpoints have no prefix.
+# Tensor names of the released checkpoints have no prefix.
 FAMILY = DecoderFamily(architectures=("BloomForCausalLM",), read=_read, names=(_NAMES, evolve(_NAMES, body="")))

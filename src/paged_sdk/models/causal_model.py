@@ -1,4 +1,4 @@
-"""Define what the runner asks of a model, however its layers are computed."""
+"""Define the interface between runner and model."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ class CausalModel(Protocol):
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
         :param positions: ``[num_tokens]`` int64, the position of each token within its sequence; ``[3, num_tokens]``:
             its rotary positions in time, height and width
-        :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes the rows of tokens whose logits the
-            step asked for (:attr:`~paged_sdk.types.step.StepRow.num_logits`); others may hold anything
+        :returns: ``[num_tokens, hidden_size]``, as :meth:`logits` takes them; only rows of tokens whose logits the step
+            asks for (:attr:`~paged_sdk.types.step.StepRow.num_logits`) are defined
         """
         ...
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Return hidden states as the output projection reads them: after the last norm.
+        """Return the inputs of the output projection: hidden states after the last norm.
 
-        :param hidden: as for :meth:`logits`
+        :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
         :returns: ``[num_rows, hidden_size]`` float32
         """
         ...
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """Compute scores over the vocabulary.
+        """Compute logits.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
-        :param adapted: which adapter each of them goes through, where one has an update of the output projection
+        :param adapted: each row's adapter; None: no adapter updates the output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
         ...
 
 
 class RankLayers(Protocol):
-    """Makes one number of a text, by the layers that a class for ranking has in its output projection's place."""
+    """Computes a text's score by the layers that a ranking model has instead of an output projection."""
 
     @property
     def pooling(self) -> Pooling:
-        """Return which vector of a text they read."""
+        """Return how a text's hidden states are pooled to the vector that the layers read."""
         ...
 
     @property
     def tells_parts(self) -> bool:
-        """Say whether the model is told which of two texts a token is of."""
+        """Return whether the model takes token type ids, which tell a pair's first text from the second."""
         ...
 
     def ranks(self, vectors: Tensor) -> Tensor:
-        """Make one number of each vector: the larger, the better.
+        """Compute the score of each vector: the larger, the better.
 
         :param vectors: pooled hidden states, float32 ``[num_texts, hidden_size]``
         :returns: ``[num_texts, 1]`` float32
@@ -75,9 +75,9 @@ class RankLayers(Protocol):
 
 @runtime_checkable
 class RankingModel(Protocol):
-    """Is a model that may have such layers."""
+    """Describes a model that may have ranking layers."""
 
     @property
     def rank_head(self) -> RankLayers | None:
-        """Return them; None: the checkpoint has none."""
+        """Return the ranking layers; None if the checkpoint has none."""
         ...

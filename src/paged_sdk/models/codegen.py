@@ -1,4 +1,4 @@
-"""Read CodeGen: GPT-J with one projection to queries, values and keys, whose rows are in four groups."""
+"""Read CodeGen: GPT-J with one projection to queries, values and keys, in four groups of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_sdk.models.gptj import NAMES, read_gptj
 
 __all__ = ["FAMILY"]
 
-# One for each core that the released models were trained on.
+# One group per logical TPU core that the released models were trained on (transformers' mp_num).
 _NUM_GROUPS: Final = 4
 
 

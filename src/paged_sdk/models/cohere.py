@@ -1,4 +1,4 @@
-"""Read Command R: attention and MLP side by side, after one layer norm; pairs of neighbours are rotated."""
+"""Read Command R: attention and MLP in parallel after one layer norm; interleaved rotary embedding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FAMILY", "read_cohere"]
 
 
 def read_cohere(fields: ConfigFields, *, default_theta: float) -> DecoderConfig:
-    """Read the shape of the first Command R models, which Command R7B evolves."""
+    """Read the fields that Command R and Command R7B have in common."""
     fields = fields.with_defaults(max_position_embeddings=8192, layer_norm_eps=1e-5)
     rope = read_one_rope(fields, default_theta=default_theta, interleaved=True)
     has_bias = fields.flag("attention_bias", False)

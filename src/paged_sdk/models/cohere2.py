@@ -1,4 +1,4 @@
-"""Read Command R7B and A: Command R with windows in three of four layers; the fourth knows no positions."""
+"""Read Command R7B and A: Command R with sliding windows in three of four layers; the fourth has no positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read what the families' configs have in common: Hugging Face's names for the shape of a decoder."""
+"""Read the config fields that families have in common, by Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 SLIDING = "sliding_attention"
 _FULL = "full_attention"
 
-# Several of transformers' names stand for one function, however it is computed.
+# transformers has several names for the same function, by implementation.
 _OTHER_NAMES = MappingProxyType(
     {
         "swish": "silu",
@@ -41,8 +41,8 @@ _OTHER_NAMES = MappingProxyType(
     }
 )
 
-# Other families' mixtures have these fields for what is refused: experts for all tokens, experts chosen by groups,
-# scores that are no softmax, weights scaled or biased.
+# Fields of other families' mixtures of experts that are refused: shared experts, grouped routing, scoring functions
+# other than softmax, scaled or biased routing weights.
 _SHARED_SIZE = "shared_expert_intermediate_size"
 _OTHER_MOE_FIELDS = (
     _SHARED_SIZE,
@@ -66,14 +66,14 @@ def read_common(
     tie_embeddings: bool = False,
     eps: str = "rms_norm_eps",
 ) -> DecoderConfig:
-    """Read the shape of a plain llama, which families evolve.
+    """Read the shape of a plain llama, from which families derive theirs.
 
-    :param ropes: the rotary embedding of each layer; None: one for all, read from the usual fields
-    :param sliding_windows: the window of each layer; None: every layer attends to everything
-    :param activation: the MLP's; None: read from the usual field
-    :param tie_embeddings: what the family's configs mean when they do not say
-    :param eps: the field that says what norms add to the variance
-    :raises CheckpointError: a value that is missing or cannot be used
+    :param ropes: the rotary embedding of each layer; None: one for all layers, read from the usual fields
+    :param sliding_windows: the window of each layer; None: full attention in all layers
+    :param activation: the MLP's activation; None: read from ``hidden_act``
+    :param tie_embeddings: default of ``tie_word_embeddings``
+    :param eps: name of the field with the norms' epsilon
+    :raises CheckpointError: a value is missing or invalid
     """
     num_layers = fields.positive("num_hidden_layers")
     num_heads = fields.positive("num_attention_heads")
@@ -106,11 +106,11 @@ def read_common(
 def read_one_rope(
     fields: ConfigFields, *, default_theta: float = 10_000.0, is_partial: bool = False, interleaved: bool = False
 ) -> RopeConfig:
-    """Read the rotary embedding of families that have one for all layers.
+    """Read the rotary embedding of families with the same one in all layers.
 
-    :param default_theta: the base of the frequencies where the config says none
+    :param default_theta: base of the frequencies if the config states none
     :param is_partial: whether the family may rotate a part of each head
-    :param interleaved: whether the family pairs neighbours
+    :param interleaved: whether the family pairs neighbouring elements
     """
     rope = read_rope(
         fields,
@@ -125,13 +125,14 @@ def read_one_rope(
 def read_layer_ropes(
     fields: ConfigFields, layer_types: tuple[str, ...], *, full_theta: float, windowed_theta: float
 ) -> tuple[RopeConfig, ...]:
-    """Read the rotary embedding of each layer, for families in which layers with windows have another than full ones.
+    """Read the rotary embedding of each layer, for families whose layers with sliding windows have a different one.
 
     :param layer_types: see :func:`read_layer_types`
-    :param full_theta: the base of full layers where the config says none; ``windowed_theta`` likewise
+    :param full_theta: base for layers with full attention if the config states none
+    :param windowed_theta: base for layers with a window if the config states none
     """
-    # The older form scales the full layers only, and its base is theirs alone. As transformers reads it, ``type``, the
-    # older name of ``rope_type``, does not count in that form.
+    # In the older form, rope_theta and rope_scaling apply to layers with full attention only, and transformers ignores
+    # ``type``, the older name of ``rope_type``.
     nested = fields.section("rope_parameters")
     unscaled = ConfigFields({} if nested.values() else {"rope_type": "default"})
     full = unscaled.updated(nested.section(_FULL)).updated(fields.section("rope_scaling"))
@@ -146,16 +147,16 @@ def read_layer_ropes(
 
 
 def read_head_dim(fields: ConfigFields) -> int:
-    """Return the elements per head; unless the config states them, the heads share the hidden size."""
+    """Return head_dim; by default, hidden_size divided by the number of heads."""
     return fields.positive("head_dim", fields.positive("hidden_size") // fields.positive("num_attention_heads"))
 
 
 def own_heads(fields: ConfigFields, *, intermediate_size: int, num_kv_heads: int | None = None) -> ConfigFields:
-    """Return the fields of a family whose heads share the hidden size, with what its configs do not say, or say under
-    another name.
+    """Return the fields of a family that always has head_dim = hidden_size / num_heads, in the common names.
 
-    :param num_kv_heads: None: so many as heads
-    :raises CheckpointError: the heads cannot share the hidden size
+    :param intermediate_size: the family's value, which its configs lack or have under another name
+    :param num_kv_heads: likewise; None: the number of heads
+    :raises CheckpointError: hidden_size is not a multiple of the number of heads
     """
     num_heads = fields.positive("num_attention_heads")
     if fields.positive("hidden_size") % num_heads:
@@ -165,9 +166,9 @@ def own_heads(fields: ConfigFields, *, intermediate_size: int, num_kv_heads: int
 
 
 def must_not_be_tied(fields: ConfigFields) -> None:
-    """Refuse a model whose output projection has a bias, and the embeddings' weights.
+    """Refuse tied embeddings, for families whose output projection has a bias.
 
-    :raises UnsupportedArchitectureError: it has
+    :raises UnsupportedArchitectureError: the config ties the embeddings
     """
     if fields.flag("tie_word_embeddings", False):
         model_type = fields.text("model_type")
@@ -179,7 +180,7 @@ def must_not_be_tied(fields: ConfigFields) -> None:
 
 
 def read_activation(fields: ConfigFields, key: str, default: Activation) -> Activation:
-    """Return the activation of the MLP's gate."""
+    """Return the activation of the MLP."""
     name = fields.text(key, default.value)
     try:
         return Activation(_OTHER_NAMES.get(name, name))
@@ -191,7 +192,7 @@ def read_activation(fields: ConfigFields, key: str, default: Activation) -> Acti
 def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) -> tuple[str, ...]:
     """Return ``sliding_attention`` or ``full_attention`` for each layer.
 
-    :param is_sliding: says by a layer's index whether it has a window, where the config has no ``layer_types``
+    :param is_sliding: returns whether the layer of an index has a window; used if the config has no ``layer_types``
     """
     num_layers = fields.positive("num_hidden_layers")
     types = fields.texts("layer_types") or tuple(SLIDING if is_sliding(i) else _FULL for i in range(num_layers))
@@ -203,9 +204,9 @@ def read_layer_types(fields: ConfigFields, is_sliding: Callable[[int], bool]) ->
 
 
 def read_windows(fields: ConfigFields, layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
-    """Return the window of each layer.
+    """Return the window of each layer; None for full attention.
 
-    :raises CheckpointError: there are layers with a window, and there is none, which transformers cannot run either
+    :raises CheckpointError: a layer needs a window and the config states none, which transformers cannot run either
     """
     if window is None and SLIDING in layer_types:
         raise fields.error("layer_types", f"no {SLIDING}, since there is no sliding_window")
@@ -222,10 +223,12 @@ def read_moe(
 ) -> MoeConfig:
     """Read the settings of the mixtures of experts.
 
-    :param layers: which layers have a mixture
-    :param shared_intermediate_size: of the expert that serves all tokens, in families that have one
-    :raises CheckpointError: a value that is missing or cannot be used
-    :raises UnsupportedArchitectureError: the experts, or how they are chosen, are another family's
+    :param layers: the indices of layers with a mixture
+    :param intermediate_size: intermediate size of one expert
+    :param renormalize: whether the weights of a token's experts are scaled to sum to 1
+    :param shared_intermediate_size: intermediate size of the shared expert; None: the family has none
+    :raises CheckpointError: a value is missing or invalid
+    :raises UnsupportedArchitectureError: the config has experts or routing of another family
     """
     own = () if shared_intermediate_size is None else (_SHARED_SIZE,)
     others = [key for key in _OTHER_MOE_FIELDS if key not in own and fields.is_set(key)]
@@ -237,7 +240,7 @@ def read_moe(
             f"{fields.shown(others[0])} is not supported in the mixtures of experts of {model_type}",
             architecture=model_type,
         )
-    # Transformers takes either name for the same number.
+    # transformers accepts either name.
     count = fields.positive("num_local_experts", fields.positive("num_experts"))
     selected = fields.positive("num_experts_per_tok")
     if selected > count:

@@ -1,4 +1,4 @@
-"""Read config.json; every value is checked, because it comes from outside."""
+"""Read config.json, checking the type and range of every value, because checkpoints are not trusted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _Number = TypeVar("_Number", int, float)
 
 @frozen
 class _Range:
-    """Says which numbers a field may have.
+    """Describes the numbers that a field may have.
 
-    :ivar low: the least; ``above`` says whether it is excluded
-    :ivar high: the largest
+    :ivar low: the smallest number
+    :ivar high: the largest number
+    :ivar above: whether ``low`` itself is excluded
     """
 
     low: float
@@ -36,7 +37,7 @@ class _Range:
         return f"{'above' if self.above else 'at least'} {self.low:g} and at most {self.high:g}"
 
 
-# Where nothing else is said: what float32 holds with its inverse, and what a 32-bit index holds.
+# Defaults: numbers that float32 holds together with their inverses, and 32-bit integers.
 _NUMBER = _Range(-1e30, 1e30)
 _WHOLE = _Range(-(2**31), 2**31 - 1)
 _FACTOR = _Range(1e-9, 1e9)
@@ -44,7 +45,7 @@ _FACTOR_OR_0 = _Range(0.0, 1e9)
 
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 
-# By field, whatever section it stands in. The largest in use: some 130 layers, 512 experts, 10 million tokens.
+# By field name, in any section. The largest values in use are about 130 layers, 512 experts and 10 million tokens.
 _RANGES: Mapping[str, _Range] = MappingProxyType(
     {
         "num_hidden_layers": _Range(1, 10_000),
@@ -86,10 +87,10 @@ _RANGES: Mapping[str, _Range] = MappingProxyType(
 class ConfigFields:
     """Gives typed access to one section of a model's config. ``null`` counts as absent.
 
-    Numbers are finite, and within the field's own range where it has one.
+    Numbers are finite and within the field's range.
 
     :param values: the section, as parsed from JSON
-    :param name: where it stands in the file, for messages
+    :param name: dotted prefix of the section's fields, for error messages
     """
 
     def __init__(self, values: Mapping[str, Any], name: str = "") -> None:
@@ -101,19 +102,19 @@ class ConfigFields:
         return key in self._values
 
     def with_defaults(self, **defaults: object) -> ConfigFields:
-        """Return the same section, with values for keys that it lacks. A key that is there, as ``null``, keeps it."""
+        """Return the section with values for missing keys. A key that is present as ``null`` stays ``null``."""
         return ConfigFields({**defaults, **self._values}, self._name)
 
     def renamed(self, **names: str) -> ConfigFields:
-        """Return the same section with fields under other names too.
+        """Return the section with fields under other names too.
 
-        :param names: the own name of each, by the other; where a config has both, its own counts
+        :param names: the family's own name of each field, by the common name; if a config has both, the own name wins
         """
         own = {new: self._values[old] for new, old in names.items() if old in self._values}
         return ConfigFields({**self._values, **own}, self._name)
 
     def updated(self, other: ConfigFields) -> ConfigFields:
-        """Return the section with the values of another in place of its own; the other's name is used in messages."""
+        """Return the section updated by the values of another, with the other's name unless the other is empty."""
         return ConfigFields({**self._values, **other._values}, other._name if other._values else self._name)
 
     def is_set(self, key: str) -> bool:
@@ -121,9 +122,9 @@ class ConfigFields:
         return bool(self._values.get(key))
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """Return a whole number.
+        """Return an integer.
 
-        :raises CheckpointError: it is absent and has no default, or is something else
+        :raises CheckpointError: the value is missing and has no default, or has another type or range
         """
         value = self._required(key, default)
         if isinstance(value, int) and not isinstance(value, bool):
@@ -131,7 +132,7 @@ class ConfigFields:
         raise self.error(key, "a whole number")
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of at least 1.
+        """Return an integer of at least 1.
 
         :raises CheckpointError: as :meth:`integer`
         """
@@ -141,16 +142,16 @@ class ConfigFields:
         raise self.error(key, "a whole number of at least 1")
 
     def optional_positive(self, key: str) -> int | None:
-        """Return a whole number of at least 1, or None.
+        """Return an integer of at least 1, or None if absent.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value has another type or range
         """
         return None if self._values.get(key) is None else self.positive(key)
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number.
 
-        :raises CheckpointError: it is absent and has no default, or is something else
+        :raises CheckpointError: the value is missing and has no default, or has another type or range
         """
         value = self._required(key, default)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -158,16 +159,16 @@ class ConfigFields:
         raise self.error(key, "a number")
 
     def optional_number(self, key: str) -> float | None:
-        """Return a number, or None.
+        """Return a number, or None if absent.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value has another type or range
         """
         return None if self._values.get(key) is None else self.number(key)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return True or False.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value has another type
         """
         value = self._required(key, default)
         if isinstance(value, bool):
@@ -177,7 +178,7 @@ class ConfigFields:
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string.
 
-        :raises CheckpointError: it is absent and has no default, or is something else
+        :raises CheckpointError: the value is missing and has no default, or has another type
         """
         value = self._required(key, default)
         if isinstance(value, str):
@@ -187,7 +188,7 @@ class ConfigFields:
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty if absent.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value has another type
         """
         value = self._required(key, [])
         if isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -197,7 +198,7 @@ class ConfigFields:
     def numbers(self, key: str) -> tuple[float, ...]:
         """Return a list of numbers; empty if absent.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value has another type, or a number another range
         """
         value = self._required(key, [])
         if isinstance(value, list) and all(
@@ -207,9 +208,9 @@ class ConfigFields:
         raise self.error(key, "a list of numbers")
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """Return a list of whole numbers; empty if absent.
+        """Return a list of integers; empty if absent.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value has another type, or a number another range
         """
         value = self._required(key, [])
         if isinstance(value, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in value):
@@ -217,9 +218,9 @@ class ConfigFields:
         raise self.error(key, "a list of whole numbers")
 
     def section(self, key: str) -> ConfigFields:
-        """Return a nested object; an empty one if absent.
+        """Return a nested object; empty if absent.
 
-        :raises CheckpointError: it is something else
+        :raises CheckpointError: the value has another type
         """
         value = self._required(key, {})
         if isinstance(value, dict):
@@ -231,17 +232,17 @@ class ConfigFields:
         return dict(self._values)
 
     def error(self, key: str, allowed: str) -> CheckpointError:
-        """Return the error to raise for a value that cannot be used."""
+        """Return the error for an invalid value."""
         return CheckpointError(f"{self.shown(key)}: expected {allowed}")
 
     def shown(self, key: str) -> str:
-        """Return a field and its value, for messages."""
+        """Return a field and its value, for error messages."""
         return f"config.json: {self._name}{key} = {shown(self._values.get(key))}"
 
     def _within(self, key: str, value: _Number, default: _Range) -> _Number:
-        """Return a number that lies in the range of its field.
+        """Return a number after checking the range of its field.
 
-        :raises CheckpointError: it does not; infinity and NaN lie in no range
+        :raises CheckpointError: the number is outside, as infinity and NaN always are
         """
         allowed = _RANGES.get(key, default)
         if value in allowed:

@@ -1,4 +1,4 @@
-"""Run a decoder-only transformer made of shared blocks."""
+"""Run a decoder-only transformer composed of shared blocks."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ __all__ = ["DecoderModel"]
 
 
 class DecoderModel:
-    """Holds a decoder, and computes logits from token ids where all of it is on one device.
+    """Holds a decoder, and computes logits from token ids if the whole model is on one device.
 
-    :param ropes: every rotary embedding that the layers use, by its settings, with the embeddings
-    :param head: the output projection to the vocabulary
-    :param embedding_norm: the norm of the embeddings; None: they are the residual stream as they are
+    :param head: the output projection
+    :param ropes: every rotary embedding that the layers use, by its settings, on the device of the embeddings
+    :param embedding_norm: norm after the embeddings; None: there is none
     :param adaptable: the linear layers that adapters may change
-    :param head_name: the name among them of the output projection; ``embedding_name`` likewise
-    :param group: the ranks that hold the other parts of the model; None: all of it is here
-    :param rank_head: makes one number of a text, on the device of the last norm; None: the checkpoint has no such layer
-    :ivar dtype: of activations, keys and values
-    :ivar adapts_row_by_row: whether what adapters say of embeddings and logits is computed for a row at a time. Where
-        torch multiplies, the last bits of a row depend on how many there are
+    :param head_name: name of the output projection in ``adaptable``; ``embedding_name`` likewise
+    :param group: the ranks that hold the other shards of the model; None: the model is not divided
+    :param rank_head: computes a text's score, on the device of the last norm; None: the checkpoint has no such layer
+    :ivar dtype: dtype of activations, keys and values
+    :ivar adapts_row_by_row: whether adapters' updates of embeddings and logits are computed one row at a time, because
+        the last bits of a row of torch's products depend on the number of rows
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class DecoderModel:
         return tuple(self._layers)
 
     def adaptable_linear(self, name: str) -> Linear:
-        """Return one of the linear layers that adapters may change, as it is now."""
+        """Return the present linear layer of that name; requantization replaces layers."""
         if name == self.head_name:
             return self.head
         return next(linear for layer in self.layers for linear in layer.adaptable if linear.name == name)
 
     def replace_layer(self, index: int, layer: DecoderLayer) -> None:
-        """Take another layer in place of one."""
+        """Replace one layer."""
         self._layers[index] = layer
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
@@ -99,14 +99,14 @@ class DecoderModel:
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
         :param positions: ``[num_tokens]`` int64, the position of each token within its sequence; ``[3, num_tokens]``:
             its rotary positions in time, height and width
-        :returns: ``[num_tokens, hidden_size]``, normed, of which :meth:`logits` takes some rows
+        :returns: ``[num_tokens, hidden_size]`` after the last norm, as :meth:`logits` takes them
         """
         rotations = {settings: rope.at(positions, ctx.is_long) for settings, rope in self.ropes.items()}
         normed, _ = self.run_layers(range(len(self._layers)), self.embedded(token_ids, ctx), rotations, ctx, self.norm)
         return normed
 
     def embedded(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
-        """Return what the first layer gets of a step's tokens, ``[num_tokens, hidden_size]``."""
+        """Return the input of the first layer, ``[num_tokens, hidden_size]``: embeddings, their norm, image vectors."""
         residual = self.looked_up(token_ids, ctx)
         if self.embedding_norm is not None:
             residual = self.embedding_norm.forward(residual)
@@ -115,7 +115,7 @@ class DecoderModel:
         return residual
 
     def looked_up(self, token_ids: Tensor, ctx: StepContext) -> Tensor:
-        """Return the embeddings of a step's tokens, with what adapters say of them."""
+        """Return the embeddings of a step's tokens, with adapters' updates."""
         rows = self.embedding.forward(token_ids)
         if ctx.adapted is not None:
             for lora, tokens in zip(ctx.adapted.loras, ctx.adapted.tokens, strict=True):
@@ -132,11 +132,11 @@ class DecoderModel:
         ctx: StepContext,
         last_norm: Norm,
     ) -> tuple[Tensor, Tensor]:
-        """Run layers that follow one another on one device.
+        """Run consecutive layers on one device.
 
-        :param residual: the residual stream before them, ``[num_tokens, hidden_size]``; its memory may be overwritten
-        :param rotations: the rotary embeddings that they use, at the tokens' positions
-        :param last_norm: follows the last of them
+        :param residual: the residual stream before the layers, ``[num_tokens, hidden_size]``; may be overwritten
+        :param rotations: the layers' rotary embeddings at the tokens' positions, by settings
+        :param last_norm: the norm after the last layer
         :returns: the residual stream after ``last_norm``, and before it
         """
         own = self._layers[layers.start : layers.stop]
@@ -151,14 +151,14 @@ class DecoderModel:
         return normed, residual
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Return rows of :meth:`forward`'s result, which are normed, in float32."""
+        """Return rows of :meth:`forward`'s result in float32: the last norm is already applied."""
         return hidden.float()
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """Compute scores over the vocabulary.
+        """Compute logits.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
-        :param adapted: which adapter each of them goes through; None: none has one that changes the output projection
+        :param adapted: each row's adapter; None: no adapter updates the output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change
         """
         logits = self.head.forward(hidden, None).float()

@@ -24,13 +24,13 @@ __all__ = ["DecoderLayer", "load_decoder_layer"]
 class DecoderLayer:
     """Holds attention and MLP with their norms.
 
-    :param attention_norm: the norm before attention; computed together with the addition to the residual stream before
-        the layer
-    :param attention_output_norm: the norm of attention's output before it is added (gemma)
-    :param mlp_norm: the norm before the MLP; None: it runs beside attention, and both are added at once (cohere)
-    :param mlp_output_norm: the norm of the MLP's output before it is added (gemma)
-    :param beside_norm: the norm of what the MLP reads beside attention; None: it reads what attention reads (falcon)
-    :param residual_scale: multiplies what is added; None: it is added as it is
+    :param attention_norm: norm before attention; computed together with the preceding residual addition
+    :param attention_output_norm: norm of attention's output before its residual addition (gemma)
+    :param mlp_norm: norm before the MLP; None: the MLP runs in parallel to attention, with one residual addition
+        (cohere)
+    :param mlp_output_norm: norm of the MLP's output before its residual addition (gemma)
+    :param beside_norm: norm before a parallel MLP (falcon); None: the MLP shares attention's norm
+    :param residual_scale: factor of the attention and MLP outputs before their addition; None: 1
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Return the linear layers without what adapts them: query-key-value and attention output; also gate-and-up, or
-        up, and down, unless experts take the MLP's place.
+        """Return the linear layers without adapter wrappers: query-key-value, attention output, and an MLP's
+        gate-and-up or up, and down. Experts are not included.
         """
         return tuple(linear.base if isinstance(linear, AdaptableLinear) else linear for linear in self._linears())
 
@@ -80,12 +80,11 @@ class DecoderLayer:
     def forward(
         self, normed: Tensor, residual: Tensor, rotation: Rotation, ctx: StepContext, next_norm: Norm
     ) -> tuple[Tensor, Tensor]:
-        """Add attention's output and the MLP's to the residual stream; each addition also computes the norm that
-        follows it.
+        """Add the outputs of attention and MLP to the residual stream; each addition is fused with the norm after it.
 
         :param normed: the residual stream after :attr:`attention_norm`, ``[num_tokens, hidden_size]``
-        :param residual: like ``normed``; its memory may be overwritten
-        :param next_norm: the norm that follows the layer: the next layer's attention norm, or the model's last norm
+        :param residual: the residual stream, like ``normed``; may be overwritten
+        :param next_norm: the norm after the layer: the next layer's attention norm, or the model's last norm
         :returns: the residual stream after ``next_norm``, and before it
         """
         attended = self.attention.forward(normed, rotation, ctx)
@@ -98,7 +97,7 @@ class DecoderLayer:
         return next_norm.add_and_forward(self._added(transformed, self.mlp_output_norm), residual)
 
     def _added(self, branch: Tensor, norm: Norm | None) -> Tensor:
-        """Return what is added to the residual stream of what attention or the MLP gives."""
+        """Return the output of attention or MLP as it is added to the residual stream: normed and scaled."""
         normed = branch if norm is None else norm.forward(branch)
         return normed if self._residual_scale is None else normed.mul_(self._residual_scale)
 

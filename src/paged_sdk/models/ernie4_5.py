@@ -1,4 +1,4 @@
-"""Read Ernie 4.5: llama that rotates pairs of neighbours."""
+"""Read Ernie 4.5: llama with interleaved rotary embedding."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Read EXAONE 4: llama with normed queries and keys that norms what attention and MLP give; where layers have
-windows, the others know no positions.
+"""Read EXAONE 4: llama with norms of queries and keys, and norms after attention and MLP instead of before. In models
+with sliding windows, layers without a window have no positions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Take a layer's experts out of a checkpoint, whichever way it keeps them."""
+"""Load a layer's experts from any of the layouts that checkpoints have."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["ExpertTensors", "load_experts"]
 
 @frozen(kw_only=True)
 class ExpertTensors:
-    """Says which experts a layer has, and how a checkpoint names them.
+    """Describes a layer's experts, and their names in a checkpoint.
 
-    :ivar block: the name under which their tensors are: ``gate_up_proj`` and ``down_proj`` of all experts, or each
-        expert's by its number
-    :ivar gate: the name of an expert's gate, without ``.weight``; ``up`` and ``down`` likewise
-    :ivar alternates: whether the tensor of all experts has gate and up in turns, where there is one
-    :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: they
-        have none
+    :ivar block: prefix of their tensors: ``gate_up_proj`` and ``down_proj`` for all experts, or one prefix per expert,
+        its number
+    :ivar gate: name of an expert's gate, without ``.weight``; ``up`` and ``down`` likewise
+    :ivar alternates: whether a tensor for all experts has gate and up interleaved, row by row
+    :ivar swiglu: alpha and limit of experts with biases (:class:`~paged_sdk.quant.experts.ExpertExtras`); None: no
+        biases
     """
 
     block: str
@@ -43,20 +43,20 @@ class ExpertTensors:
     swiglu: tuple[float, float] | None = None
 
     def of_each(self, *names: str) -> Iterator[list[str]]:
-        """Return of each expert the names of some of its tensors."""
+        """Return the full names of some tensors, for each expert."""
         for expert in range(self.num_experts):
             yield [f"{self.block}.{expert}.{name}" for name in names]
 
 
 @frozen(kw_only=True)
 class _Part:
-    """Says what a process has of every expert.
+    """Describes a rank's part of every expert.
 
-    :ivar neurons: which rows of gate and up; None: all
-    :ivar outputs: which rows of down; None: all
-    :ivar cols: returns which columns of down a shard has; None: all
-    :ivar join: puts together what ranks have of the neurons; None: they do not
-    :ivar widths: how many of the outputs every rank has then
+    :ivar neurons: the rows of gate and up; None: all
+    :ivar outputs: the rows of down; None: all
+    :ivar cols: returns a shard's columns of down; None: all
+    :ivar join: gathers the neurons of all ranks; None: ranks do not gather
+    :ivar widths: with ``join``, the number of outputs of each rank
     """
 
     neurons: slice | None = None
@@ -67,9 +67,9 @@ class _Part:
 
     @classmethod
     def of(cls, loader: WeightLoader, experts: ExpertTensors) -> _Part:
-        """Decide it: ranks join columns where that is possible, or else have columns of down and add up.
+        """Choose the part: if possible, ranks gather columns; otherwise they hold columns of down and sum outputs.
 
-        Kernels take 32 rows of an expert together.
+        Gathering needs divisions into multiples of 32 rows, which kernels compute together.
         """
         shard, group, size = loader.shard, loader.group, experts.intermediate_size
         if shard.is_whole:
@@ -93,7 +93,7 @@ class _Part:
     def extras(
         self, gate_bias: Tensor, up_bias: Tensor, down_bias: Tensor, swiglu: tuple[float, float], shard: Shard
     ) -> ExpertExtras:
-        """Cut biases, ``[num_experts, all neurons or outputs]``; of ranks that add up, the first adds that of down."""
+        """Return the rank's part of biases, ``[num_experts, neurons or outputs]``; in sums, rank 0 adds down's bias."""
         neurons, outputs = (slice(None) if rows is None else rows for rows in (self.neurons, self.outputs))
         adds_up = self.cols is not None and not shard.is_first
         return ExpertExtras(
@@ -106,7 +106,7 @@ class _Part:
 
 
 def load_experts(loader: WeightLoader, experts: ExpertTensors) -> Experts:
-    """Load a layer's experts. While they are put together, at most one layer's experts are in memory twice.
+    """Load a layer's experts. Until this returns, the layer's experts may be in memory twice.
 
     :raises CheckpointError: a tensor is missing or has another shape
     :raises ConfigError: ranks cannot divide the columns
@@ -154,12 +154,12 @@ def _stack(
     shape: tuple[int, int],
     part: Callable[[NamedMatrix], NamedMatrix],
 ) -> ExpertStack:
-    """Read the experts' matrices that share an input, from one tensor or from one for each matrix.
+    """Read the experts' matrices that share an input, from one tensor or from one tensor per matrix.
 
-    :param stacked: the name of the tensor that holds them all, where the checkpoint has one
-    :param names: for each expert, the names of its matrices otherwise
-    :param shape: of each of them
-    :param part: returns what this process has of a matrix
+    :param stacked: name of a tensor with all matrices, used if the checkpoint has it
+    :param names: for each expert, the names of its matrices, used otherwise
+    :param shape: shape of each matrix
+    :param part: returns this rank's part of a matrix
     """
     if stacked not in loader:
         return ExpertStack(matrices=[[part(loader.matrix(name, *shape)) for name in own] for own in names])
@@ -171,10 +171,10 @@ def _stack(
 
 
 def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> Experts:
-    """Load experts whose gate and up have rows in turns in one tensor, which may be transposed."""
+    """Load experts whose gate and up are interleaved row by row in one tensor, which may be transposed."""
     names = f"{experts.block}.gate_up_proj", f"{experts.block}.down_proj"
     count, hidden, size = experts.num_experts, experts.hidden_size, experts.intermediate_size
-    # The two dimensions of a down projection may be equal, those of the other tensor are not.
+    # The shape of gate_up_proj decides for both tensors: down_proj may be square.
     transposed = names[0] in loader and loader.shape(names[0]) == (count, hidden, 2 * size)
     pairs = _each(loader, names[0], count, 2 * size, hidden, transposed=transposed)
     downs = _each(loader, names[1], count, hidden, size, transposed=transposed)
@@ -199,7 +199,7 @@ def _alternating(loader: WeightLoader, experts: ExpertTensors, part: _Part) -> E
 def _each(
     loader: WeightLoader, name: str, num_experts: int, rows: int, cols: int, *, transposed: bool
 ) -> list[NamedMatrix]:
-    """Read the experts' matrices from one tensor."""
+    """Read the experts' matrices from a tensor that holds all of them."""
     if not transposed:
         return loader.matrix(name, num_experts, rows, cols).split([rows] * num_experts)
     values = loader.values(name, num_experts, cols, rows).mT

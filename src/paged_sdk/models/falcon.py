@@ -1,5 +1,5 @@
-"""Read Falcon: an MLP without a gate beside attention or after it, few key heads, and one tensor for queries, keys and
-values, group by group.
+"""Read Falcon: an MLP without a gate, parallel to attention or after it, and one tensor for queries, keys and values,
+grouped by KV head.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 
 def _has_two_norms(fields: ConfigFields, *, is_new: bool) -> bool:
-    """Return whether attention and the MLP beside it have a norm each.
+    """Return whether attention and a parallel MLP have separate norms.
 
-    :raises CheckpointError: the config says something that no model does
+    :raises CheckpointError: the config has a combination that no model has
     """
     count = fields.integer("num_ln_in_parallel_attn", 2 if is_new else 1)
     if count not in ((1, 2) if is_new else (1,)):
@@ -76,7 +76,7 @@ def _has_two_norms(fields: ConfigFields, *, is_new: bool) -> bool:
 
 
 def _slopes(shape: DecoderConfig) -> tuple[float, ...]:
-    """Return the slopes as the models were trained with them: rounded to bfloat16, and scaled as the scores are."""
+    """Return the slopes that the models were trained with: rounded to bfloat16, and multiplied by the score scale."""
     rounded: list[float] = torch.tensor(alibi_slopes(shape.num_heads)).bfloat16().tolist()
     return tuple(slope * shape.attention_scale for slope in rounded)
 

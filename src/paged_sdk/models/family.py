@@ -1,4 +1,4 @@
-"""Define a family of models, and find it: the file name in this package is Hugging Face's ``model_type``."""
+"""Define families of models, and find a checkpoint's: a family's file is named after Hugging Face's ``model_type``."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _WITH_HEAD: Final = "ForCausalLM"
 class ExpertNames:
     """Names the tensors of a mixture of experts in a checkpoint.
 
-    :ivar block: the name, within a layer, under which its router and its ``experts`` are
-    :ivar router: the name of the router's matrix there
-    :ivar gate: the name of the gate's matrix within one expert; ``up`` and ``down`` likewise
+    :ivar block: prefix, within a layer, of the router and of ``experts``
+    :ivar router: name of the router's matrix within the block
+    :ivar gate: name of the gate's matrix within an expert; ``up`` and ``down`` likewise
     """
 
     block: str = "mlp"
@@ -53,14 +53,14 @@ class ExpertNames:
 class NormNames:
     """Names the norms of a model in a checkpoint.
 
-    :ivar attention: the norm before attention, within a layer
-    :ivar attention_output: the norm of what attention gives, where there is one
-    :ivar mlp: the norm before the MLP, which llama names after what it follows
-    :ivar mlp_output: the norm of what the MLP gives, where there is one
-    :ivar query: the norm of queries, where there is one; ``key`` likewise
-    :ivar beside: the norms before attention and before the MLP where both read the residual stream
-    :ivar embedding: the norm of the embeddings, within the body
-    :ivar last: the norm before the output projection
+    :ivar attention: norm before attention, within a layer
+    :ivar attention_output: norm after attention, before the residual addition
+    :ivar mlp: norm before the MLP, which llama names after the preceding attention
+    :ivar mlp_output: norm after the MLP, before the residual addition
+    :ivar query: norm of queries; ``key`` likewise
+    :ivar beside: norms before attention and before an MLP in parallel to it
+    :ivar embedding: norm after the embeddings, within the body
+    :ivar last: norm before the output projection, within the body
     """
 
     attention: str = "input_layernorm"
@@ -78,17 +78,17 @@ class NormNames:
 class TensorNames:
     """Names the tensors of a model in a checkpoint.
 
-    :ivar body: the prefix of the decoder's tensors
-    :ivar embedding: the token embeddings, within the body
-    :ivar layers: what the layers are numbered under, within the body
-    :ivar head: the output projection, where it is not tied to the embeddings
-    :ivar qkv: the projections within a layer whose rows are queries, keys and values, one after the other where there
-        are three of them, as the config says in one
-    :ivar output: the projection of what attention gives, within a layer
-    :ivar gate_up: the projections of a gated MLP whose rows, one after the other, are gate and up
-    :ivar up: the first projection of an MLP without a gate
-    :ivar down: the last projection of an MLP
-    :ivar experts: the names that mixtures of experts may have; the first whose router is in the checkpoint is used
+    :ivar body: prefix of the decoder's tensors
+    :ivar embedding: token embeddings, within the body
+    :ivar layers: prefix of the numbered layers, within the body
+    :ivar head: output projection, unless tied to the embeddings
+    :ivar qkv: projections to queries, keys and values, within a layer; a single name is a fused projection, whose order
+        of rows the config states
+    :ivar output: output projection of attention, within a layer
+    :ivar gate_up: gate and up projections of a gated MLP, within a layer; a single name is a fused projection
+    :ivar up: first projection of an MLP without a gate
+    :ivar down: last projection of an MLP
+    :ivar experts: possible names of mixtures of experts; the first whose router is in the checkpoint are used
     """
 
     body: str = "model."
@@ -105,21 +105,20 @@ class TensorNames:
 
     @property
     def table(self) -> str:
-        """Return the tensor of the token embeddings."""
+        """Return the name of the token embeddings' tensor."""
         return f"{self.body}{self.embedding}.weight"
 
     def layer(self, index: int) -> str:
-        """Return what the names of one layer's tensors start with."""
+        """Return the prefix of one layer's tensor names."""
         return f"{self.body}{self.layers}.{index}."
 
 
 @frozen(kw_only=True)
 class Sizes:
-    """Holds the shape that transformers' config of a family has where nothing is said.
+    """Holds the default sizes of transformers' config class of a family.
 
-    A model's own config.json states these numbers. Where the decoder is a section of another model's, transformers
-    leaves out those that are as here: LLaVA 1.5's section, of a Vicuna of 7 billion parameters, has the vocabulary
-    alone.
+    A decoder's own config.json states all sizes. If the decoder is a section of another model's config, transformers
+    omits those that equal the defaults: LLaVA 1.5's section, of a 7B Vicuna, states only the vocabulary size.
     """
 
     vocab: int
@@ -129,7 +128,7 @@ class Sizes:
     heads: int
 
     def complete(self, section: ConfigFields) -> ConfigFields:
-        """Return a section with what it leaves out."""
+        """Return a section with the sizes that it omits."""
         return section.with_defaults(
             vocab_size=self.vocab,
             hidden_size=self.hidden,
@@ -141,12 +140,12 @@ class Sizes:
 
 @frozen(kw_only=True)
 class DecoderFamily:
-    """Describes what is specific to a family; each family's file holds one, as ``FAMILY``.
+    """Describes a family; each family's file defines one as ``FAMILY``.
 
-    :ivar architectures: Hugging Face's names of the ``architectures`` that generate text with this decoder
+    :ivar architectures: Hugging Face's ``architectures`` that generate text with this decoder
     :ivar read: makes the decoder's shape from config.json
-    :ivar names: what checkpoints call their tensors: the first whose embeddings are in the checkpoint are used
-    :ivar sizes: what a config may leave out that is a section of another model's; None: ``read`` knows it
+    :ivar names: possible tensor names; the first whose embeddings are in the checkpoint are used
+    :ivar sizes: sizes that the config may omit if it is a section of another model's; None: ``read`` has the defaults
     """
 
     architectures: tuple[str, ...]
@@ -155,17 +154,17 @@ class DecoderFamily:
     sizes: Sizes | None = None
 
     def read_section(self, section: ConfigFields) -> DecoderConfig:
-        """Make the decoder's shape from a section of another model's config, which states what is not as usual."""
+        """Make the decoder's shape from a section of another model's config, which may omit default sizes."""
         return self.read(section if self.sizes is None else self.sizes.complete(section))
 
     @property
     def bodies(self) -> tuple[str, ...]:
-        """Return Hugging Face's names of the classes that are such a decoder without an output projection."""
+        """Return Hugging Face's names of this decoder's classes without an output projection."""
         return self._named("Model", "TextModel")
 
     @property
     def rankers(self) -> tuple[str, ...]:
-        """Return Hugging Face's names of the classes that make numbers of what such a decoder says of a text."""
+        """Return Hugging Face's names of this decoder's classes for sequence classification."""
         return self._named("ForSequenceClassification", "TextForSequenceClassification")
 
     def _named(self, *ends: str) -> tuple[str, ...]:
@@ -175,15 +174,14 @@ class DecoderFamily:
 
 @frozen(kw_only=True)
 class NestedFamily:
-    """Describes a family that puts an image encoder before a decoder of another family; each has one, as ``FAMILY``.
+    """Describes a family with an image encoder and a decoder of another family; its file defines one as ``FAMILY``.
 
-    :ivar architectures: as :class:`DecoderFamily` has them
-    :ivar text: which section of config.json is the decoder's
-    :ivar text_type: the decoder's ``model_type`` where that section does not say it
-    :ivar places: the prefix of the decoder's tensors, and the name of its output projection, in each of the forms that
-        checkpoints have
-    :ivar ties: whether the output projection is the embeddings where no section says so
-    :ivar adapt: changes the decoder's shape by what the whole config says
+    :ivar architectures: see :class:`DecoderFamily`
+    :ivar text: name of config.json's section of the decoder
+    :ivar text_type: the decoder's ``model_type`` if the section does not state it
+    :ivar places: possible prefixes of the decoder's tensors, each with the name of the output projection
+    :ivar ties: default of the whole config's ``tie_word_embeddings``
+    :ivar adapt: adapts the decoder's shape to the whole config
     """
 
     architectures: tuple[str, ...]
@@ -197,9 +195,9 @@ class NestedFamily:
     adapt: Callable[[DecoderConfig, ConfigFields], DecoderConfig] = lambda shape, fields: shape
 
     def resolve(self, fields: ConfigFields, families: Mapping[str, AnyFamily]) -> DecoderFamily:
-        """Return the decoder's family, as it is within this one.
+        """Return the decoder's family, adapted to the config and tensor names of this one.
 
-        :raises UnsupportedArchitectureError: the decoder is of none that is supported
+        :raises UnsupportedArchitectureError: the decoder's ``model_type`` is not supported
         """
         name = self._section(fields).text("model_type")
         inner = families.get(name)
@@ -225,7 +223,7 @@ class NestedFamily:
         )
 
     def _section(self, fields: ConfigFields) -> ConfigFields:
-        """Return the decoder's fields; in older configs they stand beside the encoder's section."""
+        """Return the decoder's fields; in older configs they are at the top level, beside the encoder's section."""
         own = fields.section(self.text)
         if own.values():
             return own.with_defaults(model_type=self.text_type)
@@ -236,14 +234,14 @@ AnyFamily: TypeAlias = DecoderFamily | NestedFamily
 
 
 def supported_families() -> dict[str, AnyFamily]:
-    """Return every family by ``model_type``, in order."""
+    """Return all families by ``model_type``, sorted."""
     modules = sorted(module.name for module in pkgutil.iter_modules(paged_sdk.models.__path__))
     found = {name: getattr(import_module(f"{paged_sdk.models.__name__}.{name}"), "FAMILY", None) for name in modules}
     return {name: family for name, family in found.items() if isinstance(family, AnyFamily)}
 
 
 def has_family(config: Mapping[str, Any]) -> bool:
-    """Say whether a family has the checkpoint's ``model_type``.
+    """Return whether a family has the checkpoint's ``model_type``.
 
     :param config: config.json's content
     """
@@ -251,11 +249,11 @@ def has_family(config: Mapping[str, Any]) -> bool:
 
 
 def find_family(config: Mapping[str, Any]) -> DecoderFamily:
-    """Find the family of a checkpoint. One without an output projection has that of its embeddings, so that all else
-    is as usual; :func:`has_head` says which it is.
+    """Find the family of a checkpoint. A class without an output projection is read as one with tied embeddings, so
+    that no other code needs to distinguish them; :func:`has_head` does.
 
     :param config: config.json's content
-    :raises UnsupportedArchitectureError: there is none, or the checkpoint is for another task
+    :raises UnsupportedArchitectureError: no family has this ``model_type``, or the class is for another task
     """
     families = supported_families()
     fields = ConfigFields(config)
@@ -288,8 +286,8 @@ def find_family(config: Mapping[str, Any]) -> DecoderFamily:
 
 
 def _is_among(classes: Collection[str], named: Collection[str]) -> bool:
-    """Say whether a config names one of some classes. The first checkpoints of a family name their makers' own, which
-    transformers writes with other capitals since: PhiMoEForCausalLM, MPTForCausalLM.
+    """Return whether a config names one of some classes, ignoring case: early checkpoints name their makers' classes,
+    such as PhiMoEForCausalLM and MPTForCausalLM, which transformers later spelled with other capitals.
     """
     return not {name.lower() for name in classes}.isdisjoint(name.lower() for name in named)
 
@@ -299,7 +297,7 @@ def _with_tied_head(family: DecoderFamily) -> DecoderFamily:
 
 
 def has_head(config: Mapping[str, Any]) -> bool:
-    """Say whether a checkpoint of a family has an output projection, of its own or tied: its class says so.
+    """Return whether a checkpoint's class has an output projection, its own or tied.
 
     :param config: config.json's content
     """
@@ -307,7 +305,7 @@ def has_head(config: Mapping[str, Any]) -> bool:
 
 
 def ranks_texts(config: Mapping[str, Any]) -> bool:
-    """Say whether a checkpoint of a family has layers in the output projection's place that make numbers of a text.
+    """Return whether a checkpoint's class is one for sequence classification, with ranking layers.
 
     :param config: config.json's content
     """
@@ -325,6 +323,6 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
     :param config: config.json's content
     :raises UnsupportedArchitectureError: see :func:`find_family`
-    :raises CheckpointError: a value that is missing or cannot be used
+    :raises CheckpointError: a value is missing or invalid
     """
     return find_family(config).read(ConfigFields(config))

@@ -1,7 +1,7 @@
 """Run a decoder on the CPU in one native call per step.
 
-On a small model the number of calls decides: a layer of SmolLM2-135M multiplies 3.5 M weights, 40 us from the cache,
-and a dozen separate operations around them cost as much again. Between the layers everything is float32.
+For small models, the number of calls matters: the products of a layer of SmolLM2-135M, 3.5 M weights, take 40 us from
+the cache, and a dozen separate operations around them as much again. Activations between layers are float32.
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ _HEAD_NORMS: Final[dict[QkNormWeights, Literal["shared", "own", "whole"]]] = {
 
 
 class FusedLayers:
-    """Runs layers that follow one another in one native call.
+    """Runs consecutive layers in one native call.
 
-    Where weights have two forms, a prompt's tokens are multiplied by the one for many rows, and generated tokens by the
-    one for few. So a text depends neither on how a prompt was cut into chunks, nor on how much of it was cached, nor on
-    what a step computes beside it, as long as no more than ``few_rows`` sequences generate at a time.
+    If weights have two forms, prompt tokens are multiplied by the form for many rows, and generated tokens by the form
+    for few. So outputs do not depend on chunking, on prefix cache hits, or on the other rows of a step, while at most
+    ``few_rows`` sequences decode at a time.
 
     :param model: a model for whose ``layers`` :func:`~paged_sdk.models.fusible.why_not_fused` returns None
-    :param pages: the keys and values of these layers
-    :param few_rows: sequences that generate in a step beyond which the form for many rows is so much faster that
-        generated tokens take it too
-    :ivar layers: their numbers
-    :ivar stream_scale: what the residual stream is to be multiplied by before the layers; None: nothing
-    :ivar norm_eps: what norms of that stream add to the mean square or the variance
-    :ivar workspace: what their native calls compute with
+    :param pages: the KV cache of these layers
+    :param few_rows: the number of decoding sequences beyond which generated tokens use the form for many rows too,
+        which is then much faster
+    :ivar layers: the numbers of the layers
+    :ivar stream_scale: factor of the residual stream before the layers; None: 1
+    :ivar norm_eps: epsilon of the norms of the scaled residual stream
+    :ivar workspace: workspace of the native calls
     """
 
     def __init__(self, model: DecoderModel, pages: NativePages, layers: range, *, few_rows: int = FEW_ROWS) -> None:
         self.layers = layers
         self._group = model.group
         self._few_rows = few_rows
-        # The residual stream of a model that scales what its layers add is kept divided by that scale: what they add is
-        # then added as it is, and norms divide by the root mean square, whatever the stream's own scale.
+        # With a residual_scale, the residual stream is kept divided by it, so that branches are added unscaled. RMS
+        # norms do not depend on the stream's scale, except for epsilon, which is scaled alike.
         scale = model.config.residual_scale
         self.stream_scale: float | None = None if scale is None else 1 / scale
         self.workspace: Workspace = pages.workspace
@@ -106,8 +106,8 @@ class FusedLayers:
         :param hidden: the residual stream, float32 ``[num_tokens, hidden_size]``, times :attr:`stream_scale`;
             overwritten
         :param rotations: the model's rotary embeddings at the tokens' positions
-        :param reads_all: whether every token's result is read; False: of tokens whose logits the step did not ask for
-            it is what comes before the last layer
+        :param reads_all: whether all rows of the result are needed; False: rows of tokens whose logits the step does
+            not ask for are left as before the last layer, which only computes their keys and values
         """
         rows = ctx.attention.native_rows
         assert rows is not None
@@ -138,8 +138,8 @@ class FusedLayers:
         adapters: NativeAdapters | None,
         later: InsertedRows | None,
     ) -> Tensor:
-        """Run the layers over some of a step's tokens, in one call but for the model's first layers where these add
-        vectors of images.
+        """Run the layers over some of a step's tokens: in one call, after separate calls for the layers that are
+        followed by an addition of image vectors.
         """
         first = 0
         if later is not None:
@@ -158,7 +158,7 @@ class FusedLayers:
 
 @runtime_checkable
 class RunsFused(Protocol):
-    """Runs some of a model's layers in native calls."""
+    """Describes a model that runs some of its layers in native calls."""
 
     @property
     def fused_spans(self) -> tuple[range, ...]:
@@ -167,11 +167,11 @@ class RunsFused(Protocol):
 
 
 class FusedDecoderModel:
-    """Computes what a :class:`DecoderModel` does, with all layers in one native call: see :class:`FusedLayers`.
+    """Computes the same as a :class:`DecoderModel`, with all layers in one native call: see :class:`FusedLayers`.
 
     :param model: a model for which :func:`~paged_sdk.models.fusible.why_not_fused` returns None
     :param few_rows: see :class:`FusedLayers`
-    :ivar config: the model's; ``dtype``, ``device`` and ``rank_head`` likewise
+    :ivar config: the model's config; ``dtype``, ``device`` and ``rank_head`` likewise
     """
 
     def __init__(self, model: DecoderModel, backend: AttentionBackend, *, few_rows: int = FEW_ROWS) -> None:
@@ -191,8 +191,9 @@ class FusedDecoderModel:
         return (self._layers.layers,)
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """Do what :meth:`DecoderModel.forward` does; the result is float32, before the last norm, and of tokens whose
-        logits the step did not ask for it is before the last layer."""
+        """Run all layers like :meth:`DecoderModel.forward`, but return float32 before the last norm; rows of tokens
+        whose logits the step does not ask for are as before the last layer.
+        """
         hidden = self._model.looked_up(token_ids, ctx).float()
         if ctx.inserted is not None:
             ctx.inserted.put_into(hidden)
@@ -202,19 +203,19 @@ class FusedDecoderModel:
         return hidden
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Compute the last norm of rows of :meth:`forward`'s result."""
+        """Apply the last norm to rows of :meth:`forward`'s result."""
         return self._norm.forward(hidden)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
+        """Compute logits like :meth:`DecoderModel.logits`, after the last norm, which :meth:`forward` leaves out."""
         normed = self.normed(hidden)
-        # A head without a native kernel multiplies in the model's dtype; the native ones take float32.
+        # Native kernels take float32; a head without one multiplies in the model's dtype.
         is_native = self._model.head.native_weights is not None
         return self._model.logits(normed if is_native else normed.to(self.dtype), adapted)
 
 
 def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:
-    """Return a norm of the float32 stream that fused layers give."""
+    """Return a norm for the float32 residual stream of fused layers."""
     weight, bias = _given(norm)
     assert weight is not None
     kind: Literal["rms", "layer"] = "layer" if isinstance(norm, LayerNorm) else "rms"
@@ -222,7 +223,7 @@ def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:
 
 
 def _native_adapters(adapted: AdaptedRows | None, layers: range) -> NativeAdapters | None:
-    """Return a step's adapters in the form for one span of fused layers."""
+    """Return a step's adapters in their native form for one span of fused layers."""
     if adapted is None:
         return None
     natives = [lora.native.get(layers) for lora in adapted.loras]
@@ -232,13 +233,13 @@ def _native_adapters(adapted: AdaptedRows | None, layers: range) -> NativeAdapte
 
 
 def fused_spans(model: object) -> tuple[range, ...]:
-    """Return which layers of what computes a model's steps native calls compute, each a span of them."""
+    """Return the spans of layers that a model computes in native calls; empty if it has none."""
     return model.fused_spans if isinstance(model, RunsFused) else ()
 
 
 def native_projections(model: DecoderModel) -> list[dict[int, str]]:
-    """Return of each layer the linear layers that adapters may change, by the number that the native decoder gives to
-    the first of their matrices.
+    """Return, for each layer, the names of the linear layers that adapters may change, by the native decoder's number
+    of their first matrix.
     """
     found = []
     for layer in model.layers:
@@ -266,7 +267,7 @@ def _native_layer(
     eps: float,
     many_rows: bool,
 ) -> NativeLayer:
-    """Describe one layer to the native library, its weights in their form for many rows or for few."""
+    """Describe one layer to the native library, with its weights in the form for many rows or for few."""
     attention, mlp, shape = layer.attention, layer.mlp, pages.shapes[index]
     (output,) = _projections(attention.output, many_rows=many_rows)
     router = None
@@ -281,7 +282,7 @@ def _native_layer(
             for weight, bias in zip((experts.gate, experts.up, experts.down), biases, strict=True)
         )
         router = Router(
-            # The kernel cannot read float16.
+            # The router kernel does not read float16.
             weight=(mlp.router.float() if mlp.router.dtype is torch.float16 else mlp.router).contiguous(),
             num_selected=mlp.config.num_experts_per_token,
             renormalize=mlp.config.renormalize,
@@ -335,7 +336,7 @@ def _native_layer(
 
 
 def _given(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
-    """Return a norm's weight and bias in float32, None where there is none."""
+    """Return a norm's weight and bias in float32; None for those that it lacks."""
     if norm is None or isinstance(norm, NoNorm):
         return None, None
     bias = norm.bias if isinstance(norm, LayerNorm) else None
@@ -345,7 +346,7 @@ def _given(norm: Norm | None) -> tuple[Tensor | None, Tensor | None]:
 def _head_norms(
     norm: Norm | WholeNorms | None, config: DecoderConfig
 ) -> tuple[tuple[Tensor | None, Tensor | None], tuple[Tensor | None, Tensor | None]]:
-    """Return weight and bias of the norms of queries and of keys."""
+    """Return weight and bias of the norm of queries, and of the norm of keys."""
     if isinstance(norm, WholeNorms):
         return _given(norm.query), _given(norm.key)
     weight, bias = _given(norm)
@@ -359,7 +360,7 @@ def _head_norms(
 
 
 def _projections(linear: Linear, *, many_rows: bool) -> tuple[Projection, ...]:
-    """Return the matrices of a linear layer in their form for many rows or for few, with their biases."""
+    """Return the matrices of a linear layer in the form for many rows or for few, with their biases."""
     native = linear.native_weights
     assert native is not None
     matrices = native.many if many_rows else native.few

@@ -1,4 +1,4 @@
-"""Say which decoders native calls can compute, and which not for what reason."""
+"""Decide whether native calls can compute a decoder's layers, and why not."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from paged_sdk.models.plain_mlp import PlainMlp
 
 __all__ = ["ACTIVATIONS", "why_not_fused"]
 
-# These are the fields of which the fused layers, or code shared with the layer-by-layer model, support every value.
-# A model that sets any other field is refused.
+# The fields of which the fused layers, or code shared with the unfused model, support every value. A model that sets
+# any other field is not fused.
 _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
     DecoderConfig: frozenset(
         {
-            # shapes, and what is read into the attention backend's own shapes
+            # shapes, and settings of the attention backend
             *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_layers", "max_position"),
             *("num_heads", "num_kv_heads", "head_dim", "sliding_windows", "attention_scale", "attention_softcap"),
             *("attention_sinks", "num_image_layers"),
@@ -33,13 +33,13 @@ _COMPUTED_FIELDS: Final[dict[type, frozenset[str]]] = {
             *("norm", "norm_eps", "norm_bias", "norm_offset", "norm_in_float32", "input_norms", "sandwich_norms"),
             *("qk_norm", "qk_norm_weights", "qk_norm_bias", "qkv_clip", "parallel_residual"),
             *("qkv_bias", "output_bias", "mlp_bias", "gated_mlp", "activation", "ropes", "moe"),
-            # the order of a checkpoint's rows, which loading undoes
+            # the order of a checkpoint's rows, which loading normalizes
             *("qkv_groups", "qkv_values_first"),
-            # around the layers
+            # embeddings, residual additions and logits
             *("embedding_scale", "residual_scale", "tie_embeddings", "head_bias", "logit_scale", "logit_softcap"),
         }
     ),
-    # The layers get a rotary embedding's cosines and sines, and which elements are paired.
+    # The fused layers take a rotary embedding's cosines and sines, and the pairing of elements.
     RopeConfig: frozenset(
         {
             *("rotary_dim", "theta", "kind", "factor", "original_max_position", "low_freq_factor", "high_freq_factor"),
@@ -62,17 +62,17 @@ ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh", "relu2"]]] = {
     Activation.RELU2: "relu2",
 }
 _MOST_INTERLEAVED: Final = 512
-"""So many elements of a head may be rotated where neighbours are paired."""
+"""The largest rotary_dim of an interleaved rotary embedding."""
 
 
 def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range | None = None) -> str | None:
-    """Say why a model's layers cannot be fused; return None if they can.
+    """Return why a model's layers cannot be fused, or None if they can.
 
-    :param backend: keeps the keys and values of these layers
-    :param layers: those that are meant; None: all
+    The check is an allowlist: a model with a setting or kind of layer that is not listed here runs one operation at a
+    time.
 
-    It asks what the fused layers are known to compute, not what they are known to lack: a setting or a kind of layer
-    that is new elsewhere runs one operation at a time until it is computed here.
+    :param backend: the attention backend that keeps these layers' keys and values
+    :param layers: the layers to check; None: all
     """
     if backend.native_pages is None:
         return "its attention is not native"
@@ -100,7 +100,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
 
 
 def _unknown_combination(config: DecoderConfig) -> str | None:
-    """Name settings that the fused layers know, but not together; return None if they know them."""
+    """Return a combination of settings that the fused layers do not support, or None."""
     is_rms = config.norm is NormKind.RMS
     if config.residual_scale is not None and config.num_image_layers:
         return f"residual_scale = {config.residual_scale} beside images' vectors in later layers"
@@ -118,9 +118,9 @@ def _unknown_combination(config: DecoderConfig) -> str | None:
 
 
 def _unknown_kind(model: DecoderModel) -> str | None:
-    """Name the part of a model whose class the fused layers do not know; return None if they know all of them.
+    """Return a reason that names a part of a class that the fused layers do not support, or None.
 
-    A subclass counts as another class: it may compute something else.
+    A subclass counts as another class, because it may compute something else.
     """
     norms: list[object] = [model.norm]
     parts: list[tuple[object, tuple[type, ...]]] = [(model, (DecoderModel,))]
@@ -139,7 +139,7 @@ def _unknown_kind(model: DecoderModel) -> str | None:
 
 
 def _unknown_setting(part: DecoderConfig | RopeConfig | MoeConfig) -> str | None:
-    """Name the setting of a config that the fused layers do not know; return None if they know all of them."""
+    """Return a reason that names a setting that the fused layers do not support, or None."""
     known = next((names for kind, names in _COMPUTED_FIELDS.items() if isinstance(part, kind)), frozenset[str]())
     for field in fields(type(part)):
         value = getattr(part, field.name)

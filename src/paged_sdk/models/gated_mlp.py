@@ -18,7 +18,7 @@ from paged_sdk.quant.linear import Linear
 
 __all__ = ["GatedMlp", "load_gated_mlp"]
 
-# What models use has kernels; the others are computed one operation at a time.
+# Activations with a kernel; others are computed one operation at a time.
 _KERNELS: Final[Mapping[Activation, GatedActivation]] = MappingProxyType(
     {Activation.SILU: "silu", Activation.GELU_TANH: "gelu_tanh"}
 )
@@ -27,7 +27,7 @@ _KERNELS: Final[Mapping[Activation, GatedActivation]] = MappingProxyType(
 class GatedMlp:
     """Computes ``down(activation(gate(x)) * up(x))``.
 
-    :param gate_up: the projections gate and up as one layer, their outputs in this order
+    :param gate_up: gate and up as one layer, with outputs in this order
     """
 
     def __init__(self, *, gate_up: Linear, down: Linear, activation: Activation) -> None:
@@ -47,7 +47,7 @@ class GatedMlp:
 def load_gated_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> GatedMlp:
     """Load one layer's MLP.
 
-    :param prefix: what the names of the layer's tensors start with
+    :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape
     """
     size = config.intermediate_size

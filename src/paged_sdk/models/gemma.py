@@ -1,4 +1,4 @@
-"""Read Gemma: llama with scaled embeddings, norms whose weights are stored less 1, and GELU."""
+"""Read Gemma: llama with scaled embeddings, norms that multiply by 1 + weight, and GELU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["FAMILY", "must_be_causal"]
 
 
 def must_be_causal(fields: ConfigFields) -> None:
-    """Refuse a Gemma that reads texts in both directions, where no released model does.
+    """Refuse bidirectional attention, for Gemma classes of which no released model has it.
 
-    :raises UnsupportedArchitectureError: it does
+    :raises UnsupportedArchitectureError: the config asks for bidirectional attention
     """
     if fields.flag("use_bidirectional_attention", False):
         raise UnsupportedArchitectureError(
@@ -29,7 +29,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     must_be_causal(fields)
     fields = fields.with_defaults(num_key_value_heads=16, head_dim=256, max_position_embeddings=8192)
     activation = read_activation(fields, "hidden_act", Activation.GELU_TANH)
-    # The first releases say "gelu", and were trained with its approximation.
+    # The first releases state "gelu", but were trained with the tanh approximation.
     shape = read_common(
         fields,
         activation=Activation.GELU_TANH if fields.text("hidden_act", "gelu") == "gelu" else activation,

@@ -1,4 +1,6 @@
-"""Read Gemma 2: scaled embeddings, norms around both blocks, capped scores and logits, every second layer windowed."""
+"""Read Gemma 2: Gemma with norms before and after attention and MLP, softcaps of scores and logits, and sliding windows
+in every second layer.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ NORMS = NormNames(mlp="pre_feedforward_layernorm")
 def read_gemma(
     fields: ConfigFields, *, layer_types: tuple[str, ...], window: int, ropes: tuple[RopeConfig, ...] | None = None
 ) -> DecoderConfig:
-    """Read what Gemma 2 and 3 have in common.
+    """Read the fields that Gemma 2 and 3 have in common.
 
-    :param window: tokens that a query attends to in layers that have a window
-    :param ropes: the rotary embedding of each layer; None: one for all, read from the usual fields
+    :param window: number of tokens that a query attends to in layers with a window
+    :param ropes: the rotary embedding of each layer; None: one for all layers, read from the usual fields
     """
     shape = read_common(
         fields,
@@ -46,7 +48,7 @@ def read_gemma(
 
 def _read(fields: ConfigFields) -> DecoderConfig:
     must_be_causal(fields)
-    # As with the window, only a config that says null means none.
+    # Missing fields mean the defaults; only an explicit null means no softcap.
     fields = fields.with_defaults(
         num_key_value_heads=4,
         head_dim=256,

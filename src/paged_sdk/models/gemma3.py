@@ -1,4 +1,4 @@
-"""Read Gemma 3 with its image encoder, of which only the text decoder is used."""
+"""Read the text decoder of Gemma 3 with image encoder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     own = fields.section("text_config")
     must_be_causal(own)
     text = TEXT.read_section(own)
-    # Transformers caps the logits of the text model alone, and asks the whole model's config whether the output
-    # projection is tied.
+    # In transformers, only the text-only class applies the logit softcap, and the whole model's config decides whether
+    # the output projection is tied.
     return evolve(text, logit_softcap=None, tie_embeddings=fields.flag("tie_word_embeddings", True))
 
 

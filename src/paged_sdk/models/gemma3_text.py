@@ -1,5 +1,5 @@
-"""Read Gemma 3's text decoder: Gemma 2 with normed queries and keys, and two rotary embeddings, one for layers with
-windows.
+"""Read Gemma 3's text decoder: Gemma 2 with norms of queries and keys, and a separate rotary embedding for layers with
+sliding windows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["FAMILY", "read_gemma3_text"]
 def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
     """Read the shape of the text decoder.
 
-    :param fields: the text decoder's config, which may leave out what the released models share
-    :raises CheckpointError: a value that is missing or cannot be used
+    :param fields: the text decoder's config, which may omit values that the released models share
+    :raises CheckpointError: a value is missing or invalid
     """
     fields = fields.with_defaults(
         model_type="gemma3_text",
@@ -32,14 +32,14 @@ def read_gemma3_text(fields: ConfigFields) -> DecoderConfig:
     layer_types = read_layer_types(
         fields, lambda layer: (layer + 1) % fields.positive("sliding_window_pattern", 6) != 0
     )
-    # The older form has a field of its own for the base of layers with windows.
+    # The older form has a separate field for the base of layers with windows.
     local_theta = fields.number("rope_local_base_freq", 10_000.0)
     ropes = read_layer_ropes(fields, layer_types, full_theta=1_000_000.0, windowed_theta=local_theta)
     window, bidirectional = fields.positive("sliding_window", 4096), fields.flag("use_bidirectional_attention", False)
-    # An encoder's window is as wide in both directions together, as transformers has it.
+    # With bidirectional attention, transformers divides the window between both directions.
     window = window // 2 + 1 if bidirectional else window
     shape = read_gemma(fields, layer_types=layer_types, window=window, ropes=ropes)
-    # Gemma 3 has no caps on scores: transformers leaves a value that is there unread.
+    # Gemma 3 has no softcap of scores: transformers ignores the field.
     return evolve(shape, attention_softcap=None, qk_norm=True, bidirectional=bidirectional)
 
 

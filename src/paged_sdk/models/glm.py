@@ -1,4 +1,4 @@
-"""Read GLM-4: llama that rotates pairs of neighbours in a half of each head."""
+"""Read GLM-4: llama with interleaved rotary embedding of half of each head."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FAMILY", "read_glm"]
 
 
 def read_glm(fields: ConfigFields) -> DecoderConfig:
-    """Read the shape of the first GLM-4 models, which those of 2025 evolve."""
+    """Read the fields that the first GLM-4 models and those of 2025 have in common."""
     fields = fields.with_defaults(
         num_key_value_heads=2,
         head_dim=128,

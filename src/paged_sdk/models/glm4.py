@@ -1,4 +1,4 @@
-"""Read the GLM-4 models of 2025: the first ones with norms after attention and after the MLP too."""
+"""Read the GLM-4 models of 2025: GLM-4 with additional norms after attention and after the MLP."""
 
 from __future__ import annotations
 

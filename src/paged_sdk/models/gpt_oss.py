@@ -1,5 +1,5 @@
-"""Read gpt-oss: mixtures of experts with biases and clamped activations, windows in every second layer, and attention
-with one more, learned logit for each head.
+"""Read gpt-oss: mixtures of experts with biases and clamped activations, sliding windows in every second layer, and
+attention sinks: a learned logit per head.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paged_sdk.models.family import DecoderFamily, ExpertNames, Sizes, TensorNam
 
 __all__ = ["FAMILY"]
 
-# What a config without settings of the rotary embedding means.
+# Default of configs without settings of the rotary embedding.
 _ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -1,5 +1,5 @@
-"""Read GPT-J: attention and an MLP without a gate side by side, after one layer norm; neighbours in the first part of
-each head are rotated.
+"""Read GPT-J: attention and an MLP without a gate in parallel after one layer norm; interleaved rotary embedding of the
+first part of each head.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NAMES = TensorNames(
     down="mlp.fc_out",
     norms=NormNames(attention="ln_1", last="ln_f"),
 )
-"""What checkpoints call their tensors; CodeGen's differ in the projections to queries, keys and values."""
+"""Tensor names of checkpoints; CodeGen's differ in the projections to queries, keys and values."""
 
 
 def read_gptj(fields: ConfigFields) -> DecoderConfig:
-    """Read the shape of GPT-J, which CodeGen evolves."""
+    """Read the fields that GPT-J and CodeGen have in common."""
     fields = fields.renamed(
         max_position_embeddings="n_positions",
         hidden_size="n_embd",

@@ -1,4 +1,4 @@
-"""Read Granite 3 and 4: llama with a factor on embeddings, on scores, on what layers add, and on logits."""
+"""Read Granite 3 and 4: llama with factors of embeddings, attention scores, residual branches and logits."""
 
 from __future__ import annotations
 

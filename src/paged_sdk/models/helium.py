@@ -1,4 +1,4 @@
-"""Read Helium: llama that rotates pairs of neighbours and rounds norms last."""
+"""Read Helium: llama with interleaved rotary embedding, and norms that apply the weight before rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read Idefics 3: an encoder of tiles before Llama."""
+"""Read Idefics 3: an encoder of image tiles, and a Llama decoder."""
 
 from __future__ import annotations
 

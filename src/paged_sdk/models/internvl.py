@@ -1,4 +1,4 @@
-"""Read InternVL 3: an encoder of tiles before Qwen 2."""
+"""Read InternVL 3: an encoder of image tiles, and a Qwen 2 decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute what an FP8 cache subtracts from a model's keys before it stores them: the mean of their rotated bias."""
+"""Compute the vectors that an FP8 cache subtracts from keys before storing them: means of the rotated key bias."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["key_offsets"]
 def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
     """Compute the offsets of each layer's keys, as :class:`~paged_sdk.attention.paged.PagedBackend` takes them.
 
-    :param max_model_len: the number of positions that a sequence may have
-    :returns: per layer ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device; empty where keys have no
-        bias, or have a norm, which leaves nothing of a bias that all keys share
+    :param max_model_len: the largest number of positions of a sequence
+    :returns: for each layer ``[num_spans, num_kv_heads, head_dim]`` float32, on the layer's device; empty if keys have
+        no bias, or if a norm after it removes what all keys have in common
     """
     config, places = model.config, model.placement
     if not config.qkv_bias or config.qk_norm:
@@ -40,9 +40,7 @@ def key_offsets(model: DecoderModel, max_model_len: int) -> tuple[Tensor, ...]:
 
 
 def _bias(linear: Linear, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the bias, ``[out_features]`` float32, whatever the form of the weight: the layer's output for an input of
-    zeros.
-    """
+    """Return a layer's bias, ``[out_features]`` float32: its output for zeros, which every weight form computes."""
     with working_on(device):
         return linear.forward(torch.zeros(1, linear.in_features, dtype=dtype, device=device), None)[0].float()
 
@@ -52,8 +50,8 @@ def _on(rotation: Rotation, device: torch.device) -> Rotation:
 
 
 def _mean_rotation(rope: RotaryEmbedding, num_spans: int, device: torch.device) -> Rotation:
-    """Return the mean rotation of each span. Rotation is linear in its cosines and sines, so the means of these over a
-    span give the mean of the span's rotated vectors.
+    """Return the mean cosines and sines of each span. Rotation is linear in both, so rotating a vector by the means
+    gives the mean of its rotations.
     """
     rotation = rope.at(torch.arange(num_spans * KEY_SPAN, device=device))
     cosines, sines = (

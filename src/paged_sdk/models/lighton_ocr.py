@@ -1,4 +1,4 @@
-"""Read LightOnOCR: Pixtral's encoder before Qwen 3."""
+"""Read LightOnOCR: Pixtral's encoder, and a Qwen 3 decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read LLaVA: an image encoder before a decoder of another family."""
+"""Read LLaVA: an image encoder, and a decoder of another family."""
 
 from __future__ import annotations
 

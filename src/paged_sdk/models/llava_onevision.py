@@ -1,4 +1,4 @@
-"""Read LLaVA-OneVision: an encoder of tiles before Qwen 2."""
+"""Read LLaVA-OneVision: an encoder of image tiles, and a Qwen 2 decoder."""
 
 from __future__ import annotations
 

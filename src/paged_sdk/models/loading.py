@@ -61,21 +61,22 @@ def load_model(
     num_threads: int = 1,
     group: Group | None = None,
 ) -> DecoderModel:
-    """Build a model; the weights are loaded once, in their final place.
+    """Build a model, loading each weight once, directly to its final place.
 
-    Errors are those of the first tensor that is wrong, in the order of the layers, however many threads there are.
+    With any number of threads, the error raised is that of the first wrong tensor in the order of the layers.
 
     :param config: ``config.json``'s content
-    :param source: the weights; it stays open, and tensors that the model does not use are not read
-    :param dtype: of weights, activations, keys and values
-    :param device: where everything is; or what is on which device
-    :param policy: chooses the form that each matrix takes; by default matrices are decoded
-    :param on_progress: called with the number of tensors loaded and of all tensors, by the thread that loaded one: an
-        error that it raises ends the loading
-    :param num_threads: how many layers are loaded at once, each on a thread; 1: all on this one
-    :param group: the ranks that the model is divided among, of which this process is one; None: it has all of it
-    :raises UnsupportedArchitectureError: no family has this ``model_type``, or it tells several kinds of texts apart
-    :raises CheckpointError: the config cannot be used, or a tensor is missing or has another shape than it says
+    :param source: the weights; stays open, and tensors that the model does not use are not read
+    :param dtype: dtype of weights, activations, keys and values
+    :param device: the device of the whole model, or a placement of its parts
+    :param policy: chooses the form of each matrix; by default matrices are decoded
+    :param on_progress: called with the number of tensors loaded and the number of all tensors, on the thread that
+        loaded one; an exception from it ends loading
+    :param num_threads: number of layers loaded at once, each on its own thread; 1: on the calling thread
+    :param group: the ranks that the model is divided among, including this one; None: the model is not divided
+    :raises UnsupportedArchitectureError: no family has this ``model_type``, or the checkpoint is a classifier with
+        several labels
+    :raises CheckpointError: the config is invalid, or a tensor is missing or has another shape than the config implies
     """
     shape, names = read_shape(config, source)
     places = device if isinstance(device, Placement) else Placement.on(device, shape.num_layers)
@@ -92,7 +93,7 @@ def load_model(
     )
     rank_head = load_rank_head(loader.at(places.layers[-1]), shape) if ranks_texts(config) else None
     with loading_threads(num_threads) as pool:
-        # The largest first, so that no thread is left with one when the others have nothing to do any more.
+        # The largest matrices first, so that none is left to load alone at the end.
         table = pool.submit(_load_embedding, loader, shape, names)
         is_shared = shape.tie_embeddings and places.head == places.embedding
         projection = None if is_shared else pool.submit(_load_head, loader.at(places.head), shape, names)
@@ -137,12 +138,12 @@ def reload_model(
     on_progress: Callable[[int, int], None] | None = None,
     num_threads: int = 1,
 ) -> None:
-    """Load weights of a model anew, each layer in place of the one that it has. Nothing else may hold these.
+    """Reload weights of a model, replacing part by part. The caller must hold no other reference to the old weights.
 
-    After an error, some parts are new and some are not. Other parameters and errors are :func:`load_model`'s.
+    After an error, some parts may be new and others old. Other parameters and errors are those of :func:`load_model`.
 
-    :param parts: numbers of layers, and the number of layers itself for the embeddings and the output projection
-    :param on_replaced: called with each part that is new
+    :param parts: numbers of layers; the number of layers stands for embeddings and output projection
+    :param on_replaced: called with each part just before the model's old one is dropped
     """
     places, group = model.placement, model.group
     shape, names = read_shape(config, source)
@@ -179,26 +180,26 @@ def reload_model(
 
 
 def _embedding_of(group: Group | None, own: Embedding, shape: DecoderConfig, dtype: torch.dtype) -> Embedding:
-    """Return what looks up all tokens, of which the ranks of a group have some each."""
+    """Return the embeddings of all tokens, which the ranks of a group divide."""
     if group is None:
         return own
     return SharedEmbedding(own, token_slices(shape.vocab_size, group.size)[group.rank], group, dtype=dtype)
 
 
 def _head_of(group: Group | None, own: Linear, shape: DecoderConfig) -> Linear:
-    """Return what computes all tokens' logits, likewise."""
+    """Return the output projection to all tokens, which the ranks of a group divide."""
     return own if group is None else SharedHead(own, token_slices(shape.vocab_size, group.size), group)
 
 
 def _adaptable_embedding(config: DecoderConfig, names: TensorNames, device: torch.device) -> AdaptableShape:
-    """Describe the embeddings to adapters: a matrix with a column for each token, whose rows are looked up."""
+    """Describe the embeddings to adapters, transposed: as a matrix with a column per token."""
     name = names.table.removesuffix(".weight")
     return AdaptableShape({name: slice(0, config.hidden_size)}, config.vocab_size, device)
 
 
 def stored_table(stored: Container[str], config: DecoderConfig, names: TensorNames) -> str:
-    """Return the tensor that holds the embeddings: of two names of one matrix, some programs save the output
-    projection's.
+    """Return the name of the tensor that holds the embeddings; tied embeddings may be saved only under the output
+    projection's name.
 
     :param stored: the names of the checkpoint's tensors
     """
@@ -216,7 +217,7 @@ def _load_embedding(loader: WeightLoader, config: DecoderConfig, names: TensorNa
 
 
 class _ThisThread(Executor):
-    """Runs everything at once, on the thread that asks for it."""
+    """Runs submitted functions immediately, on the calling thread."""
 
     def submit(self, run: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         done: Future[_T] = Future()
@@ -226,11 +227,10 @@ class _ThisThread(Executor):
 
 @contextmanager
 def loading_threads(count: int) -> Iterator[Executor]:
-    """Return an executor with so many threads, which are gone when the block ends; after an error of the block, what
-    has not begun is not done.
+    """Return an executor with ``count`` threads for the ``with`` block; an error cancels calls that have not started.
 
-    torch's operations of these threads use no other ones: as many layers are loaded at once as there are threads, and
-    where the machine is busy each operation would wait for the slowest.
+    torch's operations in these threads do not use torch's thread pool: one layer per thread is loaded at a time, and on
+    a busy machine each pooled operation would wait for its slowest thread.
     """
     pool: Executor = _ThisThread()
     if count > 1:
@@ -243,7 +243,7 @@ def loading_threads(count: int) -> Iterator[Executor]:
 
 
 def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) -> Linear:
-    if config.tie_embeddings:  # on another device than the embeddings
+    if config.tie_embeddings:  # but on another device than the embeddings
         table = stored_table(loader, config, names)
         return loader.untied_head(names.head, table, vocab_size=config.vocab_size, hidden_size=config.hidden_size)
     return loader.linear(
@@ -257,14 +257,14 @@ def _load_head(loader: WeightLoader, config: DecoderConfig, names: TensorNames) 
 
 
 def read_shape(config: Mapping[str, Any], source: WeightSource) -> tuple[DecoderConfig, TensorNames]:
-    """Read the shape of a checkpoint's decoder, and which of its family's names it uses.
+    """Read the shape of a checkpoint's decoder, and which of its family's tensor names it uses.
 
-    A config may say that the output projection is the embeddings, and the checkpoint hold another one, as some do that
-    were trained further. Then it has one of its own: so transformers decides it.
+    If the config ties the output projection to the embeddings but the checkpoint holds another one, as some fine-tuned
+    models do, the checkpoint's is used, as in transformers.
 
     :param config: ``config.json``'s content
     :raises UnsupportedArchitectureError: no family has this ``model_type``
-    :raises CheckpointError: the config cannot be used
+    :raises CheckpointError: the config is invalid
     """
     family = find_family(config)
     shape, names = family.read(ConfigFields(config)), names_in(source, family)
@@ -277,8 +277,8 @@ def read_shape(config: Mapping[str, Any], source: WeightSource) -> tuple[Decoder
 
 
 def have_same_values(source: WeightSource, first: str, second: str) -> bool:
-    """Say whether two tensors of a checkpoint have one shape and, if they are matrices, the same numbers. Some rows are
-    read at a time.
+    """Return whether two tensors of a checkpoint have the same shape and, if matrices, the same values, reading some
+    rows at a time.
     """
     shape = source.shape(first)
     if shape != source.shape(second) or len(shape) != 2:
@@ -291,17 +291,18 @@ def have_same_values(source: WeightSource, first: str, second: str) -> bool:
 
 
 def _are_equal(first: StoredMatrix, second: StoredMatrix) -> bool:
-    # Numbers of one type need not be converted, which would take most of the time.
+    # Values of the same dtype are compared without conversion, which would take most of the time.
     one, other = (each.weight if isinstance(each, DenseMatrix) else each.decoded() for each in (first, second))
     return torch.equal(one, other) if one.dtype == other.dtype else torch.equal(one.double(), other.double())
 
 
 def names_in(source: WeightSource, family: DecoderFamily) -> TensorNames:
-    """Return the family's names that the checkpoint uses; if none fit, the usual ones, which the error will mention.
+    """Return those of the family's tensor names that the checkpoint uses; if none match, the usual ones, for the error
+    message.
 
-    Checkpoints that were saved without an output projection mostly have names without the body's prefix.
+    Most checkpoints saved without an output projection lack the body's prefix.
     """
     known = (*family.names, *(evolve(names, body="") for names in family.names))
     found = next((names for names in known if names.table in source), None)
-    # The embeddings may be there by the output projection's name alone.
+    # Embeddings may be saved only under the output projection's name; then the last norm decides.
     return found or next((names for names in known if f"{names.body}{names.norms.last}.weight" in source), known[0])

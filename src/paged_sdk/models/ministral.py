@@ -1,4 +1,4 @@
-"""Read Ministral 8B: mistral whose layers may differ in whether they have a sliding window."""
+"""Read Ministral 8B: mistral with a sliding window in some layers."""
 
 from __future__ import annotations
 

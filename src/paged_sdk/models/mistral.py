@@ -1,4 +1,4 @@
-"""Read Mistral 7B and its successors: llama with a sliding window in every layer, in those that the config names, or in
+"""Read Mistral 7B and its successors: llama with a sliding window in all layers, in those that the config names, or in
 none.
 """
 
@@ -13,8 +13,8 @@ __all__ = ["FAMILY", "read_mistral"]
 
 
 def read_mistral(fields: ConfigFields) -> DecoderConfig:
-    """Read the shape of Mistral and Ministral, which differ in their name only."""
-    # Only a config that says null has no window: the first release's, which lacks the field, has a window of 4096.
+    """Read the shape of Mistral and Ministral, which have the same fields."""
+    # Only an explicit null means no window: the first release's config lacks the field and means 4096.
     fields = fields.with_defaults(num_key_value_heads=8, max_position_embeddings=131_072, sliding_window=4096)
     window = fields.optional_positive("sliding_window")
     layer_types = read_layer_types(fields, lambda _: window is not None)

@@ -1,4 +1,4 @@
-"""Read Mistral 3: Pixtral's encoder before Mistral."""
+"""Read Mistral 3: Pixtral's encoder, and a Mistral decoder."""
 
 from __future__ import annotations
 

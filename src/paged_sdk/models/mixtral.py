@@ -1,4 +1,4 @@
-"""Read Mixtral: mistral whose every MLP is a mixture of experts (Jiang et al., 2024, arXiv 2401.04088)."""
+"""Read Mixtral: mistral with a mixture of experts in every layer (Jiang et al., 2024, arXiv 2401.04088)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-# Checkpoints keep the names of the first release; transformers 5 may write the names of its own classes.
+# Checkpoints have the names of the first release; transformers 5 may write the names of its own classes.
 _EXPERTS = (ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"), ExpertNames())
 
 FAMILY = DecoderFamily(

@@ -1,4 +1,4 @@
-"""Compute a layer's mixture of experts, which takes the place of its MLP."""
+"""Compute a layer's mixture of experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MoeMlp", "SharedExpert", "load_moe_mlp"]
 
 
 class SharedExpert:
-    """Computes the expert that serves every token, weighed by a gate.
+    """Computes the shared expert, which serves every token, times the sigmoid of a gate.
 
     :param gate: the gate's weight, ``[1, hidden_size]``
     """
@@ -37,8 +37,8 @@ class MoeMlp:
     """Routes each token to a few experts and sums their weighted outputs.
 
     :param router: the router's weight, ``[num_experts, hidden_size]``
-    :param router_bias: ``[num_experts]``; None: there is none
-    :param shared: adds its output to that of the chosen experts; None: there is no such expert
+    :param router_bias: ``[num_experts]``; None: no bias
+    :param shared: the shared expert, whose output is added; None: there is none
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class MoeMlp:
 
 
 def _mix_sparsely(logits: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Choose the two likeliest experts, each weighed among those that are about as likely (Liu et al., 2023, arXiv
-    2310.00811).
+    """Choose the two experts with the largest scores, each weighted by a softmax over the scores near its own
+    (SparseMixer; Liu et al., 2023, arXiv 2310.00811).
 
-    :param logits: the router's, ``[num_tokens, num_experts]``
-    :param margin: the share of the larger score by which another may be less and still count
+    :param logits: the router's scores, ``[num_tokens, num_experts]``
+    :param margin: a score is near the chosen one if it is less by at most this fraction of the larger magnitude
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     left, weights, ids = scores, [], []
@@ -91,7 +91,7 @@ def load_moe_mlp(
 ) -> MoeMlp:
     """Load one layer's router and experts.
 
-    :param prefix: what the names of the layer's tensors start with
+    :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape
     """
     own = _names_in(loader, names, prefix)
@@ -141,7 +141,7 @@ def _load_shared(loader: WeightLoader, config: DecoderConfig, name: str, size: i
 
 
 def _names_in(loader: WeightLoader, names: TensorNames, prefix: str) -> ExpertNames:
-    """Return the names that the checkpoint uses; if none fit, the first, which the error will mention."""
+    """Return the names that the checkpoint uses; if none match, the first, for the error message."""
     return next(
         (each for each in names.experts if f"{prefix}{each.block}.{each.router}.weight" in loader), names.experts[0]
     )

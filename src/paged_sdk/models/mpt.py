@@ -1,4 +1,4 @@
-"""Read MPT: ALiBi in place of rotary positions, layer norms and MLPs without a gate, and no biases."""
+"""Read MPT: ALiBi instead of rotary positions, layer norms, MLPs without a gate, and no biases."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def _read(fields: ConfigFields) -> DecoderConfig:
 
 
 def _check(fields: ConfigFields, attention: ConfigFields) -> None:
-    """Refuse what some models were trained with, and transformers does not compute.
+    """Refuse settings that some models were trained with and that transformers does not implement.
 
-    :raises CheckpointError: the config asks for it
+    :raises CheckpointError: the config has such a setting
     """
     for section, key, wanted in (
         (attention, "alibi", True),

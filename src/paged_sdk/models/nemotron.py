@@ -1,4 +1,4 @@
-"""Read Nemotron 3 and 4, and Minitron: layer norms whose weights are stored less 1, and MLPs without a gate."""
+"""Read Nemotron 3 and 4, and Minitron: layer norms that multiply by 1 + weight, and MLPs without a gate."""
 
 from __future__ import annotations
 

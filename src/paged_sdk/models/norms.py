@@ -1,4 +1,4 @@
-"""Load the norms of a decoder, of the kind that its config says."""
+"""Load the norms of a decoder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["SharedWholeNorms", "WholeNorms", "load_norm", "load_qk_norm"]
 
 
 class WholeNorms:
-    """Normalizes all queries of a token together, and all its keys (olmo2).
+    """Norms a token's queries over all heads together, and its keys likewise (olmo2).
 
-    :param query: its weight is ``[num_heads * head_dim]``
-    :param key: ``[num_kv_heads * head_dim]``
+    :param query: norm with the weight ``[num_heads * head_dim]``
+    :param key: norm with the weight ``[num_kv_heads * head_dim]``
     """
 
     def __init__(self, query: Norm, key: Norm, *, num_heads: int) -> None:
@@ -28,29 +28,29 @@ class WholeNorms:
         self._num_heads = num_heads
 
     def forward(self, query_key: Tensor) -> Tensor:
-        """Normalize ``[num_tokens, num_heads + num_kv_heads, head_dim]`` into a new tensor."""
+        """Norm ``[num_tokens, num_heads + num_kv_heads, head_dim]`` into a new tensor."""
         query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         parts = ((self.query, query), (self.key, key))
         return torch.cat([norm.forward(part.flatten(1)).view(part.shape) for norm, part in parts], 1)
 
 
 class SharedWholeNorms:
-    """Normalizes queries and keys of which each rank has some heads, by the mean square of all.
+    """Computes :class:`WholeNorms` across ranks: mean squares are summed over all ranks' heads.
 
-    :param query: has the weight of this rank's heads; ``key`` likewise
-    :param config: the whole model's
+    :param query: norm with the weight of this rank's heads; ``key`` likewise
+    :param config: config of the undivided model
     """
 
     def __init__(self, query: RMSNorm, key: RMSNorm, *, config: DecoderConfig, shard: Shard, group: Group) -> None:
         self._norms = (query, key)
         self._num_heads = len(shard.heads)
-        # Ranks that hold the same key-value heads must count them once together.
+        # KV heads with copies on several ranks must count once in the sum.
         self._holders = torch.tensor([1, shard.kv_holders])
         self._sizes = torch.tensor([config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim])
         self._group = group
 
     def forward(self, query_key: Tensor) -> Tensor:
-        """Do what :meth:`WholeNorms.forward` does, with this rank's heads."""
+        """Norm this rank's heads like :meth:`WholeNorms.forward`."""
         parts = [part.flatten(1) for part in (query_key[:, : self._num_heads], query_key[:, self._num_heads :])]
         wide = torch.promote_types(query_key.dtype, torch.float32)
         squares = torch.stack([part.to(wide).square().sum(-1) for part in parts], -1) / self._holders
@@ -63,7 +63,7 @@ class SharedWholeNorms:
 def load_norm(loader: WeightLoader, config: DecoderConfig, name: str) -> Norm:
     """Load a norm over the hidden size.
 
-    :param name: the tensor's name without ``.weight``
+    :param name: name of the norm, without ``.weight``
     :raises CheckpointError: a tensor is missing or has another shape
     """
     weight = loader.tensor(f"{name}.weight", config.hidden_size)
@@ -73,10 +73,10 @@ def load_norm(loader: WeightLoader, config: DecoderConfig, name: str) -> Norm:
 def load_qk_norm(
     loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str
 ) -> Norm | WholeNorms | SharedWholeNorms | None:
-    """Load the norms of queries and keys, most of them as one norm, whose weight has a row for each head.
+    """Load the norms of queries and keys: as one norm with a row of weights per head, unless they span all heads.
 
-    :param prefix: what the names of the layer's tensors start with
-    :returns: None: the model has none
+    :param prefix: prefix of the layer's tensor names
+    :returns: None if the model has no such norms
     :raises CheckpointError: a tensor is missing or has another shape
     """
     if not config.qk_norm:
@@ -117,7 +117,7 @@ def load_qk_norm(
 
 
 def _of_each_head(loader: WeightLoader, name: str, num_heads: int, head_dim: int) -> Tensor:
-    """Load a weight for each head: from one tensor (cohere), or one for each (stablelm)."""
+    """Load the weights of all heads, from one tensor (cohere) or from one per head (stablelm)."""
     if f"{name}.weight" in loader:
         return loader.tensor(f"{name}.weight", num_heads, head_dim)
     return torch.stack([loader.tensor(f"{name}.norms.{head}.weight", head_dim) for head in range(num_heads)])

@@ -1,4 +1,4 @@
-"""Read OLMo 2: llama that norms what attention and MLP give instead of what they read, and queries and keys."""
+"""Read OLMo 2: llama with norms after attention and MLP instead of before, and norms of queries and keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FAMILY", "evolve_olmo"]
 
 
 def evolve_olmo(shape: DecoderConfig, fields: ConfigFields) -> DecoderConfig:
-    """Return a llama's shape with what OLMo 2 and 3 do otherwise."""
+    """Return a llama's shape with the changes of OLMo 2 and 3."""
     has_bias = fields.flag("attention_bias", False)
     return evolve(
         shape,

@@ -1,4 +1,4 @@
-"""Read OLMo 3: OLMo 2 with windows in three of four layers, which have a rotary embedding of their own."""
+"""Read OLMo 3: OLMo 2 with sliding windows in three of four layers, which have a separate rotary embedding."""
 
 from __future__ import annotations
 

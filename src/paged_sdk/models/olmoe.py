@@ -1,4 +1,4 @@
-"""Read OLMoE: llama whose every MLP is a mixture of experts, with normed queries and keys."""
+"""Read OLMoE: llama with a mixture of experts in every layer, and norms of queries and keys."""
 
 from __future__ import annotations
 

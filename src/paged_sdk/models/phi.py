@@ -1,4 +1,4 @@
-"""Read Phi 1, 1.5 and 2: attention and an MLP without a gate side by side, after one layer norm."""
+"""Read Phi 1, 1.5 and 2: attention and an MLP without a gate in parallel after one layer norm."""
 
 from __future__ import annotations
 

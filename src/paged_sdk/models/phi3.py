@@ -12,7 +12,7 @@ __all__ = ["FAMILY"]
 
 
 def _read(fields: ConfigFields) -> DecoderConfig:
-    # The trained context counts even where the config leaves it out, and states the extended one.
+    # The default of the trained context applies even if max_position_embeddings states an extended one.
     fields = fields.with_defaults(
         max_position_embeddings=4096, original_max_position_embeddings=4096, rms_norm_eps=1e-5
     )
@@ -22,7 +22,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
         rope_section(fields),
         head_dim=read_head_dim(fields),
         default_theta=10_000.0,
-        aliases={"su": "longrope", "yarn": "longrope"},  # the names of LongRoPE in the first releases
+        aliases={"su": "longrope", "yarn": "longrope"},  # names of LongRoPE in the first releases
         is_partial=True,
     )
     return read_common(

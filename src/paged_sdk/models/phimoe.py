@@ -1,4 +1,4 @@
-"""Read Phi-3.5-MoE: llama with layer norms and biases, and two of many experts for each token."""
+"""Read Phi-3.5-MoE: llama with layer norms, biases, and a mixture of experts that selects two per token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["FAMILY"]
 
 
 def _read_rope(fields: ConfigFields) -> RopeConfig:
-    """Read the rotary embedding: where it is scaled, the config states what multiplies cosines and sines."""
+    """Read the rotary embedding; if it is scaled, the config states the factor of cosines and sines."""
     rope = read_one_rope(fields, default_theta=1_000_000.0)
     if rope.kind is RopeKind.DEFAULT:
         return rope
@@ -22,7 +22,7 @@ def _read_rope(fields: ConfigFields) -> RopeConfig:
     factor = section.number("short_mscale")
     if section.number("long_mscale") != factor:
         raise section.error("long_mscale", f"short_mscale = {factor}")
-    # Transformers rotates texts of every length by the frequencies of short ones.
+    # transformers uses the short frequencies for sequences of every length.
     return evolve(rope, long_factor=rope.short_factor, attention_factor=1.0, gguf_attn_factor=factor)
 
 
@@ -37,7 +37,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     shape = read_common(
         fields, ropes=(rope,) * num_layers, sliding_windows=(fields.optional_positive("sliding_window"),) * num_layers
     )
-    # Whatever the config says, two experts are chosen.
+    # Two experts are selected whatever the config states, as in transformers.
     moe = read_moe(
         ConfigFields({**fields.values(), "num_experts_per_tok": 2}),
         layers=range(num_layers),
@@ -46,7 +46,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
     return evolve(
         shape,
-        # Longer texts would need the frequencies that are not used.
+        # Longer sequences would need the long frequencies, which are not used.
         max_position=rope.original_max_position if rope.kind is RopeKind.LONGROPE else shape.max_position,
         norm=NormKind.LAYER,
         norm_bias=True,
@@ -57,7 +57,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     )
 
 
-# Checkpoints keep the names of the first release; transformers 5 has others for its own classes.
+# Checkpoints have the names of the first release; transformers 5 may write the names of its own classes.
 _EXPERTS = (
     ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2"),
     ExpertNames(router="router"),

@@ -1,4 +1,4 @@
-"""Compute a layer's MLP where it has no gate."""
+"""Compute a layer's MLP without a gate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PlainMlp:
 def load_plain_mlp(loader: WeightLoader, config: DecoderConfig, names: TensorNames, prefix: str) -> PlainMlp:
     """Load one layer's MLP.
 
-    :param prefix: what the names of the layer's tensors start with
+    :param prefix: prefix of the layer's tensor names
     :raises CheckpointError: a tensor is missing or has another shape
     """
     size = config.intermediate_size

@@ -1,4 +1,4 @@
-"""Read Qwen 2 and 2.5: llama with biases on queries, keys and values, and optional windows in the upper layers."""
+"""Read Qwen 2 and 2.5: llama with biases of queries, keys and values; the upper layers may have sliding windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read Qwen 1.5 and 2 with mixtures of experts, each beside one expert that serves every token."""
+"""Read Qwen 1.5 and 2 with mixtures of experts, each with a shared expert that serves every token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     num_layers = fields.positive("num_hidden_layers")
     window = fields.optional_positive("sliding_window") if fields.flag("use_sliding_window", False) else None
     last = fields.integer("max_window_layers", 28)
-    # Unlike in Qwen 2, every second layer of the lower ones has the window.
+    # Unlike in Qwen 2, every second one of the lower layers has the window.
     types = read_layer_types(fields, lambda layer: window is not None and layer % 2 == 0 and layer < last)
     step = fields.positive("decoder_sparse_step", 1)
     dense = fields.integers("mlp_only_layers")

@@ -1,4 +1,4 @@
-"""Read Qwen2-VL: an image encoder before a decoder whose tokens have three positions."""
+"""Read Qwen2-VL: an image encoder, and a decoder with three rotary positions per token."""
 
 from __future__ import annotations
 

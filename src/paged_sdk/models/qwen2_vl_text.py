@@ -1,4 +1,4 @@
-"""Read the text decoder of Qwen2-VL: Qwen 2 whose rotary positions are three, in time, height and width."""
+"""Read the text decoder of Qwen2-VL: Qwen 2 with rotary positions in time, height and width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FAMILY", "read_qwen2_vl_text"]
 def read_qwen2_vl_text(fields: ConfigFields) -> DecoderConfig:
     """Read the shape of the text decoder.
 
-    :raises CheckpointError: a value that is missing or cannot be used
+    :raises CheckpointError: a value is missing or invalid
     """
     fields = fields.with_defaults(num_key_value_heads=8, max_position_embeddings=32_768, rms_norm_eps=1e-5)
     section = rope_section(fields)

@@ -1,4 +1,4 @@
-"""Read Qwen 3: Qwen 2 with normed queries and keys instead of biases."""
+"""Read Qwen 3: Qwen 2 with norms of queries and keys instead of biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read the text decoder of Qwen3-VL: Qwen 3 whose rotary positions are three, in time, height and width."""
+"""Read the text decoder of Qwen3-VL: Qwen 3 with rotary positions in time, height and width."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     sections = section.integers("mrope_section") or (24, 20, 20)
     if len(sections) != 3 or sum(sections) != rope.rotary_dim // 2:
         raise section.error("mrope_section", f"three numbers that add up to {rope.rotary_dim // 2}")
-    # Height and width take every third frequency, as long as they have some left; time has the others.
+    # Frequencies alternate between time, height and width until the sections of height and width are used up; the rest
+    # are time's.
     axes = tuple(index % 3 if index < 3 * sections[index % 3] else 0 for index in range(rope.rotary_dim // 2))
     has_bias = fields.flag("attention_bias", False)
     shape = read_common(fields, ropes=(evolve(rope, axis_of_frequency=axes),) * fields.positive("num_hidden_layers"))
-    # Of a whole checkpoint, the encoder's section says it.
+    # With an image encoder, the number comes from the encoder's section (qwen3_vl.py).
     num_image_layers = fields.integer("num_image_layers", 0)
     return evolve(
         shape, qk_norm=True, qkv_bias=has_bias, output_bias=has_bias, num_image_layers=max(num_image_layers, 0)

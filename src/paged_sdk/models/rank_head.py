@@ -1,4 +1,4 @@
-"""Make one number of a text's last hidden state, as the classes for the classification of sequences do."""
+"""Compute a text's score from its last hidden state, as transformers' ``ForSequenceClassification`` classes do."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paged_sdk.models.weight_loader import WeightLoader
 __all__ = ["RANK_HEAD", "RankHead", "load_rank_head"]
 
 RANK_HEAD = "score"
-"""What all these classes call the layer."""
+"""Name of the layer in all these classes."""
 
 
 @frozen(eq=False)
 class RankHead:
-    """Multiplies hidden states of last tokens by one row of numbers; it is
+    """Computes scores by a linear layer with one output, on last tokens' hidden states; implements
     :class:`~paged_sdk.models.causal_model.RankLayers`.
 
     :ivar weight: ``[1, hidden_size]`` float32
-    :ivar bias: ``[1]`` float32; None: nothing is added
+    :ivar bias: ``[1]`` float32; None: no bias
     """
 
     weight: Tensor
@@ -35,15 +35,15 @@ class RankHead:
     tells_parts: ClassVar[bool] = False
 
     def ranks(self, vectors: Tensor) -> Tensor:
-        """Return ``[num_texts, 1]`` of ``[num_texts, hidden_size]``, both float32."""
+        """Return the scores, ``[num_texts, 1]``, of vectors ``[num_texts, hidden_size]``, both float32."""
         return F.linear(vectors, self.weight, self.bias)
 
 
 def load_rank_head(loader: WeightLoader, config: DecoderConfig) -> RankHead:
-    """Load the layer, which is never quantized: it is one row.
+    """Load the layer, which is never quantized.
 
-    :raises UnsupportedArchitectureError: it has a row for each of several kinds of texts
-    :raises CheckpointError: it is missing, or has another shape
+    :raises UnsupportedArchitectureError: the layer has several labels, so it classifies rather than ranks
+    :raises CheckpointError: the layer is missing, or has another shape
     """
     weight, bias = f"{RANK_HEAD}.weight", f"{RANK_HEAD}.bias"
     num_labels = loader.shape(weight)[0] if weight in loader else 1

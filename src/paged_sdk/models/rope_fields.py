@@ -1,4 +1,4 @@
-"""Read the rotary embedding's settings, in the form of transformers 5 (``rope_parameters``) and the one before."""
+"""Read the rotary embedding's settings, in transformers 5's form (``rope_parameters``) or the older one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["read_rope", "rope_section"]
 
 
 def rope_section(fields: ConfigFields) -> ConfigFields:
-    """Return ``rope_scaling`` where it is set, else ``rope_parameters``."""
+    """Return ``rope_scaling`` if it is set, else ``rope_parameters``."""
     scaling = fields.section("rope_scaling")
     return scaling if scaling.values() else fields.section("rope_parameters")
 
@@ -31,14 +31,14 @@ def read_rope(
     """Read the settings of one rotary embedding.
 
     :param fields: the model's config, which holds ``rope_theta`` and ``partial_rotary_factor`` in the older form
-    :param section: the scaling's own settings
-    :param aliases: other names of rope types
-    :param is_partial: whether the family may rotate a part of each head; others rotate all of it, and transformers does
-        not read ``partial_rotary_factor`` where there is no scaling
+    :param section: the section with the scaling's settings
+    :param aliases: the family's other names of rope types
+    :param is_partial: whether the family may rotate a part of each head; for other families, transformers ignores
+        ``partial_rotary_factor`` unless there is scaling
     :param is_nested: whether ``rope_parameters`` has a section for each type of layer
-    :raises CheckpointError: a value that is missing or cannot be used
+    :raises CheckpointError: a value is missing or invalid
     """
-    # Where several forms state a value, the newest form wins.
+    # If both forms state a value, the newer form wins.
     theta = section.number("rope_theta", fields.number("rope_theta", default_theta))
     kind = _read_kind(section, aliases)
     rotary_dim = _read_rotary_dim(
@@ -49,7 +49,7 @@ def read_rope(
     max_position = fields.positive("max_position_embeddings", 2048)
     original = section.positive("original_max_position_embeddings", max_position)
     if not is_nested:
-        # Phi-3 states the trained context outside the section, and that value is used.
+        # Phi-3 states the trained context outside the section, and this value wins.
         original = fields.optional_positive("original_max_position_embeddings") or original
     extends = kind in (RopeKind.YARN, RopeKind.LONGROPE)
     if original < 2:
@@ -60,7 +60,7 @@ def read_rope(
     low, high = section.number("low_freq_factor", 1.0), section.number("high_freq_factor", 4.0)
     if high <= low:
         raise section.error("high_freq_factor", f"more than low_freq_factor = {low}")
-    # Transformers looks for it beside the sections.
+    # transformers reads it beside the sections per layer type.
     truncate = fields.section("rope_parameters") if is_nested else section
     return RopeConfig(
         rotary_dim=rotary_dim,
@@ -86,7 +86,7 @@ def read_rope(
 def _read_rotary_dim(
     fields: ConfigFields, section: ConfigFields, head_dim: int, *, is_partial: bool, is_scaled: bool
 ) -> int:
-    """Return how many elements of each head are rotated."""
+    """Return the number of elements of each head that are rotated."""
     if not is_partial and not is_scaled:
         return _even(head_dim, head_dim)
     share = section.number("partial_rotary_factor", fields.number("partial_rotary_factor", 1.0))

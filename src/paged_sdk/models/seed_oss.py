@@ -1,4 +1,4 @@
-"""Read Seed-OSS: llama with biases on queries, keys and values."""
+"""Read Seed-OSS: llama with biases of queries, keys and values."""
 
 from __future__ import annotations
 

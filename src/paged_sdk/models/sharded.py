@@ -1,4 +1,4 @@
-"""Join what several ranks compute: sums of linear layers and experts, rows of embeddings, logits."""
+"""Combine the partial results of tensor-parallel ranks: of linear layers, experts, embeddings and logits."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ __all__ = [
 
 
 def widths_of(parts: Sequence[slice]) -> Tensor:
-    """Return how many columns or rows every rank has, int32."""
+    """Return each rank's number of columns or rows, int32."""
     return torch.tensor([own.stop - own.start for own in parts], dtype=torch.int32)
 
 
 class JoinedLinear(AdaptableLinear):
-    """Multiplies by some rows of a weight what all ranks have columns of, and puts together what all ranks get.
+    """Gathers the input's columns, multiplies them by this rank's rows of the weight, and gathers the output's columns.
 
-    No sum is parted, so that the results are those of one process to the last bit. Rounding to 8 bits makes more of a
-    last bit than its size: sums of parts changed log-probabilities of Qwen2.5-Coder-1.5B's in Q4_K_M by up to 0.2.
+    No sum is divided among ranks, so results equal those of one process bit by bit. Otherwise, rounding activations to
+    8 bits amplifies differences in the last bit: partial sums changed log-probabilities of Qwen2.5-Coder-1.5B in Q4_K_M
+    by up to 0.2.
 
     :param base: multiplies by this rank's rows
-    :ivar inputs: how many columns of the input each rank has, int32
-    :ivar outputs: how many of the weight's rows
+    :ivar inputs: each rank's number of input columns, int32
+    :ivar outputs: each rank's number of the weight's rows, int32
     """
 
     def __init__(
@@ -51,18 +52,18 @@ class JoinedLinear(AdaptableLinear):
         self.outputs: Tensor = widths_of(outputs)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says, of the whole weight.
+        """Apply the undivided layer, like :meth:`Linear.forward`.
 
-        :param x: this rank's columns
+        :param x: this rank's columns of the input
         """
         own = super().forward(self._group.join_columns(x, self.inputs), ctx)
         return self._group.join_columns(own, self.outputs)
 
 
 class SummedLinear(AdaptableLinear):
-    """Multiplies by some columns of a weight, and adds up what all ranks have.
+    """Multiplies by this rank's columns of a weight, and sums the ranks' partial results.
 
-    :param base: multiplies by this rank's columns; one rank's adds the bias
+    :param base: multiplies by this rank's columns; rank 0 adds the bias
     """
 
     def __init__(self, base: Linear, name: str, group: Group) -> None:
@@ -70,15 +71,15 @@ class SummedLinear(AdaptableLinear):
         self._group = group
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says, of the whole weight.
+        """Apply the undivided layer, like :meth:`Linear.forward`.
 
-        :param x: this rank's columns
+        :param x: this rank's columns of the input
         """
         return self._group.sum_(super().forward(x, ctx))
 
 
 class _RankExperts(Experts):
-    """Holds what one rank has of a layer's experts.
+    """Holds one rank's part of a layer's experts.
 
     :ivar base: computes this rank's part
     """
@@ -89,23 +90,23 @@ class _RankExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes this rank's weights take."""
+        """Return the size of this rank's weights in bytes."""
         return self.base.num_bytes
 
     @property
     def native_weights(self) -> NativeExpertWeights | None:
-        """Return this rank's weights as a native call multiplies them."""
+        """Return this rank's weights in the form for native calls."""
         return self.base.native_weights
 
 
 class JoinedExperts(_RankExperts):
-    """Computes some neurons of every expert, then some outputs of all neurons, and puts together what all ranks get.
+    """Computes this rank's neurons of every expert, gathers all neurons, and gathers the ranks' outputs.
 
-    As with :class:`JoinedLinear`, no sum is parted.
+    As with :class:`JoinedLinear`, no sum is divided among ranks.
 
-    :param base: has this rank's rows of every matrix, and joins neurons by itself
-    :ivar inputs: how many neurons of each expert every rank has, int32
-    :ivar outputs: how many of the outputs, likewise
+    :param base: has this rank's rows of every matrix, and gathers the neurons itself
+    :ivar inputs: each rank's number of neurons of an expert, int32
+    :ivar outputs: each rank's number of outputs, int32
     """
 
     def __init__(self, base: Experts, group: Group, *, inputs: Tensor, outputs: Tensor) -> None:
@@ -114,26 +115,26 @@ class JoinedExperts(_RankExperts):
         self.outputs = outputs
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Do what :meth:`Experts.forward` says, of all neurons and outputs."""
+        """Apply the undivided experts, like :meth:`Experts.forward`."""
         return self._group.join_columns(self.base.forward(x, topk_weights, topk_ids), self.outputs)
 
 
 class SummedExperts(_RankExperts):
-    """Computes some neurons of every expert, and adds up what all ranks have.
+    """Computes this rank's neurons of every expert, and sums the ranks' partial results.
 
     :param base: has this rank's neurons
     """
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Do what :meth:`Experts.forward` says, of all neurons."""
+        """Apply the undivided experts, like :meth:`Experts.forward`."""
         return self._group.sum_(self.base.forward(x, topk_weights, topk_ids))
 
 
 class SharedEmbedding(Embedding):
-    """Looks up tokens of which each rank has some.
+    """Looks up embeddings of a vocabulary that is divided among ranks.
 
     :param base: has this rank's rows
-    :param tokens: which they are
+    :param tokens: this rank's slice of the vocabulary
     :param dtype: see :class:`Embedding`
     """
 
@@ -145,7 +146,7 @@ class SharedEmbedding(Embedding):
 
     @property
     def scale(self) -> float:
-        """Return what the rows are multiplied by."""
+        """Return the factor of the embeddings."""
         return self._base.scale
 
     def _rows(self, token_ids: Tensor) -> Tensor:
@@ -156,10 +157,10 @@ class SharedEmbedding(Embedding):
 
 
 class SharedHead(Linear):
-    """Computes logits on the first rank, of tokens of which each rank has some.
+    """Computes logits of a vocabulary that is divided among ranks.
 
-    :param base: computes this rank's
-    :param tokens: which tokens each of the ranks has
+    :param base: computes this rank's logits
+    :param tokens: each rank's slice of the vocabulary
     """
 
     def __init__(self, base: Linear, tokens: Sequence[slice], group: Group) -> None:
@@ -170,12 +171,12 @@ class SharedHead(Linear):
 
     @property
     def native_weights(self) -> NativeWeights | None:
-        """Return this rank's weights as a native call multiplies them."""
+        """Return this rank's weights in the form for native calls."""
         return self._base.native_weights
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says, on the first rank, which has the others help; on all, if they run the
-        same code.
+        """Compute the logits of all tokens on rank 0, which asks the other ranks for theirs; if ranks run in lockstep,
+        all call this.
         """
         if self._group.is_on_devices:
             if not self._group.is_in_lockstep:
@@ -192,13 +193,13 @@ class SharedHead(Linear):
         return torch.cat(parts, -1)
 
     def help_on_device(self, num_rows: int, dtype: str, device: torch.device) -> None:
-        """Compute this rank's logits of hidden states that the first rank passes on."""
+        """Compute this rank's logits of hidden states that rank 0 broadcasts, on a GPU."""
         x = torch.empty(num_rows, self.in_features, dtype=getattr(torch, dtype), device=device)
         self._group.pass_on(x)
         self._group.gather(self._base.forward(x, None), self._widths)
 
     def help(self, x: Tensor) -> None:
-        """Compute this rank's logits and send them to the first rank."""
+        """Compute this rank's logits and send them to rank 0, on the CPU."""
         own = self._base.forward(x, None)
         if self._group.shared is None or own.dtype is torch.float64:
             self._group.send(own, 0)
@@ -206,8 +207,8 @@ class SharedHead(Linear):
             self._gathered(own)
 
     def _gathered(self, own: Tensor) -> Tensor | None:
-        """Return all ranks' logits where they come through shared memory, on the first rank: in float32, which they
-        become anyway.
+        """Gather all ranks' logits on rank 0 through shared memory, in float32, to which they are converted anyway;
+        return None without shared memory, for float64, and on other ranks.
         """
         if self._group.shared is None or own.dtype is torch.float64:
             return None

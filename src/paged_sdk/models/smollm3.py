@@ -1,4 +1,4 @@
-"""Read SmolLM3: llama of which every fourth layer knows no positions."""
+"""Read SmolLM3: llama without rotary positions in every fourth layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read SmolVLM: an encoder of tiles before Llama."""
+"""Read SmolVLM: an encoder of image tiles, and a Llama decoder."""
 
 from __future__ import annotations
 

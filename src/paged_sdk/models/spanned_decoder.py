@@ -1,4 +1,4 @@
-"""Run a decoder whose layers are on several devices, one span of layers after the other."""
+"""Run a decoder whose layers are on several devices, one span of consecutive layers after the other."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ __all__ = ["SpannedDecoderModel"]
 
 
 class SpannedDecoderModel:
-    """Computes logits from token ids, and carries the residual stream from device to device.
+    """Computes logits from token ids, copying the residual stream from device to device.
 
-    What is made of a step for its layers - rotary embeddings, the attention backend's indices - is made once for each
-    device, however many spans are there.
+    A step's inputs for layers (rotary embeddings, the attention backend's indices) are made once per device, even for
+    several spans.
 
-    :param fused: what runs spans of layers in one native call, by the first of their layers; the other spans run one
-        operation at a time
-    :ivar config: the model's; ``dtype`` and ``rank_head`` likewise
+    :param fused: spans that run in one native call, by their first layer; the other spans run one operation at a time
+    :ivar config: the model's config; ``dtype`` and ``rank_head`` likewise
     :ivar device: the device of the embeddings
     """
 
@@ -53,7 +52,7 @@ class SpannedDecoderModel:
             for device in dict.fromkeys(self.placement.layers)
         }
         last = fused.get(self._spans[-1].layers.start)
-        # What fused layers give is float32, and is normed as such.
+        # Fused layers return float32, which the last norm takes without rounding.
         self._norm: Norm | NativeNorm = (
             model.norm if last is None else norm_in_float32(model.norm, last.workspace, model.config.norm_eps)
         )
@@ -65,7 +64,7 @@ class SpannedDecoderModel:
         return self._fused_spans
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """Do what :meth:`DecoderModel.forward` does; the result is before the last norm, with the last layer."""
+        """Run all layers like :meth:`DecoderModel.forward`, but return the residual stream before the last norm."""
         with working_on(self.device):
             residual = self._model.embedded(token_ids, ctx)
         steps: dict[torch.device, _StepThere] = {}
@@ -77,7 +76,7 @@ class SpannedDecoderModel:
         return residual
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Compute the last norm of rows of :meth:`forward`'s result, in float32."""
+        """Apply the last norm to rows of :meth:`forward`'s result, and return float32."""
         return self._normed(hidden).float()
 
     def _normed(self, hidden: Tensor) -> Tensor:
@@ -85,10 +84,10 @@ class SpannedDecoderModel:
             return self._norm.forward(hidden)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """Do what :meth:`DecoderModel.logits` does; the last norm is computed here, for the requested rows only."""
+        """Compute logits like :meth:`DecoderModel.logits`, after the last norm, which :meth:`forward` leaves out."""
         normed, there = self._normed(hidden), self.placement.head
         own = None if adapted is None else adapted.on(there)
-        # Only the native kernels take float32 beside weights of another dtype.
+        # Native kernels take float32; a head without one multiplies in the model's dtype.
         is_native = self._model.head.native_weights is not None
         with working_on(there):
             return self._model.logits(carried(normed if is_native else normed.to(self.dtype), there), own)
@@ -101,7 +100,7 @@ class SpannedDecoderModel:
 
 @frozen
 class _StepThere:
-    """Holds what layers on one device need of a step."""
+    """Holds a step's inputs for the layers on one device."""
 
     context: StepContext
     rotations: Mapping[RopeConfig, Rotation]
@@ -113,7 +112,7 @@ class _Run(Protocol):
     def __call__(self, residual: Tensor, step: _StepThere) -> Tensor:
         """Return the residual stream after the layers.
 
-        :param residual: the residual stream before them, on their device; its memory may be overwritten
+        :param residual: the residual stream before the layers, on their device; may be overwritten
         """
         ...
 

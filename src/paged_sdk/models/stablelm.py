@@ -1,4 +1,4 @@
-"""Read StableLM 2: llama with layer norms that rotates a quarter of each head; some norm each head."""
+"""Read StableLM 2: llama with layer norms and rotary embedding of a quarter of each head; some models norm heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _read(fields: ConfigFields) -> DecoderConfig:
     fields = fields.with_defaults(
         num_key_value_heads=32, max_position_embeddings=4096, layer_norm_eps=1e-5, partial_rotary_factor=0.25
     )
-    # Transformers does not read this one here.
+    # transformers ignores head_dim in this family.
     if fields.optional_positive("head_dim") not in (
         None,
         fields.positive("hidden_size") // fields.positive("num_attention_heads"),

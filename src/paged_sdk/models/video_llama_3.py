@@ -1,4 +1,4 @@
-"""Read VideoLLaMA 3: an encoder of images of any size before Qwen 2."""
+"""Read VideoLLaMA 3: an encoder of images of any size, and a Qwen 2 decoder."""
 
 from __future__ import annotations
 

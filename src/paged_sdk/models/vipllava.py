@@ -1,4 +1,4 @@
-"""Read ViP-LLaVA: several layers of an encoder before Llama."""
+"""Read ViP-LLaVA: an image encoder several of whose layers are used, and a Llama decoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Take a model's tensors out of a checkpoint: here alone shapes are checked and matrices become linear layers."""
+"""Load a model's tensors from a checkpoint: checks shapes, cuts out a rank's shard, and makes linear layers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _log = get_logger(__name__)
 
 
 class WeightLoader:
-    """Loads tensors one by one, straight to the device, so that the peak of memory is the model and its largest tensor.
+    """Loads tensors one by one, directly to the device, so that peak memory is the model plus its largest tensor.
     Several threads may load at once.
 
-    :param policy: chooses the form that each matrix takes
-    :param prefixes: what the names of the model's tensors start with, for progress and the log
-    :param on_progress: called with the number of tensors loaded and of all tensors
-    :ivar shard: which part of the model is loaded
-    :ivar group: the ranks that compute the others; None: this process has all of it
-    :ivar adaptable: the linear layers so far that adapters may change
+    :param policy: chooses the form of each matrix
+    :param prefixes: prefixes of the model's tensor names, for progress and the log
+    :param on_progress: called with the number of tensors loaded and the number of all tensors
+    :ivar shard: the part of the model to load
+    :ivar group: the ranks that the model is divided among; None: the model is not divided
+    :ivar adaptable: the linear layers loaded so far that adapters may change
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WeightLoader:
         self._lock = threading.Lock()
 
     def at(self, device: torch.device) -> WeightLoader:
-        """Return a loader of the same tensors to a device; progress and what is adaptable are common to both."""
+        """Return a loader to another device, which shares progress and :attr:`adaptable` with this one."""
         if device == self._device:
             return self
         other = copy(self)
@@ -85,7 +85,7 @@ class WeightLoader:
 
     @property
     def joins(self) -> bool:
-        """Say whether ranks put together columns of what they multiply, so that no sum is parted; float64 is summed."""
+        """Return whether ranks gather columns instead of summing partial results. For float64 they sum."""
         return self.group is not None and self.group.joins and self._dtype is not torch.float64
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -93,9 +93,9 @@ class WeightLoader:
         return self._source.shape(name)
 
     def values(self, name: str, *shape: int) -> Tensor:
-        """Read one tensor in the model's dtype to the host's memory, for what is made of it.
+        """Read one tensor in the model's dtype to host memory, for further processing.
 
-        :raises CheckpointError: it is missing or has another shape
+        :raises CheckpointError: the tensor is missing or has another shape
         """
         self._check_shape(name, shape)
         return self._source.tensor(name, self._dtype, torch.device("cpu"))
@@ -103,7 +103,7 @@ class WeightLoader:
     def tensor(self, name: str, *shape: int) -> Tensor:
         """Load one tensor in the model's dtype.
 
-        :raises CheckpointError: it is missing or has another shape
+        :raises CheckpointError: the tensor is missing or has another shape
         """
         self._check_shape(name, shape)
         tensor = self._source.tensor(name, self._dtype, self._device)
@@ -122,20 +122,20 @@ class WeightLoader:
         rows: Sequence[slice] | None = None,
         cols: Callable[[Shard], slice] | None = None,
     ) -> Linear:
-        """Load one linear layer from one or more matrices, whose outputs follow one another.
+        """Load one linear layer from one or more matrices, whose outputs are concatenated.
 
-        One product of many rows costs less than several of few: q, k and v are merged, and gate and up.
+        q, k and v are merged, as are gate and up: one large product is faster than several small ones.
 
         :param names: the matrices' names without ``.weight`` and ``.bias``
-        :param out_features: the rows of each matrix; with a single name, the rows of each part that the checkpoint has
-            merged into it
-        :param is_head: whether it is the output projection, which multiplies a few rows only
-        :param order: which rows of a single matrix become the layer's, one after the other; None: all in their order
-        :param rows: which rows of each part the shard has; None: all
-        :param cols: returns which columns of the input a shard has; None: all. It gets these columns of the weight, and
-            the other ranks make the rest of each sum; or all columns and some rows, where ranks can join their columns
+        :param out_features: the rows of each matrix; with a single name, the rows of each part of a fused matrix
+        :param is_head: whether this is the output projection, which multiplies few rows
+        :param order: permutation of a single matrix's rows; None: rows stay in order
+        :param rows: the shard's rows of each part; None: all
+        :param cols: returns a shard's columns of the input, for a row-parallel layer; None: all columns. The shard gets
+            these columns of the weight, and ranks sum their results; if ranks gather columns, it gets some rows of the
+            weight instead, with all columns
         :raises CheckpointError: a tensor is missing or has another shape
-        :raises ConfigError: the columns cannot be divided so
+        :raises ConfigError: the columns cannot be divided among the ranks
         """
         (height,) = out_features if cols is not None else (0,)
         joined = None if cols is None else self._joined(height, cols)
@@ -172,7 +172,7 @@ class WeightLoader:
         )
         for each in stored:
             self._loaded(each.name)
-        if is_head:  # its rows are not a step's tokens: the model adds its updates, to the logits of all ranks
+        if is_head:  # not wrapped for adapters: the model adds their updates to the logits of all ranks
             self._add_adaptable(self._head_shape(names[0], sum(out_features), in_features))
             return linear
         shape = AdaptableShape(
@@ -192,7 +192,7 @@ class WeightLoader:
         return AdaptableLinear(linear, shape.name)
 
     def _joined(self, height: int, cols: Callable[[Shard], slice]) -> tuple[list[slice], list[slice]] | None:
-        """Return which columns of an input and which rows of a matrix each rank has, where ranks join columns."""
+        """Return each rank's columns of the input and rows of the matrix, if ranks gather columns; otherwise None."""
         if not self.joins:
             return None
         every = self.shard.every(self.shard.size)
@@ -200,7 +200,7 @@ class WeightLoader:
         return ([cols(shard) for shard in every], outputs) if len(outputs) == len(every) else None
 
     def _head_shape(self, name: str, vocab_size: int, hidden_size: int) -> AdaptableShape:
-        """Describe the output projection to adapters: their updates of it are whole on each rank."""
+        """Describe the output projection to adapters; each rank has their undivided updates of it."""
         outputs = {name: slice(0, vocab_size)}
         return AdaptableShape(outputs, hidden_size, self._device, has_whole_rows=self.group is None)
 
@@ -209,9 +209,9 @@ class WeightLoader:
             self.adaptable.append(shape)
 
     def part(self, named: NamedMatrix, rows: slice | None, cols: Callable[[Shard], slice] | None) -> NamedMatrix:
-        """Return what the shard has of a matrix.
+        """Return the shard's part of a matrix.
 
-        :raises ConfigError: the columns cannot be divided so
+        :raises ConfigError: the columns cannot be divided among the ranks without cutting quantization blocks
         """
         if self.shard.is_whole:
             return named
@@ -234,7 +234,7 @@ class WeightLoader:
         *,
         bias: bool,
     ) -> AdaptableLinear:
-        """Load one linear layer from rows of a single matrix, in an order of their own: see :meth:`linear`."""
+        """Load one linear layer from a permutation of a single matrix's rows: see :meth:`linear`."""
         (name,) = names
         tensor_name, height = f"{name}.weight", sum(out_features)
         self._check_shape(tensor_name, (height, in_features))
@@ -270,7 +270,7 @@ class WeightLoader:
     def experts(
         self, gate_up: ExpertStack, down: ExpertStack, *, extras: ExpertExtras | None, join: ColumnJoin | None
     ) -> Experts:
-        """Make a layer's experts of matrices that have been read.
+        """Make a layer's experts from matrices that have been read.
 
         :param extras: see :meth:`WeightPolicy.experts <paged_sdk.quant.policy.WeightPolicy.experts>`; ``join`` likewise
         """
@@ -295,19 +295,19 @@ class WeightLoader:
         return embedding
 
     def tied_head(self, name: str, embedding: Embedding, *, vocab_size: int) -> Linear:
-        """Build the output projection of a model that uses its embeddings for it.
+        """Build an output projection that is tied to the embeddings.
 
-        :param name: the projection's name, without ``.weight``
-        :param vocab_size: the number of all tokens, of which the shard may have some
+        :param name: name of the projection, without ``.weight``
+        :param vocab_size: size of the whole vocabulary, of which a shard has a part
         """
         linear = self._policy.tied_head(f"{name}.weight", embedding, dtype=self._dtype, device=self._device)
         self._add_adaptable(self._head_shape(name, vocab_size, linear.in_features))
         return linear
 
     def untied_head(self, name: str, table: str, *, vocab_size: int, hidden_size: int) -> Linear:
-        """Load the output projection of such a model for itself, since its embeddings are on another device.
+        """Load a separate output projection from the embeddings' tensor, for tied embeddings on another device.
 
-        :param table: the name of the embeddings
+        :param table: name of the embeddings' tensor
         :raises CheckpointError: the tensor is missing or has another shape
         """
         matrix = self.matrix(table, vocab_size, hidden_size).matrix
@@ -317,11 +317,11 @@ class WeightLoader:
         return linear
 
     def _tokens(self, table: NamedMatrix) -> NamedMatrix:
-        """Return what the shard has of a matrix with a row for each token."""
+        """Return the shard's part of a matrix with a row per token."""
         return self.part(table, self.shard.tokens(table.matrix.shape[0]), None)
 
     def close(self) -> None:
-        """Log which tensors of the checkpoint are not used, and that loading is done."""
+        """Log the collected notes and the checkpoint's unused tensors, and report completion."""
         for text in self._notes:
             _log.info("%s", text)
         for (isq, taken), cols in self._narrow.items():
@@ -333,20 +333,21 @@ class WeightLoader:
         self._report(self._total)
 
     def note(self, text: str) -> None:
-        """Have a sentence be logged when all is loaded, once, however often it is noted."""
+        """Log a sentence when loading is complete, once, however often it is noted."""
         with self._lock:
             self._notes.setdefault(text)
 
     def _note_narrow(self, matrices: Sequence[NamedMatrix], role: Role) -> None:
-        """Note for the log which of the matrices take other blocks than their type's."""
+        """Note for the log the matrices whose rows do not fit their type's blocks, and which take another type."""
         with self._lock:
             for each in matrices:
                 if (types := self._policy.narrow(each, role)) is not None:
                     self._narrow.setdefault(types, []).append(each.matrix.shape[1])
 
     def matrix(self, name: str, *shape: int) -> NamedMatrix:
-        """Read a matrix as it is stored and check its shape against the config; a stack's matrices lie one below the
-        other.
+        """Read a matrix as stored, and check its shape. A stack of matrices is returned as one, with concatenated rows.
+
+        :raises CheckpointError: the tensor is missing or has another shape
         """
         self._check_shape(name, shape)
         return NamedMatrix(name, self._source.matrix(name))
@@ -361,7 +362,7 @@ class WeightLoader:
             )
 
     def _loaded(self, *names: str) -> None:
-        with self._lock:  # so that what is reported only grows
+        with self._lock:  # so that the reported number never decreases
             self._unused.difference_update(names)
             self._report(self._total - len(self._unused))
 
@@ -371,9 +372,9 @@ class WeightLoader:
 
 
 def _outputs(names: Sequence[str], heights: Sequence[int]) -> dict[str, slice]:
-    """Return which outputs of a layer are each matrix's; a single one has all.
+    """Return each matrix's slice of the layer's outputs; a single matrix has all.
 
-    :param heights: how many each part of the layer has
+    :param heights: number of outputs of each part of the layer
     """
     if len(names) == 1:
         return {names[0]: slice(0, sum(heights))}
@@ -382,10 +383,10 @@ def _outputs(names: Sequence[str], heights: Sequence[int]) -> dict[str, slice]:
 
 
 def _picked(names: Sequence[str], heights: Sequence[int], rows: Sequence[slice]) -> dict[str, Tensor]:
-    """Return which rows of each matrix are taken; the parts of a single one follow one another in it.
+    """Return the shard's row numbers of each matrix; a single matrix is a concatenation of all parts.
 
-    :param heights: how many rows each part has in the checkpoint
-    :param rows: those of each part that are taken
+    :param heights: number of rows of each part in the checkpoint
+    :param rows: the shard's rows of each part
     """
     picked = [torch.arange(own.start, own.stop) for own in rows]
     if len(names) > 1:
@@ -395,7 +396,7 @@ def _picked(names: Sequence[str], heights: Sequence[int], rows: Sequence[slice])
 
 
 def _can_be_divided(named: NamedMatrix, cols: Callable[[Shard], slice], shard: Shard, size: int) -> bool:
-    """Say whether a matrix's columns can be divided among so many ranks; its first row tells."""
+    """Return whether a matrix's columns can be divided among ``size`` ranks, tried on its first row."""
     row = named.part(slice(0, 1), None)
     try:
         for each in shard.every(size):

@@ -1,4 +1,4 @@
-"""Let the processes that compute a model together add up, gather and pass on tensors, through torch.distributed."""
+"""Run the collectives of tensor-parallel ranks (all-reduce, all-gather, broadcast, messages), by torch.distributed."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from paged_sdk.kernels.native.ranks import ColumnJoin, SharedSum
 __all__ = ["Group", "Message"]
 
 Message = tuple[Any, ...]
-"""Plain values: numbers, texts, bytes, lists and tuples of them."""
+"""A tuple of plain values: numbers, strings, bytes, and lists and tuples of these."""
 
-# Most messages fit the first frame: a step of 30 texts, or the hidden states of two.
+# Most messages fit into one frame: a step of 30 sequences, or the hidden states of two.
 _FRAME: Final = 16 * 1024
 _LENGTH_BYTES: Final = 8
-# A rank that has nothing to do waits for the next message: how long is up to whoever uses the model.
+# An idle rank waits for the next message, which comes with the next request: there is no timeout.
 _FOREVER: Final = timedelta(days=3650)
 _CPU: Final = torch.device("cpu")
-# What is added up in float32.
+# Dtypes that are summed in float32 on the CPU.
 _NARROW: Final = (torch.float32, torch.bfloat16, torch.float16)
 _LOOPBACK: Final = "127.0.0.1"
-# Until all ranks are connected, which all have said that they are about to do.
+# Timeout for connecting: every rank has announced by now that it is about to connect.
 _JOIN: Final = timedelta(seconds=60)
 _DESCRIPTORS: Final = "/proc/self/fd"
 
 
 class Group:
-    """Holds one rank's connections to the others. Every rank has to make the same calls in the same order.
+    """Holds one rank's connections to the other ranks. All ranks must make the same calls in the same order.
 
-    It is no default group of torch's, of which a process has one: several models may live in a process.
+    torch's default process group is not used: a process has only one, and may hold several models.
 
-    :param rank: this process's number
-    :param size: how many there are
-    :param explain: makes the error for a call that has failed, which means that another rank has ended
-    :ivar shared: adds up and joins float32 of ranks on one machine; None: they share no memory
-    :ivar is_in_lockstep: whether all ranks run the same code now, none because another has told it to
+    :param rank: this process's rank
+    :param size: number of ranks
+    :param explain: converts the error of a failed call, which means that another rank has ended
+    :ivar shared: sums and gathers float32 in memory shared by ranks on one machine; None: they share no memory
+    :ivar is_in_lockstep: whether all ranks run the same code now, so that rank 0 need not send messages to the others
     """
 
     def __init__(self, rank: int, size: int, explain: Callable[[RuntimeError], Exception] | None = None) -> None:
@@ -68,13 +68,13 @@ class Group:
         self._frame = torch.zeros(_FRAME, dtype=torch.uint8)
 
     def join(self, store: Store, *, address: str | None = None, device: torch.device = _CPU) -> None:
-        """Wait until every rank has come, and connect to them.
+        """Connect to all other ranks; blocks until every rank has called this.
 
-        :param store: where ranks say how they are found
-        :param address: by which other machines reach this one; None: all ranks are on this one
-        :param device: this rank's, on which it computes
+        :param store: the store in which ranks publish their addresses
+        :param address: address under which other machines reach this one; None: all ranks are on this machine
+        :param device: the device that this rank computes on
         """
-        gloo: Any = dist.ProcessGroupGloo  # whose own description lacks most of it
+        gloo: Any = dist.ProcessGroupGloo  # torch's stub lacks most of its members
         before = _descriptors()
         options = gloo._Options()
         options._timeout = _JOIN
@@ -86,21 +86,21 @@ class Group:
         self._ranks.set_timeout(_FOREVER)
         if address is not None:
             self._connections = _connections(store, _descriptors() - before, rank=self.rank, size=self.size)
-        self.smallest(0)  # the others may still be looking for what is in the store
+        self.smallest(0)  # a barrier: other ranks may still be reading from the store
         if device.type != "cpu":
             self._devices = _connect_devices(PrefixStore("devices", store), rank=self.rank, size=self.size)
-            # NCCL connects at the first sum, which must not be one that is recorded.
+            # NCCL connects at the first all-reduce, which must not happen while a graph is captured.
             self.sum_(torch.zeros(1, device=device))
             torch.cuda.synchronize(device)
 
     @property
     def is_on_devices(self) -> bool:
-        """Say whether what ranks have is on devices, each with one of its own, and stays there."""
+        """Return whether each rank has its own GPU, so that collectives of activations run there, by NCCL."""
         return self._devices is not None
 
     @contextmanager
     def in_lockstep(self) -> Iterator[None]:
-        """Say that all ranks run the block."""
+        """Mark the ``with`` block as run by all ranks."""
         self.is_in_lockstep = True
         try:
             yield
@@ -109,35 +109,35 @@ class Group:
 
     @property
     def is_joined(self) -> bool:
-        """Say whether the ranks are connected."""
+        """Return whether the ranks are connected."""
         return self._ranks is not None
 
     def share(self, library: NativeLibrary, file: int) -> None:
-        """Take part in memory that all ranks share.
+        """Map the memory that all ranks share.
 
         :param file: see :func:`~paged_sdk.kernels.native.ranks.make_shared_memory`
         """
         self.shared = SharedSum(library, file, rank=self.rank, size=self.size)
 
     def talk_through(self, pipes: Sequence[int]) -> None:
-        """Have messages go through pipes: on the first rank to each of the others, there from the first.
+        """Send messages through pipes from now on: a pipe wakes one thread per side for a message, gloo two.
 
-        A message through gloo wakes two threads on each side, through a pipe one.
+        :param pipes: on rank 0, one pipe to each other rank; elsewhere the one pipe from rank 0
         """
         self._pipes = pipes
 
     def end(self) -> None:
-        """Have whatever waits for another rank fail, on any thread of this process; and then the other rank's, too."""
+        """Make every wait for another rank fail, on all threads of this process and, in turn, on the other ranks."""
         self._has_ended = True
         if self.shared is not None:
             self.shared.end()
-        _abort(self._devices)  # what is launched ends, with results that mean nothing: see check()
+        _abort(self._devices)  # kernels already launched end with meaningless results: see check()
         for connection in self._connections:
-            with suppress(OSError):  # it is broken already
+            with suppress(OSError):  # already broken
                 connection.shutdown(socket.SHUT_RDWR)
 
     def check(self) -> None:
-        """Raise if another rank has ended: what has been computed since may not be whole."""
+        """Raise if another rank has ended: results computed since may be invalid."""
         if self._has_ended:
             raise self._explain(RuntimeError("another rank has ended"))
 
@@ -150,9 +150,11 @@ class Group:
         self._connections = ()
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Add up what the ranks have, of one shape and dtype, in place; all get the same bits.
+        """All-reduce a tensor in place by summation; all ranks get the same bits.
 
-        On the CPU it is added up in float32 at least, on devices as it is, without the host waiting for it.
+        The CPU sums in float32 or wider. GPUs sum in the tensor's dtype, and the host does not wait.
+
+        :param tensor: of the same shape and dtype on all ranks
         """
         if tensor.device.type != "cpu":
             whole = tensor.contiguous()
@@ -173,14 +175,14 @@ class Group:
 
     @property
     def joins(self) -> bool:
-        """Say whether the ranks can put columns together, so that nothing needs to be added up: in shared memory."""
+        """Return whether :meth:`join_columns` is available; ranks that share memory need no partial sums."""
         return self.shared is not None
 
     def join_columns(self, own: Tensor, widths: Tensor) -> Tensor:
-        """Put the columns of rows together of which each rank has some; it can where :attr:`joins`.
+        """All-gather columns through shared memory; requires :attr:`joins`.
 
-        :param own: this rank's ``[num_rows, width]``, of no more than 32 bits a number
-        :param widths: how many columns each rank has, contiguous int32
+        :param own: this rank's columns, ``[num_rows, width]``, at most 32 bits per element
+        :param widths: number of columns per rank, contiguous int32
         """
         assert self.shared is not None
         joined = ColumnJoin(self.shared, widths)(own)
@@ -188,12 +190,12 @@ class Group:
         return joined
 
     def check_shared(self) -> None:
-        """Raise if a sum in shared memory was not whole."""
+        """Raise if a collective in shared memory was left incomplete because a rank ended."""
         if self.shared is not None and self.shared.has_failed:
             raise self._explain(RuntimeError("a sum in shared memory was not whole"))
 
     def smallest(self, number: int) -> int:
-        """Return the smallest of the numbers that the ranks have."""
+        """All-reduce a number by minimum."""
         one = torch.tensor([-number])
         options: Any = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
@@ -201,10 +203,10 @@ class Group:
         return -int(one)
 
     def gather(self, own: Tensor, widths: Sequence[int]) -> Tensor:
-        """Put the columns of rows together of which each rank has some, on all ranks.
+        """All-gather columns.
 
-        :param own: ``[num_rows, width]``
-        :param widths: how many columns each rank has
+        :param own: this rank's columns, ``[num_rows, width]``
+        :param widths: number of columns per rank
         """
         num_rows, widest = len(own), max(widths)
         padded = torch.nn.functional.pad(own, (0, widest - own.shape[1])).contiguous()
@@ -214,13 +216,16 @@ class Group:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], -1)
 
     def pass_on(self, tensor: Tensor) -> Tensor:
-        """Overwrite a contiguous tensor by what the first rank has."""
+        """Broadcast rank 0's values into a contiguous tensor."""
         self._wait(lambda ranks: ranks.broadcast(tensor, 0), tensor)
         return tensor
 
     def first_error(self, error: Exception | None) -> Exception | None:
-        """Return what has gone wrong here; where nothing has, what has on the first rank where something has; None:
-        nothing has on any.
+        """Exchange errors between ranks.
+
+        :param error: this rank's error, or None
+        :returns: this rank's error; if it has none, a ModelLoadError with the text of the lowest failing rank; None if
+            no rank has failed
         """
         rank = self.smallest(self.size if error is None else self.rank)
         if rank == self.size:
@@ -236,11 +241,11 @@ class Group:
         return ModelLoadError(f"rank {rank} of {self.size} could not do its part: {said}")
 
     def send(self, tensor: Tensor, rank: int) -> None:
-        """Pass a tensor on to one rank, which receives it."""
+        """Send a tensor to one rank, which must call :meth:`receive`."""
         self._wait(lambda ranks: ranks.send([tensor.contiguous()], rank, 0))
 
     def receive(self, tensor: Tensor, rank: int) -> Tensor:
-        """Overwrite a contiguous tensor by what one rank sends, of its shape and dtype."""
+        """Receive a tensor of the same shape and dtype from one rank into a contiguous tensor."""
         self._wait(lambda ranks: ranks.recv([tensor], rank, 0))
         return tensor
 
@@ -262,7 +267,7 @@ class Group:
             self._pass_on(torch.from_numpy(data.copy()))
 
     def hear(self) -> Message:
-        """Wait for the next message of rank 0."""
+        """Wait for the next message from rank 0."""
         if self._pipes:
             (pipe,) = self._pipes
             return _message(self._read(pipe, int.from_bytes(self._read(pipe, _LENGTH_BYTES), "little")))
@@ -297,9 +302,9 @@ class Group:
         self._wait(lambda ranks: ranks.broadcast(tensor, rank))
 
     def _wait(self, start: Callable[[Any], Any], on: Tensor | None = None) -> None:
-        """Start something, and wait for it; on a device, only what is launched later does.
+        """Start a collective and wait for it; on a GPU, only kernels launched later wait.
 
-        :param on: tells by its device which connections are to be used; None: the host's
+        :param on: a tensor whose device selects gloo or NCCL; None: gloo
         """
         ranks = self._ranks if on is None or on.device.type == "cpu" else self._devices
         assert ranks is not None, "the group was left, or nobody has joined it"
@@ -310,29 +315,29 @@ class Group:
 
 
 def _abort(devices: Any) -> None:
-    """End connections between devices, of which there may be none, and which may have ended."""
+    """Abort the NCCL connections, if there are any; they may be broken already."""
     if devices is not None:
         with suppress(RuntimeError):
             devices.abort()
 
 
 def _connect_devices(store: Store, *, rank: int, size: int) -> Any:
-    """Return the connections between the ranks' CUDA devices."""
+    """Return an NCCL process group of the ranks' CUDA devices."""
     nccl: Any = dist.ProcessGroupNCCL
     with nccl_leaves_the_process():
         return nccl(store, rank, size, nccl.Options())
 
 
 def _descriptors() -> set[str]:
-    """Return the numbers of this process's open files; none where the system does not list them."""
+    """Return the numbers of this process's open file descriptors; empty on systems that do not list them."""
     return set(os.listdir(_DESCRIPTORS)) if sys.platform == "linux" else set()
 
 
 def _connections(store: Store, descriptors: Collection[str], *, rank: int, size: int) -> list[socket.socket]:
-    """Return gloo's connections, which it gives up for no other reason than that they break.
+    """Return duplicates of gloo's sockets, to shut them down: gloo has no abort and stops waiting only on a broken one.
 
-    :param store: where ranks say at which port theirs come in
-    :param descriptors: files that gloo has opened, and perhaps other threads
+    :param store: the store in which ranks publish the ports that they listen on
+    :param descriptors: descriptors opened meanwhile, by gloo and perhaps by other threads
     """
     found = [copy for each in descriptors if (copy := _socket(int(each))) is not None]
     listening = {copy for copy in found if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
@@ -349,10 +354,10 @@ def _connections(store: Store, descriptors: Collection[str], *, rank: int, size:
 
 
 def _socket(descriptor: int) -> socket.socket | None:
-    """Return what a descriptor stands for as another socket of the network; None: it is something else."""
+    """Return a duplicate of a TCP socket; None if the descriptor is anything else."""
     try:
         copy = os.dup(descriptor)
-    except OSError:  # closed by now
+    except OSError:  # closed meanwhile
         return None
     try:
         made = socket.socket(fileno=copy)

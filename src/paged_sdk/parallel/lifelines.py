@@ -1,4 +1,4 @@
-"""Keep silent connections between the first rank and the others, which break when a process or its machine is gone."""
+"""Detect lost ranks by idle TCP connections to rank 0, which break when a process or its machine is gone."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["Lifelines", "attach", "listen", "welcome"]
 
 TOKEN_BYTES: Final = 16
 _RANK_BYTES: Final = 4
-# A machine that does not answer any more is given up after 4 seconds. Nothing else is ever sent, or the system would
-# wait for an answer to that instead, a quarter of an hour.
+# A machine that stops answering counts as lost after 4 seconds. No data is ever sent: with unacknowledged data, the
+# system would retransmit for a quarter of an hour instead of probing.
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 _GREETING_SECONDS: Final = 3.0
 
 
 def listen(address: str) -> socket.socket:
-    """Listen for the others at any port.
+    """Listen for the other ranks on any free port.
 
-    :param address: this machine's
+    :param address: this machine's address
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, 0), family=family, backlog=128)
 
 
 def welcome(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] | None:
-    """Return a connection that has come in, and the rank that it is from; None: none has, or a stranger's.
+    """Accept a pending connection and return its rank and socket; None if none is pending or the token is wrong.
 
-    :param token: what a rank says first
+    :param token: the secret that a rank sends first
     """
     listener.setblocking(False)
     try:
@@ -53,9 +53,9 @@ def welcome(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] 
 
 
 def attach(address: str, port: int, token: bytes, rank: int) -> socket.socket:
-    """Connect to the first rank.
+    """Connect to rank 0.
 
-    :raises OSError: it cannot be reached
+    :raises OSError: rank 0 cannot be reached
     """
     connection = socket.create_connection((address, port), _GREETING_SECONDS)
     connection.sendall(token + rank.to_bytes(_RANK_BYTES, "big"))
@@ -63,9 +63,9 @@ def attach(address: str, port: int, token: bytes, rank: int) -> socket.socket:
 
 
 class Lifelines:
-    """Watches over connections, on a thread of its own, until one breaks.
+    """Watches connections in a thread until one breaks.
 
-    :param connections: by the rank at the other end
+    :param connections: sockets by the rank at the other end
     :param on_break: called once, with the rank whose connection breaks first
     """
 
@@ -77,7 +77,7 @@ class Lifelines:
             connection.setblocking(False)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEP_ALIVE.items():
-                if hasattr(socket, name):  # a system may have other names for it
+                if hasattr(socket, name):  # not on every operating system
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._waker, self._wake = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="paged-sdk lifelines", daemon=True)
@@ -85,14 +85,14 @@ class Lifelines:
             self._thread.start()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Let go of the other ranks; a second call does nothing.
+        """Close the connections; a second call does nothing.
 
-        :param seconds: how long they may take to let go first
+        :param seconds: how long to wait for the other ranks to close theirs first
         """
         if self._is_closing:
             return
         self._is_closing = True
-        self._waker.close()  # which wakes the thread
+        self._waker.close()  # wakes the thread
         if self._thread is not threading.current_thread():
             self._thread.join()
         limit = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Let ranks that were started one by one find each other, and hear what becomes of the others."""
+"""Let separately launched ranks find each other and report their state: ready, failed or lost."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["Meeting"]
 _log = get_logger(__name__)
 
 _COME_SECONDS: Final = 300.0
-"""How long ranks wait for others to be started, as torch's own do."""
+"""How long ranks wait for the others to start; torch's default too."""
 _LOOK_SECONDS: Final = 0.05
 _SILENT_SECONDS: Final = 5.0
-"""For how long ranks wait without a word: those of a script are there by then, those started by hand may not be."""
-# What is asked of the store is answered at once, unless its machine is gone. A first connection may take longer: a
-# machine that loads several models may not run the thread that accepts it for seconds.
+"""How long ranks wait without a log line: ranks started by a script are there by then."""
+# The store answers at once unless its machine is gone. The first connection may take longer: on a machine that loads
+# several models, the accepting thread may not run for seconds.
 _ANSWER_SECONDS: Final = 3.0
 _CONNECT_SECONDS: Final = 30.0
 _SEEN_SECONDS: Final = 2.0
@@ -44,18 +44,18 @@ GoOn = Callable[[], None]
 
 
 class Meeting:
-    """Holds what the ranks of a launch know of each other.
+    """Connects the ranks of a launch before and beside their :class:`~paged_sdk.parallel.group.Group`.
 
-    What each of them says lies in a store of torch.distributed's, in the memory of the first one or of torchrun. From
-    the first one to every other there is a connection that breaks when one of them ends.
+    Ranks publish their state in a TCPStore of torch.distributed, in the process of rank 0 or of torchrun's agent. Every
+    other rank has a connection to rank 0, which breaks when either process ends. The constructor blocks until all ranks
+    are there.
 
-    Whoever makes one waits until all have come.
-
-    :param seconds: for how long at most
-    :raises ConfigError: the first rank cannot be reached or cannot listen, not all come in time, or there was a model
-        already
-    :ivar store: for other parts of a model to meet in
-    :ivar address: by which other ranks reach this one
+    :param go_on: called while waiting; an exception from it ends the wait
+    :param seconds: how long to wait for all ranks
+    :raises ConfigError: rank 0 cannot be reached or cannot listen, a rank is missing after that time, or this process
+        has already built a model
+    :ivar store: the store, for use by other parts of the model
+    :ivar address: address under which the other ranks reach this one
     """
 
     def __init__(self, launch: Launch, go_on: GoOn, *, seconds: float = _COME_SECONDS) -> None:
@@ -75,9 +75,10 @@ class Meeting:
         self._gather(go_on)
 
     def compare(self, about: Mapping[str, str], go_on: GoOn) -> None:
-        """Wait until all know what they are about to load, and compare it.
+        """Compare settings with all other ranks; blocks until each has published its own.
 
-        :raises ConfigError: it is not the same
+        :param about: settings by name
+        :raises ConfigError: a rank has other settings than rank 0
         :raises ModelLoadError: another rank has ended
         """
         self.store.set(f"about/{self.launch.rank}", json.dumps(dict(about)))
@@ -95,14 +96,14 @@ class Meeting:
                     raise ConfigError.of(f"{name} of rank {rank}", value, allowed)
 
     def on_loss(self, do: Callable[[], None]) -> None:
-        """Have something done when another rank is lost, at once if one is already."""
+        """Register a callback for the loss of another rank; called at once if one is lost already."""
         self._on_loss = do
         if self._is_lost.is_set():
             do()
 
     @contextmanager
     def failing(self) -> Iterator[None]:
-        """Tell the others what ends this rank, if something does within the block."""
+        """Report an exception of the ``with`` block to the other ranks, and close."""
         try:
             yield
         except BaseException as error:
@@ -111,14 +112,14 @@ class Meeting:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others what ends this rank."""
-        if not self._is_lost.is_set():  # else it was said
+        """Report the error that ends this rank to the other ranks."""
+        if not self._is_lost.is_set():  # else _lose has reported the cause
             self._say(f"{_FAILED}{type(error).__name__}: {error}")
 
     def check(self) -> None:
-        """Look whether another rank has ended while this one loads its part.
+        """Check that no other rank has ended; called while this rank loads its part.
 
-        :raises ModelLoadError: one has
+        :raises ModelLoadError: another rank has ended
         """
         if self._is_lost.is_set():
             raise ModelLoadError(f"the model cannot be loaded: {self._why}")
@@ -126,7 +127,7 @@ class Meeting:
     def wait(self, go_on: GoOn) -> None:
         """Wait until all ranks have loaded their parts.
 
-        :raises ModelLoadError: one of them cannot load its part
+        :raises ModelLoadError: a rank cannot load its part
         """
         self._say(_READY)
         waiting = set(range(self.launch.size))
@@ -137,30 +138,30 @@ class Meeting:
             go_on()
 
     def explain(self, error: RuntimeError) -> Exception:
-        """Make the error for a connection that has failed: name the rank that has ended."""
+        """Return the error for a failed collective; it names the rank that has ended."""
         self._is_lost.wait(_SEEN_SECONDS)
         return EngineDeadError(self._why or f"the connection between ranks broke: {error}")
 
     def close(self, seconds: float = 0.0) -> None:
-        """Let go of the other ranks, which still hear why; a second call does nothing.
+        """Close the connections to other ranks, but keep the store, where they read why; a second call does nothing.
 
-        :param seconds: how long they may take to let go first
+        :param seconds: how long to wait for the other ranks to close theirs first
         """
         if self._lifelines is not None:
             self._lifelines.close(seconds)
 
     def end(self, seconds: float) -> None:
-        """Let go of the other ranks, and of the port.
+        """Close the connections to other ranks, and the store's port.
 
-        :param seconds: how long they may take to let go first
+        :param seconds: how long to wait for the other ranks to close theirs first
         """
         self.close(seconds)
         self._server = None
 
     def _gather(self, go_on: GoOn) -> None:
-        """Wait until all have come, and watch over them from now on.
+        """Wait until all ranks are there, and watch them from now on.
 
-        :raises ConfigError: not all of them have come in time
+        :raises ConfigError: a rank has not come in time
         """
         self.store.set(f"address/{self.launch.rank}", self.address)
         addresses = [self._read(f"address/{rank}", rank, go_on) for rank in range(self.launch.size)]
@@ -168,11 +169,11 @@ class Meeting:
         self._lifelines = Lifelines(self._connected(go_on), self._lose)
 
     def _lose(self, rank: int) -> None:
-        """Note that a rank has ended, tell the others, and have nothing wait for it any more."""
+        """Record why a rank was lost, report it to the other ranks, and end all waits for it."""
         said = self._said(rank) or ""
         if said.startswith(_FAILED):
             why = said.removeprefix(_FAILED)
-            # The first rank says it of another one that it has lost itself.
+            # Rank 0 passes on the loss of a third rank in these words.
             self._why = why if why.startswith("rank ") else f"rank {rank} of {self.launch.size} has ended: {why}"
         else:
             self._why = f"rank {rank} of {self.launch.size} was lost: {_GONE}"
@@ -182,7 +183,7 @@ class Meeting:
         self.close()
 
     def _connected(self, go_on: GoOn) -> dict[int, socket.socket]:
-        """Return the connections between the first rank and the others: one, but on the first."""
+        """Return this rank's connections: on rank 0 one to each other rank, elsewhere one to rank 0."""
         if self.launch.rank > 0:
             address, port, token = json.loads(self._read("lifelines", 0, go_on))
             try:
@@ -199,13 +200,14 @@ class Meeting:
                     found[come[0]] = left.enter_context(come[1])
                 else:
                     self._pause(min(missing), go_on)
-            left.pop_all()  # they stay open
+            left.pop_all()  # the sockets stay open
         return found
 
     def _read(self, key: str, rank: int, go_on: GoOn) -> str:
-        """Wait until a rank has written something, and return it.
+        """Wait until a rank has set a key of the store, and return the value.
 
-        :raises ConfigError: it has not in time
+        :raises ConfigError: the rank has not set it in time
+        :raises ModelLoadError: the store is gone
         """
         try:
             while not self.store.check([key]):
@@ -222,22 +224,22 @@ class Meeting:
         go_on()
 
     def _say(self, text: str) -> None:
-        with suppress(RuntimeError):  # those that would hear it find nobody there, either
+        with suppress(RuntimeError):  # the store is gone, for the other ranks too
             self.store.set(f"said/{self.launch.rank}", text)
 
     def _said(self, rank: int) -> str | None:
-        """Return what a rank has said last; None: nothing, or nobody answers."""
+        """Return the state that a rank has reported last; None if it has not, or if the store is gone."""
         return self._answer(f"said/{rank}")
 
     def _answer(self, key: str) -> str | None:
-        """Return what lies in the store; None: nothing, or nobody answers."""
+        """Return a value from the store; None if the key is not set, or if the store is gone."""
         try:
             return self.store.get(key).decode() if self.store.check([key]) else None
         except RuntimeError:
             return None
 
     def _reach(self, go_on: GoOn) -> str:
-        """Wait until someone listens where ranks meet. Return the address by which this machine is seen from there."""
+        """Wait until the store's port accepts connections, and return this machine's address on that route."""
         while True:
             try:
                 with socket.create_connection((self.launch.address, self.launch.port), _ANSWER_SECONDS) as connection:
@@ -252,7 +254,7 @@ class Meeting:
             go_on()
 
     def _may_wait(self, other: str) -> bool:
-        """Tell whether there is time to wait for another rank, and log once that this is waited for."""
+        """Return whether there is time left to wait for another rank, and log once that it is awaited."""
         waited = time.monotonic() - self._start
         if waited > _SILENT_SECONDS and other not in self._waited_for:
             self._waited_for.add(other)
@@ -261,9 +263,9 @@ class Meeting:
 
 
 def _serve(launch: Launch) -> Store:
-    """Listen where ranks meet.
+    """Start the store on this machine.
 
-    :raises ConfigError: the port cannot be had
+    :raises ConfigError: the port is not free
     """
     try:
         return _store("localhost", launch.port, is_server=True)
@@ -273,9 +275,9 @@ def _serve(launch: Launch) -> Store:
 
 
 def _ask(launch: Launch) -> Store:
-    """Connect to what listens where ranks meet.
+    """Connect to the store.
 
-    :raises ConfigError: it is something else
+    :raises ConfigError: something other than the store listens on that port
     """
     try:
         return _store(launch.address, launch.port, is_server=False)
@@ -285,9 +287,9 @@ def _ask(launch: Launch) -> Store:
 
 
 def _store(address: str, port: int, *, is_server: bool) -> Store:
-    """Return a store that is connected.
+    """Return a connected store.
 
-    :raises RuntimeError: it cannot be had there
+    :raises RuntimeError: the store cannot listen or be reached there
     """
     store = TCPStore(address, port, None, is_server, timedelta(seconds=_CONNECT_SECONDS), wait_for_workers=False)
     store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
@@ -299,16 +301,16 @@ def _first_line(error: RuntimeError) -> str:
 
 
 def _reachable(own: str, addresses: list[str]) -> str:
-    """Return by which address the others reach this machine, whose name may stand for its loopback interface here.
+    """Return the address under which other ranks reach this machine; its own name may resolve to loopback here.
 
-    :param addresses: those that the others have found for themselves
+    :param addresses: the addresses that all ranks have found for themselves
     """
     other = next((each for each in addresses if not _is_loopback(each)), None)
     if other is None or not _is_loopback(own):
         return own
     family = socket.AF_INET6 if ":" in other else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as towards:
-        towards.connect((other, 9))  # which sends nothing
+        towards.connect((other, 9))  # for UDP, this selects a route and sends nothing
         return str(towards.getsockname()[0])
 
 

@@ -1,4 +1,4 @@
-"""Write what rank 0 tells the others as plain values, and read it: what a step is, and whose logits are wanted."""
+"""Serialize what rank 0 sends to the other ranks, such as steps and requests for logits, as plain values."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ ADAPTER: Final = "adapter"
 NO_ADAPTER: Final = "no adapter"
 REQUANTIZE: Final = "requantize"
 END: Final = "end"
-# Of ranks on devices:
+# For ranks on GPUs:
 WAY: Final = "way"
-"""The next step is run so: a value of :class:`~paged_sdk.runner.device_decoding.Way`."""
+"""How to run the next step: a value of :class:`~paged_sdk.runner.device_decoding.Way`."""
 DRAWN: Final = "drawn"
-"""So many tokens are passed on to where the next step finds them."""
+"""The number of sampled tokens that rank 0 broadcasts next, into the buffer that the next step reads."""
 FOUND: Final = "found"
-"""These are the sequences of the tokens that lie there."""
+"""The sequence ids of the tokens in that buffer."""
 
 
 class StepWriter:
-    """Writes steps as messages. Where the images of a prompt are is told with the first step of its sequence."""
+    """Writes steps as messages. A prompt's image spans are sent once, with the first step of its sequence."""
 
     def __init__(self) -> None:
         self._told: set[int] = set()
@@ -54,7 +54,7 @@ class StepWriter:
     def message(self, step: Step, inserted: InsertedRows | None) -> Message:
         """Return a step as a message.
 
-        :param inserted: what takes the place of its tokens' embeddings
+        :param inserted: image vectors that replace token embeddings
         """
         rows = []
         media = []
@@ -82,13 +82,13 @@ class StepWriter:
 
 
 class StepReader:
-    """Reads what a :class:`StepWriter` has written, all of it in its order."""
+    """Reads the messages of a :class:`StepWriter`, which must all be read, in order."""
 
     def __init__(self) -> None:
         self._media: dict[int, PromptMedia] = {}
 
     def read(self, message: Message) -> tuple[Step, InsertedRows | None]:
-        """Return the step of a message, and what takes the place of its tokens' embeddings."""
+        """Return the step of a message, and the image vectors that replace token embeddings."""
         _, rows, copies, released, finished, media, vectors = message
         self._media |= {seq_id: _read_media(*written) for seq_id, written in media}
         step = Step(rows=[StepRow(*row) for row in rows], copies=copies, released=released, finished_seq_ids=finished)
@@ -131,7 +131,7 @@ def _read_inserted(places: bytes, tensors: Iterable[tuple[str, int, bytes]]) -> 
 
 
 def logits_message(hidden: Tensor) -> Message:
-    """Return the message that asks for the logits of hidden states.
+    """Return a message that requests the logits of hidden states.
 
     :param hidden: ``[num_rows, hidden_size]``, on the CPU
     """

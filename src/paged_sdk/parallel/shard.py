@@ -1,7 +1,7 @@
-"""Decide which part of each matrix a process holds that computes a model together with others.
+"""Decide which heads, neurons and vocabulary rows each tensor-parallel rank holds.
 
-Heads, neurons and tokens of the vocabulary are divided in their order. Where a matrix's columns are divided, the cut
-lies between blocks of elements that share a scale, if the columns can be divided so.
+Each rank gets a contiguous range. Cuts through a matrix's columns lie between quantization blocks (elements that share
+a scale) where possible.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ __all__ = ["SETTING", "WHOLE", "Shard", "shape_of_ranks", "shard_of", "token_sli
 
 SETTING: Final = "with_tensor_parallel"
 
-# Most formats of quantized weights have blocks of 256, 128, 64 or 32 elements, and kernels take 16 rows together.
+# Most quantized formats have blocks of 256, 128, 64 or 32 elements, and kernels pack 16 rows into a panel.
 _BLOCKS: Final = (256, 128, 64, 32, 16, 1)
-_PANEL: Final = 16  # rows that packed matrices take together
-_EXPERT_ROWS: Final = 2 * _PANEL  # of an expert, that are multiplied together
+_PANEL: Final = 16  # rows per panel of a packed matrix
+_EXPERT_ROWS: Final = 2 * _PANEL  # kernels multiply two panels of an expert at a time
 _TOKENS: Final = 4 * _PANEL
 
 
 @frozen(kw_only=True)
 class Shard:
-    """Says which part of a model one of several ranks holds.
+    """Describes the part of a model that one rank holds.
 
-    :ivar rank: its number
-    :ivar size: how many there are
-    :ivar heads: its query heads; all of ``kv_heads`` are theirs, and no others
-    :ivar kv_heads: its key-value heads
-    :ivar kv_holders: how many ranks hold these key-value heads
-    :ivar shape: the whole model's; None: it is not divided
+    :ivar rank: the rank
+    :ivar size: number of ranks
+    :ivar heads: the rank's query heads
+    :ivar kv_heads: the KV heads of these query heads
+    :ivar kv_holders: number of ranks that hold the same KV heads
+    :ivar shape: config of the undivided model; None if the model is not divided
     """
 
     rank: int = 0
@@ -46,25 +46,26 @@ class Shard:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether nothing is divided."""
+        """Return whether the rank holds the whole model."""
         return self.size == 1
 
     @property
     def is_first(self) -> bool:
-        """Say whether it is the rank that adds what all would add alike."""
+        """Return whether this is rank 0, which alone adds terms that must enter a sum once, such as biases."""
         return self.rank == 0
 
     def of_heads(self, head_dim: int) -> slice:
-        """Return which elements of all query heads it holds, one head after the other."""
+        """Return the rank's slice of the concatenated query heads, ``num_heads * head_dim`` elements."""
         return slice(None) if self.is_whole else slice(self.heads.start * head_dim, self.heads.stop * head_dim)
 
     def of_kv_heads(self, head_dim: int) -> slice:
-        """Return the same of key-value heads."""
+        """Return the rank's slice of the concatenated KV heads, ``num_kv_heads * head_dim`` elements."""
         return slice(None) if self.is_whole else slice(self.kv_heads.start * head_dim, self.kv_heads.stop * head_dim)
 
     def neurons(self, count: int) -> slice:
-        """Return which of an MLP's neurons it holds, of so many.
+        """Return the rank's slice of an MLP's neurons.
 
+        :param count: the MLP's intermediate size
         :raises ConfigError: there are more ranks than neurons
         """
         if count < self.size:
@@ -74,15 +75,19 @@ class Shard:
         return slice(own.start * unit, own.stop * unit)
 
     def outputs(self, count: int) -> slice | None:
-        """Return which of so many outputs of a layer's last matrices it computes; None: they cannot be divided well."""
+        """Return the rank's slice of the rows of an output or down projection, for column-parallel products.
+
+        :param count: number of rows
+        :returns: None if the rows cannot be divided into panels
+        """
         own = self.expert_rows(count)
         return self._rows(count, _PANEL) if own is None else own
 
     def expert_rows(self, count: int) -> slice | None:
-        """Return which of so many rows of each expert's matrices it has where ranks join columns; None: they cannot be
-        divided well.
+        """Return the rank's slice of the rows of each expert's matrices, if ranks gather columns.
 
-        :returns: what :meth:`outputs` returns of the same number, unless it is None
+        :param count: number of rows
+        :returns: None if the rows cannot be divided into pairs of panels, otherwise the same as :meth:`outputs`
         """
         return self._rows(count, _EXPERT_ROWS)
 
@@ -93,14 +98,15 @@ class Shard:
         return slice(own.start * unit, own.stop * unit)
 
     def tokens(self, count: int) -> slice:
-        """Return which of so many tokens of the vocabulary it holds.
+        """Return the rank's slice of the vocabulary.
 
+        :param count: vocabulary size
         :raises ConfigError: there are more ranks than tokens
         """
         return token_slices(count, self.size)[self.rank]
 
     def every(self, size: int) -> list[Shard]:
-        """Divide the same model among so many ranks.
+        """Return the shards of all ranks if the same model is divided among ``size`` ranks.
 
         :raises ConfigError: see :func:`shard_of`
         """
@@ -108,7 +114,7 @@ class Shard:
         return [shard_of(self.shape, rank, size) for rank in range(size)]
 
     def local(self, config: DecoderConfig) -> DecoderConfig:
-        """Return the shape of a model's part."""
+        """Return the config of the rank's part of a model."""
         if self.is_whole:
             return config
         size, moe = config.intermediate_size, config.moe
@@ -128,16 +134,16 @@ class Shard:
 
 
 WHOLE: Final = Shard()
-"""Holds all of a model."""
+"""The shard of a model that is not divided."""
 
 
 def shard_of(config: DecoderConfig, rank: int, size: int) -> Shard:
-    """Divide the heads of a model among ranks.
+    """Return a rank's share of a model's heads.
 
-    Query heads go with their key-value head. Where there are more ranks than key-value heads, some hold the same one,
+    Query heads stay with their KV head. With more ranks than KV heads, several ranks hold a copy of the same KV head,
     each with some of its query heads.
 
-    :raises ConfigError: there are ranks for which there would be no head
+    :raises ConfigError: some ranks would get no query head
     """
     if size == 1:
         return WHOLE
@@ -169,9 +175,9 @@ def shard_of(config: DecoderConfig, rank: int, size: int) -> Shard:
 
 
 def shape_of_ranks(config: DecoderConfig, size: int) -> DecoderConfig:
-    """Return a model's shape with as many key-value heads as so many ranks hold together that it is divided among.
+    """Return a model's config with the number of KV heads that all ranks hold together, copies included.
 
-    :raises ConfigError: there are ranks for which there would be no head
+    :raises ConfigError: some ranks would get no query head
     """
     if size == 1:
         return config
@@ -179,8 +185,10 @@ def shape_of_ranks(config: DecoderConfig, size: int) -> DecoderConfig:
 
 
 def token_slices(count: int, size: int) -> Sequence[slice]:
-    """Return which of so many tokens of the vocabulary each of so many ranks holds.
+    """Return each rank's slice of the vocabulary.
 
+    :param count: vocabulary size
+    :param size: number of ranks
     :raises ConfigError: there are more ranks than tokens
     """
     if count < size:
@@ -191,10 +199,11 @@ def token_slices(count: int, size: int) -> Sequence[slice]:
 
 
 def _unit(count: int, elements: int, size: int) -> int:
-    """Return how many of so many heads to keep together, so that cuts lie between blocks.
+    """Return how many adjacent heads to keep together so that cuts lie between quantization blocks.
 
-    :param elements: of one of them
-    :param size: how many ranks there must be a unit for
+    :param count: number of heads
+    :param elements: elements per head
+    :param size: number of ranks, each of which needs at least one unit
     """
     units = [unit for unit in range(1, count + 1) if count % unit == 0 and count // unit >= size]
     return next(
@@ -203,7 +212,7 @@ def _unit(count: int, elements: int, size: int) -> int:
 
 
 def _share(count: int, size: int, rank: int) -> range:
-    """Return which of so many things a rank has; the first ranks have one more where they cannot be divided evenly."""
+    """Return a rank's range of ``count`` items; if they do not divide evenly, the first ranks get one more."""
     each, more = divmod(count, size)
     first = rank * each + min(rank, more)
     return range(first, first + each + (rank < more))

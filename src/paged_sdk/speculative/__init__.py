@@ -1,1 +1,1 @@
-"""Guesses the tokens that follow a text."""
+"""Proposes draft tokens for speculative decoding."""

@@ -1,4 +1,4 @@
-"""Estimates how likely a guess is right, from how often such guesses were."""
+"""Estimates acceptance rates of guessed tokens, by kind of evidence, from the outcomes of earlier guesses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 __all__ = ["FAR", "NEAR", "START", "Acceptance", "TextAcceptance", "evidence"]
 
 NEAR: Final = 0
-"""A guess shortly after the place where the text departed from what it followed."""
+"""Origin of a guess: found shortly after the place where the text departed from its source."""
 FAR: Final = 1
-"""A guess at a place that merely has the same last tokens before it."""
+"""Origin of a guess: found anywhere in the source, by equal preceding tokens."""
 START: Final = 13
-"""The kind of evidence at the beginning of a text that somebody has predicted."""
+"""Origin of a guess: the beginning of a text for which the caller gave a prediction."""
 
-# How many of the last tokens agree with what precedes the guess: 0, 1, 2-3, 4-7 near; 2-3, 4-7 elsewhere; from 8 on it
-# makes no difference how the place was found.
+# Kinds of evidence, by number of agreeing tokens before the guess: kinds 0-3 for 0, 1, 2-3, 4-7 near; kinds 4-5 for up
+# to 3 and 4-7 far; from 8 tokens on, kinds 6-8 whatever the origin.
 _NEAR: Final = (0, 1, 2, 2, 3, 3, 3, 3)
 _FAR: Final = (4, 4, 4, 4, 5, 5, 5, 5)
 _LONG: Final = (6,) * 8 + (7,) * 16 + (8,) * 32
@@ -25,22 +25,22 @@ _START: Final = 9
 _PRIOR_START: Final = 0.6
 _PRIOR_WEIGHT: Final = 20.0
 _MEMORY: Final = 0.995
-"""Of all texts of a model, guesses count half after 140 of their kind; of one text after 14."""
+"""Decay per guess of a kind: over all texts, a guess counts half after 140 more; within one text, after 14."""
 _OWN_MEMORY: Final = 0.95
 _OWN_WEIGHT: Final = 6.0
-"""So many guesses of a text itself count as much as what is known of other texts."""
+"""Weight of the estimate over all texts, in guesses of the text itself."""
 _TEXT_MEMORY: Final = 0.98
-"""How much a text repeats is known after few guesses, and forgotten slowly: of one text they count half after 34."""
+"""Decay per guess of a text's factor, which is known after few guesses and changes slowly: half-life 34 guesses."""
 _DOUBT: Final = 2.0
-"""A text begins as if so many guesses had been wrong beyond those that were to be expected. Without it, the first text
-of prose after 23 edits of code took half a percent longer, and edits were no faster: in both, the first tokens tell."""
+"""Number of unexpected wrong guesses with which a text starts. Without it, the first prose after 23 edits of code took
+half a percent longer, and edits were no faster: the first tokens show which of the two a text is."""
 
 
 def evidence(origin: int, run: int) -> int:
-    """Return the kind of evidence for a guess.
+    """Return the kind of evidence for a guess, an index of :attr:`Acceptance.rates`.
 
-    :param origin: how its place was found: :data:`NEAR`, :data:`FAR` or :data:`START`
-    :param run: how many tokens before it agree
+    :param origin: how the place was found: :data:`NEAR`, :data:`FAR` or :data:`START`
+    :param run: number of agreeing tokens before the guess
     """
     if origin == START:
         return _START if run == 0 else _BY_RUN[NEAR][run] if run < len(_BY_RUN[NEAR]) else _LONG[-1]
@@ -49,14 +49,14 @@ def evidence(origin: int, run: int) -> int:
 
 
 class Acceptance:
-    """Estimates, by the kind of evidence, how likely the next token is the guessed one.
+    """Estimates the probability that a guessed token is right, for each kind of evidence.
 
-    Every guess counts, also those that no step verified: the text itself shows later what they were worth. So a text
-    for which drafts do not pay need not try any to learn when they would.
+    Every guess counts, verified as a draft or not, since the text shows later whether it was right. So learning
+    continues for texts that get no drafts.
 
-    :param shared: what is known of all texts; None makes an estimate of all texts
-    :param priors: what such an estimate begins with, for each kind of evidence
-    :ivar rates: the estimate for each kind of evidence
+    :param shared: the estimate over all texts, for an estimate of one text; None makes an estimate over all texts
+    :param priors: initial rates of an estimate over all texts
+    :ivar rates: the estimated probability for each kind of evidence
     """
 
     __slots__ = ("_hits", "_memory", "_shared", "_trials", "rates")
@@ -74,7 +74,7 @@ class Acceptance:
         self.rates: list[float] = list(priors if shared is None else shared.rates)
 
     def note(self, kind: int, *, right: bool) -> None:
-        """Take in whether a guess was right."""
+        """Record whether a guess was right."""
         shared, memory = self._shared, self._memory
         trials = self._trials[kind] = self._trials[kind] * memory + 1.0
         hits = self._hits[kind] = self._hits[kind] * memory + right
@@ -86,15 +86,14 @@ class Acceptance:
 
 
 class TextAcceptance(Acceptance):
-    """Estimates the same for one text, by how much it repeats at all.
+    """Estimates the same for one text, with a factor for how repetitive the text is.
 
-    Texts differ less in which evidence is better than in what any of it is worth: eight tokens of prose that were
-    written before tell less than two of code that is edited. So one factor of a text's own goes with all that is known
-    of other texts, by how many guesses were right and by how many were to be expected, whatever their kind. It
-    multiplies odds. A text of prose that follows texts of code is known as such after a few tokens, not after some of
-    each kind.
+    Texts differ more in how repetitive they are than in the ranking of evidence: a repetition of eight tokens of prose
+    is a weaker sign than one of two tokens of edited code. So the odds of every kind, estimated over all texts, are
+    multiplied by one factor per text: the odds of its right guesses, divided by the expected odds. Prose after code is
+    recognized after a few tokens, not after a few guesses of each kind.
 
-    :param shared: what is known of all texts
+    :param shared: the estimate over all texts
     """
 
     __slots__ = ("_expected_right", "_expected_wrong", "_right", "_wrong")
@@ -106,12 +105,12 @@ class TextAcceptance(Acceptance):
         self._estimate(shared.rates)
 
     def note(self, kind: int, *, right: bool) -> None:
-        """Take in whether a guess was right."""
+        """Record whether a guess was right."""
         shared = self._shared
         assert shared is not None, "a text's estimate has one of all texts"
         expected = shared.rates[kind]
         super().note(kind, right=right)
-        # Each begins at one, to which it returns: a single guess is no certainty.
+        # Each count decays towards its prior of one, so that no single guess makes the odds 0 or infinite.
         self._right += right - (1 - _TEXT_MEMORY) * (self._right - 1)
         self._wrong += (not right) - (1 - _TEXT_MEMORY) * (self._wrong - 1)
         self._expected_right += expected - (1 - _TEXT_MEMORY) * (self._expected_right - 1)

@@ -1,4 +1,4 @@
-"""Chooses how many drafts of each text a step verifies."""
+"""Chooses how many drafts of each sequence a step verifies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 __all__ = ["draft_counts"]
 
 MARGIN: Final = 1.15
-"""Drafts have to promise so much: times of steps and chances are known no better. With 1.03, single drafts that were
-right once in twenty times were tried at every step of prose wherever two tokens were timed to take as long as one. With
-1.1, four texts of prose after edits took 1 % longer, with 1.2, edits 2 %."""
+"""Least expected speed-up, because step times and probabilities are known no better. With 1.03, prose got a single
+draft in every step, right once in twenty times, wherever two tokens were timed to take as long as one. With 1.1, four
+texts of prose after edits took 1 % longer; with 1.2, edits took 2 % longer."""
 
 
 def draft_counts(
@@ -19,19 +19,19 @@ def draft_counts(
     may_lose: float,
     drafting_seconds: Callable[[int], float] = lambda ahead: 0.0,
 ) -> list[int]:
-    """Choose the numbers of drafts with which texts get the most tokens per second.
+    """Choose the number of drafts per sequence that maximizes expected tokens per second.
 
-    :param chances: for each text how likely the first draft is right, the first two are, and so on
-    :param seconds: how long a step with so many tokens takes; 0 if that is not known
-    :param may_lose: how much longer the step may take than one without drafts, in such steps: should all drafts be
-        wrong, no more is lost
-    :param drafting_seconds: how long it takes to make so many drafts of texts
+    :param chances: for each sequence, the probabilities that the first draft is right, that the first two are, ...
+    :param seconds: returns the duration of a step with that many tokens, 0 if unknown
+    :param may_lose: the most that drafts may lengthen the step, as a fraction of a step without drafts: this much is
+        lost if all drafts are wrong
+    :param drafting_seconds: returns the time to make drafts of that length
     """
     num_texts, counts = len(chances), [0] * len(chances)
     plain = seconds(num_texts)
     if not plain:
         return counts
-    # A draft is of use only after those before it, which are likelier to be right: so the likeliest come first.
+    # A draft counts only if all drafts before it are right. Chances fall along a row: sorting keeps each row's order.
     ranked = sorted(
         ((chance, -ahead, text) for text, row in enumerate(chances) for ahead, chance in enumerate(row)), reverse=True
     )

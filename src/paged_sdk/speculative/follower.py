@@ -1,4 +1,4 @@
-"""Follows a text along another one that says what may come next."""
+"""Follows a text along a source text, to guess its next tokens."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from paged_sdk.speculative.token_index import LENGTHS, TokenIndex
 __all__ = ["Follower"]
 
 NEAR_SPAN: Final = 48
-"""After a departure the text is looked for so many tokens beyond the place where it departed."""
+"""How many tokens beyond a departure are searched for the text's return to its source."""
 LONGEST: Final = 16
-"""So many agreeing tokens are counted when a place is found; and from there on no better place is looked for."""
+"""Number of agreeing tokens from which no better place is looked for."""
 SETTLED: Final = 4
-"""After so many agreeing tokens a text is back on its source."""
+"""Number of agreeing tokens after which a text is back on its source."""
 LEAST_CHANCE: Final = 0.05
-"""Less likely guesses pay nowhere: one more token takes at least so much of a step."""
+"""Least probability of a draft: one more token lengthens a step by at least this fraction."""
 VOTED: Final = 4
-"""So many next tokens are voted on by the places that have the same context, then the last written of those goes on."""
+"""Number of next tokens on which places with the same context vote; of those that agree, the last one is taken."""
 
 
 class Follower:
-    """Follows one text, token by token, along a source: earlier parts of the text itself, a prediction, other texts.
+    """Follows one text, token by token, along a source: the text's own earlier part, a prediction, or other texts.
 
-    While the tokens agree, the next is guessed to be the source's next. Where they do not, the source is left, as by
-    an edit: then one token was replaced and the source goes on after it, unless a better place is found: shortly after
-    the departure, for that is where an edited text comes back; or wherever the source has the same last tokens.
+    While tokens agree, the guess is the source's next token. A token that differs is a departure from the source, such
+    as an edit. The token is then assumed to replace one of the source, unless a better place is found: shortly after
+    the departure, where an edited text usually returns to its source, or anywhere with the same preceding tokens.
 
-    :param acceptance: how likely guesses are right
+    :param acceptance: estimates how likely guesses are right
     :param is_own: whether the source is the text itself, which grows
-    :ivar index: the source
-    :ivar place: the place in the source that is guessed to be next; -1: none is
+    :ivar index: index of the source
+    :ivar place: the source's token that is guessed next; -1: there is no guess
     """
 
     __slots__ = ("_acceptance", "_departure", "_is_own", "_origin", "_run", "index", "place")
@@ -46,23 +46,23 @@ class Follower:
         self._departure = -1
 
     def begin_at(self, place: int) -> None:
-        """Follow the source from a place on that is likely the text's beginning."""
+        """Follow the source from the place where the text likely begins."""
         self.place, self._run, self._origin = place, 0, START
 
     @property
     def chance(self) -> float:
-        """Return how likely the first guess is right; 0 if there is none."""
+        """Return the probability that the first guess is right; 0 without a guess."""
         if not 0 <= self.place < len(self.index.token_ids):
             return 0.0
         return self._acceptance.rates[evidence(self._origin, self._run)]
 
     @property
     def is_sure(self) -> bool:
-        """Say whether so many tokens agree that no better place is to be looked for."""
+        """Return whether enough tokens agree to look for no better place."""
         return self._run >= LONGEST and self.place >= 0
 
     def advance(self, token: int) -> None:
-        """Take in the text's next token."""
+        """Advance by the text's next token."""
         place, source = self.place, self.index.token_ids
         if not 0 <= place < len(source):
             self.place = -1
@@ -73,7 +73,7 @@ class Follower:
         if right:
             self._run += 1
         else:
-            # A place that was found near and left soon was the wrong one: the departure is still where it was.
+            # A near place that is left within a few tokens was wrong: the earlier departure stays in force.
             if self._run >= SETTLED or self._origin != NEAR or self._departure < 0:
                 self._departure = place
             self._run, self._origin = 0, NEAR
@@ -82,7 +82,7 @@ class Follower:
         """Look for a better place than the present one.
 
         :param tail: the last tokens of the text
-        :param keys: the keys of its contexts
+        :param keys: their :func:`~paged_sdk.speculative.token_index.context_keys`
         """
         rates = self._acceptance.rates
         present = rates[evidence(self._origin, self._run)] if self.place >= 0 else 0.0
@@ -101,9 +101,9 @@ class Follower:
                 return
 
     def guesses(self, most: int) -> list[int]:
-        """Return the tokens that the source has next.
+        """Return the source's next tokens, at most ``most``.
 
-        A source that is the text itself goes on with what it has just guessed: what repeats itself goes on so.
+        If the source is the text itself and ends before that, the tokens are repeated, as a loop would continue.
         """
         if self.place < 0:
             return []
@@ -113,7 +113,7 @@ class Follower:
         return found
 
     def chances(self, most: int) -> list[float]:
-        """Return how likely the first guess is right, the first two are, and so on, while that is likely at all."""
+        """Return the probabilities that the first guess is right, that the first two are, ..., down to the least."""
         rates, origin, run = self._acceptance.rates, self._origin, self._run
         num_left = len(self.index.token_ids) - self.place
         if self.place < 0 or num_left <= 0:
@@ -127,9 +127,9 @@ class Follower:
         return found
 
     def _near(self, tail: list[int]) -> tuple[int, int] | None:
-        """Look for the last token shortly after the departure.
+        """Look for the text's last token shortly after the departure.
 
-        :returns: the nearest place with the most agreeing tokens before it, and their number
+        :returns: the place after it with the most agreeing tokens, of equals the nearest, and their number
         """
         source, start = self.index.token_ids, self._departure
         end, token = min(start + NEAR_SPAN, len(source) - 1), tail[-1]
@@ -147,9 +147,9 @@ class Follower:
             start = at + 1
 
     def _go_far(self, places: list[int], length: int, present: float) -> None:
-        """Go to the likeliest of some places if it is likelier than the present one.
+        """Move to the likeliest of some places if its probability exceeds ``present``.
 
-        :param length: how many tokens before each agree
+        :param length: number of agreeing tokens before each place
         """
         place, share = _likeliest(self.index.token_ids, places)
         if place == self.place:
@@ -159,7 +159,7 @@ class Follower:
 
 
 def _agreeing(source: list[int], place: int, tail: list[int], most: int) -> int:
-    """Return how many tokens before a place of the source agree with the text's last ones."""
+    """Return how many tokens before a place of the source agree with the text's last tokens, at most ``most``."""
     most = min(most, place, len(tail))
     for count in range(most):
         if source[place - 1 - count] != tail[-1 - count]:
@@ -168,10 +168,10 @@ def _agreeing(source: list[int], place: int, tail: list[int], most: int) -> int:
 
 
 def _likeliest(source: list[int], places: list[int]) -> tuple[int, float]:
-    """Let places vote on what comes next.
+    """Let places vote on the next tokens.
 
-    :param places: the last one first
-    :returns: the last of those whose next tokens have the most votes, and the share of votes for the first of these
+    :param places: the last place first
+    :returns: the last place whose next tokens won each vote, and the first vote's share, smoothed by one vote
     """
     if len(places) == 1:
         return places[0], 1.0

@@ -1,4 +1,4 @@
-"""Proposes the tokens that constraints force."""
+"""Proposes the tokens that constraints force as drafts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["ForcedTokens"]
 
 MOST: Final = 32
-"""Of one text, a step takes so many forced tokens: others wait for no longer step. 32 are about 130 letters."""
+"""Most forced tokens of a sequence per step, about 130 characters, so that the step is not too long for the others."""
 
 
 class ForcedTokens:
-    """Proposes the tokens to which a constraint leaves no alternative, and otherwise what another proposer guesses.
+    """Proposes the tokens that a constraint forces, and otherwise the drafts of another proposer.
 
-    A text cannot go on without them, so they are proposed whether or not drafts pay. Where several tokens or sequences
-    of tokens make the same forced text, they are those that the tokenizer would choose, and those alone the
-    constraint's mask allows: so they are never wrong. Guesses that no sentence goes on with are cut off.
+    Forced tokens are always right, so they are proposed whether or not drafts pay: if a forced text has several
+    tokenizations, the constraint's mask allows only the tokenizer's, which is proposed. Drafts of the other proposer
+    are cut before the first token that the grammar forbids.
 
     :param guesses: makes the other drafts
     """
@@ -34,7 +34,7 @@ class ForcedTokens:
 
     @property
     def num_followed(self) -> int:
-        """Return of how many sequences it keeps state."""
+        """Return the number of sequences with state."""
         return len(self._texts)
 
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
@@ -53,15 +53,15 @@ class ForcedTokens:
             self._texts.pop(seq_id, None)
 
     def reset(self) -> None:
-        """Forget what is kept of texts that have ended."""
+        """Forget texts that have ended."""
         self._guesses.reset()
 
     def _allowed(self, sequence: Sequence, guessed: list[int]) -> list[int]:
-        """Return the tokens that are forced, or guesses that begin with them and go further."""
+        """Return the forced tokens, or guesses that begin with them and may go further."""
         text, output = self._text_of(sequence), sequence.num_output_tokens
         text.tokens += sequence.token_ids[sequence.num_prompt_tokens + len(text.tokens) :]
         if text.move_to(output):
-            return []  # what is wrong with it, the step will say
+            return []  # the step reports the error
         forced = text.forced()[:MOST]
         if guessed[: len(forced)] == forced:
             return guessed[: text.num_allowed(guessed)]

@@ -1,4 +1,4 @@
-"""Keeps drafts to the tokens that the host may choose."""
+"""Limits drafts to tokens that are sampled on the host anyway."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["HostDrafts"]
 
 
 class HostDrafts:
-    """Proposes what another proposer does, as far as a text stays the same if the host chooses its tokens.
+    """Passes on another proposer's drafts, as far as drafts do not change the text.
 
-    The host samples rows with drafts, where a device may choose another token from the same distribution. Which of
-    them chooses must not depend on the drafts.
+    Rows with drafts are sampled on the host, where the device may draw another token from the same distribution. So
+    drafts must not decide which of the two samples a token.
 
     :param proposer: makes the drafts
-    :param num_on_host: says how many tokens of a request's texts, from the first on, the host may choose
+    :param num_on_host: returns how many of a request's output tokens, from the first, the host may sample
     """
 
     def __init__(self, proposer: Proposer, num_on_host: Callable[[Request], int]) -> None:
@@ -28,7 +28,7 @@ class HostDrafts:
 
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
         """Propose the tokens that follow each sequence."""
-        # The token after the last draft is chosen in the same step.
+        # The token after the last draft is sampled in the same step.
         most = [self._num_on_host(each.request) - each.num_output_tokens - 1 for each in sequences]
         asked = [place for place, number in enumerate(most) if number > 0]
         found: list[list[int]] = [[] for _ in sequences]
@@ -42,5 +42,5 @@ class HostDrafts:
         self._proposer.forget(seq_ids)
 
     def reset(self) -> None:
-        """Forget what is kept of texts that have ended."""
+        """Forget texts that have ended."""
         self._proposer.reset()

@@ -1,4 +1,4 @@
-"""Counts how much of a prediction comes to be in a text."""
+"""Counts how many tokens of a caller's prediction occur in the output."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["PredictionCount", "follow_prediction"]
 
 
 def follow_prediction(token_ids: Sequence[int], acceptance: Acceptance) -> Follower:
-    """Return who follows a text along a prediction of it, which likely begins as the text does."""
+    """Return a follower of a text along a prediction of it; both likely begin alike."""
     follower = Follower(TokenIndex(list(token_ids)), acceptance, is_own=False)
     follower.begin_at(0)
     return follower
 
 
 class PredictionCount:
-    """Counts the tokens of a text that its prediction had at their place, as the text is followed along it.
+    """Counts the output tokens that a prediction had right, following the output along the prediction.
 
-    It goes by the tokens alone: the count does not depend on which of them steps have verified as drafts.
+    The count depends on the tokens alone, not on which of them were verified as drafts.
 
     :param token_ids: the prediction
-    :ivar num_accepted: how many tokens of the text were the prediction's next
+    :ivar num_accepted: number of output tokens that were the prediction's next token
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -36,11 +36,11 @@ class PredictionCount:
 
     @property
     def num_rejected(self) -> int:
-        """Return how many tokens of the prediction are not in the text at their place."""
+        """Return the number of the prediction's tokens that no output token matched."""
         return self._num_tokens - len(self._used)
 
     def note(self, token_ids: Iterable[int]) -> None:
-        """Take in the text's next tokens."""
+        """Record the next output tokens."""
         follower, source = self._follower, self._follower.index.token_ids
         for token in token_ids:
             place = follower.place

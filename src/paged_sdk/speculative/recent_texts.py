@@ -1,4 +1,4 @@
-"""Keeps what a model has said last, for texts that repeat it."""
+"""Keeps a model's most recent outputs, as a source of drafts for outputs that repeat them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from paged_sdk.speculative.token_index import TokenIndex
 __all__ = ["RecentTexts"]
 
 MOST_OF_ONE: Final = 16_384
-"""Of what one caller's texts were, so many tokens are kept."""
+"""Most tokens kept for one set of cache keys."""
 MOST: Final = 65_536
-"""Of what all callers' texts were, so many tokens are kept: 25 MB."""
+"""Most tokens kept in all: 25 MB."""
 MOST_OF_TEXT: Final = 4_096
-"""Of one text so many tokens are taken, its last: 7 ms between two steps."""
+"""Most tokens kept of one output, its last ones: 7 ms between two steps."""
 
 
 class RecentTexts:
-    """Keeps the last texts of a model, bounded in all.
+    """Keeps the most recent outputs of a model, up to a total number of tokens.
 
-    Texts are kept apart by what their requests share no KV across: a cache salt, and whatever else is part of the
-    prefix cache's keys. Otherwise the speed of one caller's texts would tell what another's were.
+    Outputs are kept apart by the keys of the prefix cache, such as the cache salt. Otherwise one caller could infer
+    another's output from the speed of its own.
     """
 
     def __init__(self) -> None:
@@ -31,15 +31,15 @@ class RecentTexts:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens are kept."""
+        """Return the number of tokens kept."""
         return sum(len(index.token_ids) for index in self._of.values())
 
     def of(self, keys: tuple[CacheKey, ...]) -> TokenIndex | None:
-        """Return the texts of requests with these keys. What is returned may grow, or be replaced by the next call."""
+        """Return the outputs of requests with these keys. The index may grow, and :meth:`add` may replace it."""
         return self._of.get(keys)
 
     def add(self, keys: tuple[CacheKey, ...], token_ids: Sequence[int]) -> None:
-        """Keep a text that has ended."""
+        """Keep the output of a sequence that has ended."""
         text = list(token_ids[-MOST_OF_TEXT:])
         if not text:
             return
@@ -47,7 +47,7 @@ class RecentTexts:
         if index is None:
             self._of[keys] = TokenIndex(text)
         elif len(index.token_ids) + len(text) > MOST_OF_ONE:
-            # Who follows the old texts keeps them until it has lost its place.
+            # Followers of the old index keep it until their sequences end.
             self._of[keys] = TokenIndex(index.token_ids[-MOST_OF_ONE // 2 :] + text)
         else:
             index.token_ids.extend(text)

@@ -1,4 +1,4 @@
-"""Asks several proposers of drafts, one after the other."""
+"""Asks several proposers for drafts, one after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SeveralProposers"]
 
 
 class SeveralProposers:
-    """Asks each proposer for drafts of the sequences for which those before it have none.
+    """Asks each proposer for drafts of the sequences for which earlier proposers have none.
 
     :param proposers: the cheapest first
     """
@@ -38,6 +38,6 @@ class SeveralProposers:
             proposer.forget(ended)
 
     def reset(self) -> None:
-        """Forget what is kept of texts that have ended."""
+        """Forget texts that have ended."""
         for proposer in self._proposers:
             proposer.reset()

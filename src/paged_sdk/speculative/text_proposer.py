@@ -1,4 +1,4 @@
-"""Proposes drafts from texts: a request's own, a prediction of it, and what the model has said before."""
+"""Proposes drafts from texts: a sequence's own tokens, a prediction, and the model's recent outputs."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from paged_sdk.speculative.token_index import LENGTHS, TokenIndex, context_keys
 __all__ = ["TextProposer"]
 
 MOST_INDEXED: Final = 32_768
-"""Of a prompt, so many tokens are searched, its last."""
+"""Most tokens of a prompt that are searched, its last ones."""
 INDEXED_PER_STEP: Final = 16_384
-"""In one step, the prompts of so many tokens are indexed, which takes 9 ms; other texts wait for theirs without drafts.
-One prompt is always indexed."""
+"""Most tokens of new sequences that are indexed per step, which takes 9 ms; the other new sequences get no drafts until
+their turn. At least one sequence is indexed, however long."""
 TAIL: Final = LENGTHS[0]
 
 
 class TextProposer:
-    """Proposes what followed when a text's last tokens were written before: in a prediction of it, in its prompt and
-    output, and in recent texts of the model.
+    """Proposes the tokens that followed earlier occurrences of a sequence's last tokens: in a prediction, in the
+    sequence's prompt and output, and in the model's recent outputs.
 
-    How many tokens it proposes follows from how often such guesses were right and from what steps take; where nothing
-    is to be gained, it proposes none and goes on learning from the tokens that come.
+    The number of drafts follows from acceptance rates and step times. Where drafts do not pay, none are proposed, and
+    the rates are still learned from the tokens sampled.
 
-    :param gamma: the most drafts of one text
-    :param looks_back: whether texts without a prediction get drafts, from what they and others have said before
-    :param shares_texts: whether texts may be guessed from those of other requests with the same cache keys
-    :param times: how long steps take
-    :param balance: whether drafts have paid so far
+    :param gamma: most drafts of one sequence
+    :param looks_back: whether sequences without a prediction get drafts, from their own and recent tokens
+    :param shares_texts: whether drafts may come from outputs of other requests with the same cache keys
+    :param times: estimates how long steps take
+    :param balance: accounts for the time that drafts have gained and lost so far
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class TextProposer:
 
     @property
     def num_followed(self) -> int:
-        """Return of how many sequences it keeps state."""
+        """Return the number of sequences with state."""
         return len(self._rows)
 
     @property
     def rates(self) -> list[float]:
-        """Return how likely guesses from a text's own tokens are right, by the kind of evidence."""
+        """Return the acceptance rates of drafts from a sequence's own tokens, by kind of evidence."""
         return self._own.rates
 
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
-        """Propose the tokens that follow each sequence, as many as should pay."""
+        """Propose the tokens that follow each sequence, as many as are expected to pay."""
         start = time.monotonic()
         found = self._propose(sequences)
         drafted = [sequence.seq_id for sequence, drafts in zip(sequences, found, strict=True) if drafts]
@@ -73,14 +73,14 @@ class TextProposer:
         return found
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Drop the state of sequences that have ended, and keep their texts for later ones."""
+        """Drop the state of sequences that have ended, and keep their outputs as a source of drafts."""
         for seq_id in seq_ids:
             row = self._rows.pop(seq_id, None)
             if row is not None and self._recent is not None and row.sequence.request.shares_prefix:
                 self._recent.add(row.sequence.request.cache_keys, row.sequence.output_token_ids)
 
     def reset(self) -> None:
-        """Forget what the model has said before."""
+        """Forget the model's recent outputs."""
         self._recent = self._recent and RecentTexts()
 
     def _propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
@@ -102,7 +102,7 @@ class TextProposer:
                 num_indexed += num_tokens
                 row = self._rows[sequence.seq_id] = self._begin(sequence)
             best = row.follow()
-            # The token sampled after the last draft belongs to the text, too.
+            # One token fewer than fit: the token sampled after the last draft is kept too.
             most = min(self._gamma, sequence.max_length - len(sequence.token_ids) - 1)
             chosen.append(best)
             chances.append([] if best is None else best.chances(most))
@@ -132,10 +132,7 @@ class TextProposer:
 
 
 class _Row:
-    """Holds what is known of one sequence.
-
-    :ivar sequence: the sequence; its tokens are the text
-    """
+    """Holds the followers of one sequence."""
 
     __slots__ = ("_followers", "_index", "_num_seen", "sequence")
 
@@ -147,7 +144,7 @@ class _Row:
         self._seek()
 
     def follow(self) -> Follower | None:
-        """Take in the tokens that the sequence has got, and return who guesses best what follows them."""
+        """Advance by the sequence's new tokens, and return the follower with the likeliest guess; None: no guess."""
         token_ids = self.sequence.token_ids
         if len(token_ids) > self._num_seen:
             if self._index is not None:
@@ -161,7 +158,7 @@ class _Row:
         return best if best.chance > 0 else None
 
     def _seek(self) -> None:
-        """Let followers that are not sure of their place look for a better one."""
+        """Make followers that are not sure of their place look for a better one."""
         unsure = [follower for follower in self._followers if not follower.is_sure]
         if unsure:
             tail = self.sequence.token_ids[-TAIL:]

@@ -1,4 +1,4 @@
-"""Finds where a text has had its last tokens before."""
+"""Finds earlier occurrences of a text's last tokens."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 __all__ = ["FEW", "LENGTHS", "MOST_PLACES", "TokenIndex", "context_keys"]
 
 LENGTHS: Final = (8, 4, 2)
-"""So many last tokens are looked for, the longest context first. One token alone is followed by anything, and beyond
-eight nearly all places agree on what follows."""
+"""Lengths of the contexts that are looked up, the longest first. A single token predicts nothing, and beyond eight
+nearly all places agree on what follows."""
 MOST_PLACES: Final = 8
-"""So many places that had the context are asked, the last ones: what was written last is likelier to be repeated."""
+"""Most places returned for a context, the last ones: recent text is likelier to be repeated."""
 
 FEW: Final = 256
-"""So many tokens are indexed one by one in half a millisecond."""
+"""Most tokens that are indexed one by one, which takes half a millisecond."""
 
 _BASE: Final = 0x9E3779B97F4A7C15
 _MASK: Final = 2**64 - 1
@@ -23,9 +23,9 @@ _BASE_4: Final = _BASE_2 * _BASE_2 & _MASK
 
 
 def context_keys(token_ids: Sequence[int]) -> tuple[int, int, int]:
-    """Return the keys of the last 8, 4 and 2 tokens of a text; -1 for those that the text is too short for.
+    """Return the keys of the last 8, 4 and 2 tokens of a text; -1 for contexts longer than the text.
 
-    A key is a polynomial of the tokens modulo 2**64. Should two contexts share one, a guess is wrong and no text.
+    A key is a polynomial of the tokens modulo 2**64. A collision makes a draft wrong, which changes no output.
     """
     num = len(token_ids)
     if num < 2:
@@ -43,15 +43,15 @@ def context_keys(token_ids: Sequence[int]) -> tuple[int, int, int]:
 
 
 class TokenIndex:
-    """Finds the places of a text that follow given tokens, for a text that grows.
+    """Finds the places of a growing text that follow given tokens.
 
-    Of every context, 8, 4 and 2 tokens long, it knows the last place that followed it, and of each place the one before
-    with the same context. That is a suffix tree of bounded depth, in which frequencies are counted when it is asked: it
-    takes the same time to grow by any token and about 350 bytes for each. A long text is indexed at once by sorting:
-    16,000 tokens take 9 ms, where they take 28 one by one.
+    For every context of 8, 4 or 2 tokens, the index holds the last place after it, and for each place the previous one
+    with the same context: a suffix tree of bounded depth, whose frequencies are counted on lookup. A token takes
+    constant time and about 350 bytes. A long text is indexed at once by sorting: 16,000 tokens take 9 ms, instead of 28
+    one by one.
 
-    :param token_ids: the text; who owns it appends to it, and calls :meth:`grow`
-    :param start: places before it are not found
+    :param token_ids: the text; its owner appends to it, then calls :meth:`grow`
+    :param start: earlier places are not indexed
     :ivar token_ids: the text
     """
 
@@ -62,7 +62,7 @@ class TokenIndex:
         self._last: list[dict[int, int]] = [{} for _ in LENGTHS]
         self._earlier: list[list[int]] = [[] for _ in LENGTHS]
         if len(token_ids) - start > FEW:
-            # Imported here, because numpy takes longer to load than all of a model without weights.
+            # Imported here: numpy takes longer to import than a model without weights takes to build.
             from paged_sdk.speculative.bulk_index import context_chains
 
             for level, (last, earlier) in enumerate(context_chains(token_ids, start, _BASE)):
@@ -71,7 +71,7 @@ class TokenIndex:
         self.grow()
 
     def grow(self) -> None:
-        """Take in the tokens that the text has got since."""
+        """Index the tokens appended since the last call."""
         token_ids = self.token_ids
         for place in range(self._num_indexed, len(token_ids)):
             keys = context_keys(token_ids[max(place - LENGTHS[0], self._start) : place])
@@ -84,10 +84,10 @@ class TokenIndex:
         self._num_indexed = len(token_ids)
 
     def places(self, level: int, key: int) -> list[int]:
-        """Return the last places that follow a context, the last one first.
+        """Return the places that follow a context, the last place first, at most :data:`MOST_PLACES`.
 
         :param level: index of the context's length in :data:`LENGTHS`
-        :param key: its key, as :func:`context_keys` returns it
+        :param key: the context's key, from :func:`context_keys`
         """
         place = self._last[level].get(key, -1)
         if place < 0:

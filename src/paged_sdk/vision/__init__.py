@@ -1,1 +1,1 @@
-"""Images: decoding, the tokens that stand for them, and the encoders that make vectors of them."""
+"""Images: decoding, image tokens in prompts, and encoders."""

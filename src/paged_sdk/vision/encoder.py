@@ -1,4 +1,4 @@
-"""Make vectors of images by a checkpoint's encoder: transformers' modules, with the products of this package."""
+"""Encode images by a checkpoint's encoder: transformers' modules, with this package's matrix products and attention."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from paged_sdk.weights.quantized.format import as_decoded
 __all__ = ["EncodedImage", "ImageEncoder", "config_of_model", "load_encoder", "with_whole_encoder"]
 
 _TEXT = ("language_model", "text_model", "lm_head")
-"""The parts of transformers' model that are the text decoder."""
+"""Names of the modules of transformers' model that are the text decoder."""
 
 
 @frozen(eq=False)
 class EncodedImage:
     """Holds the vectors of one image.
 
-    :ivar vectors: ``[n, hidden_size]``, in the order of its tokens
-    :ivar later: one for each of the decoder's first layers, like ``vectors``: what is added to what the layer gives
+    :ivar vectors: ``[n, hidden_size]``, in the order of the image's tokens
+    :ivar later: for each of the decoder's first layers, vectors to add to the layer's output, shaped like ``vectors``
+        (DeepStack)
     """
 
     vectors: Tensor
@@ -38,16 +39,16 @@ class EncodedImage:
 
     @property
     def num_bytes(self) -> int:
-        """Return how many bytes they take."""
+        """Return the size of all vectors in bytes."""
         return sum(tensor.nbytes for tensor in (self.vectors, *self.later))
 
 
 class ImageEncoder:
-    """Turns what an image processor made of an image into vectors of the decoder's size.
+    """Runs an image encoder, from the image processor's output to vectors of the decoder's hidden size.
 
     :param model: transformers' model, whose text decoder is not used
-    :param products: computes what the model holds no values for; None: there is nothing of the kind
-    :param others: modules of it that are no part of the encoder
+    :param products: computes the layers whose weights were taken out of the model; None: the model has all its weights
+    :param others: modules of the model that are not part of the encoder
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ImageEncoder:
         self._dtype = dtype
         self._device = device
         self._go_on: Callable[[], None] = lambda: None
-        streams: Any = torch.cuda  # they have no annotations
+        streams: Any = torch.cuda  # streams have no annotations
         self._stream = streams.Stream(device) if device.type == "cuda" else None
         for layers in model.modules():
             for layer in layers if isinstance(layers, nn.ModuleList) else ():
@@ -78,22 +79,21 @@ class ImageEncoder:
         return self._model
 
     def encode(self, inputs: Inputs, go_on: Callable[[], None]) -> EncodedImage:
-        """Return the vectors of one image, computed, in memory of the stream that is current; one call at a time.
+        """Return the vectors of one image, in memory of the current stream, and wait for them. Not reentrant.
 
-        :param inputs: what :class:`~paged_sdk.types.media.ImageSpan` holds of it
-        :param go_on: called before each of the encoder's layers; what it raises ends the work
+        :param inputs: the encoder's inputs, as in :class:`~paged_sdk.types.media.ImageSpan`
+        :param go_on: called before each of the encoder's layers; an exception from it ends the computation
         """
         self._go_on = go_on
         if self._stream is None:
             return self._encode(inputs)
-        with torch.cuda.stream(self._stream):  # not behind or before the kernels of a step
+        with torch.cuda.stream(self._stream):  # concurrently with the kernels of a step
             made = self._encode(inputs)
         self._stream.synchronize()
-        # Steps are to read memory of the stream that they run on, which is this thread's, too: it may be let go of at
-        # any time. Of another stream's memory, torch would have to hear that they use it, and would end the process
-        # where it is freed after the device has failed.
+        # Copy to memory of the current stream, which is the steps' own: it may be freed at any time. Memory of another
+        # stream would need record_stream(), and freeing such memory after a device failure ends the process.
         own = EncodedImage(made.vectors.clone(), tuple(each.clone() for each in made.later))
-        torch.cuda.current_stream(self._device).record_event().synchronize()  # then the others may go
+        torch.cuda.current_stream(self._device).record_event().synchronize()  # then the originals may be freed
         return own
 
     def _encode(self, inputs: Inputs) -> EncodedImage:
@@ -122,14 +122,14 @@ def load_encoder(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ImageEncoder:
-    """Load the image encoder of a checkpoint, and what brings its vectors to the decoder's size.
+    """Load the image encoder of a checkpoint, with the projector to the decoder's hidden size.
 
-    :param path: the checkpoint, for messages
+    :param path: the checkpoint, for error messages
     :param config: config.json's content
-    :param tensors: the encoder's, by name and in its dtype; it is emptied
-    :param policy: chooses the form that each matrix takes; its workspace is the encoder's own
-    :raises CheckpointError: a tensor is missing or has another shape
-    :raises ModelLoadError: transformers is not installed, or does not know the model
+    :param tensors: the encoder's tensors by name, in its dtype; emptied by this call
+    :param policy: chooses the form of each matrix; its workspace must not be used by other threads
+    :raises CheckpointError: a tensor is missing or has another shape, or transformers does not know the model
+    :raises ModelLoadError: transformers is not installed
     """
     try:
         from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoConfig
@@ -143,7 +143,7 @@ def load_encoder(
             model, report = kind.from_pretrained(
                 None, config=settings, state_dict=tensors, dtype=dtype, output_loading_info=True
             )
-    except Exception as error:  # of any kind, for a config or tensors that do not fit
+    except Exception as error:  # transformers raises anything for a config or tensors that do not fit
         raise CheckpointError(f"{path}: its image encoder cannot be loaded: {error}", path=path) from error
     missing = [name for name in report["missing_keys"] if not set(_TEXT) & set(name.split("."))]
     wrong = [each[0] if isinstance(each, tuple) else each for each in report["mismatched_keys"]]
@@ -156,16 +156,16 @@ def load_encoder(
             setattr(inner, name, None)
     inner = inner.eval().to(device).requires_grad_(False)
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()} if device.type == "cpu" else {}
-    tensors.clear()  # so that a matrix is not in memory twice for longer than it takes to pack it
+    tensors.clear()  # so that each matrix is freed once it is packed
     linears = take_matrices(inner, policy, names, dtype=dtype, device=device)
     return ImageEncoder(inner, OwnProducts(linears, policy.workspace), dtype=dtype, device=device)
 
 
 def config_of_model(path: Path, config: Mapping[str, Any]) -> Any:
-    """Return a config.json's content as transformers has it, with what the file leaves out.
+    """Return a config.json's content as transformers' config object, with defaults for fields that the file lacks.
 
-    :param path: the checkpoint, for messages
-    :raises CheckpointError: it cannot be used
+    :param path: the checkpoint, for error messages
+    :raises CheckpointError: transformers refuses the config
     :raises ModelLoadError: transformers is not installed
     """
     try:
@@ -174,13 +174,13 @@ def config_of_model(path: Path, config: Mapping[str, Any]) -> Any:
         raise ModelLoadError(f"images need transformers, which cannot be loaded: {error}") from error
     try:
         return AutoConfig.for_model(**as_decoded(config))
-    except Exception as error:  # of any kind, for a config that does not fit
+    except Exception as error:  # transformers raises anything for a config that does not fit
         raise CheckpointError(f"{path}: its config cannot be used: {error}", path=path) from error
 
 
 def with_whole_encoder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json's content with what its encoder's section leaves out: transformers writes there what differs
-    from its class alone.
+    """Return a config.json's content with a complete section of the encoder: transformers writes there only values that
+    differ from its defaults.
 
     The parameters and errors are those of :func:`config_of_model`.
     """
@@ -189,7 +189,7 @@ def with_whole_encoder(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shrink_text(text: Any) -> None:
-    """Make the text decoder of a config small: transformers makes one, which is thrown away."""
+    """Make a config's text decoder small: transformers builds one, which is discarded."""
     text.num_hidden_layers = 1
     for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
         if getattr(text, name, None):
@@ -202,9 +202,9 @@ def _shrink_text(text: Any) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep transformers from reporting that the text decoder was not in what it was given, and from showing a bar.
+    """Hide transformers' warning about missing text decoder tensors, and its progress bar.
 
-    The reports of other threads stay: one may load a model of its own meanwhile.
+    Only this thread's log records are hidden: other threads may load models meanwhile.
     """
     from transformers.utils import logging
 

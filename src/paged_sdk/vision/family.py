@@ -1,5 +1,5 @@
-"""Define how a family of models takes images, and find it: the file name in ``families/`` is Hugging Face's
-``model_type``.
+"""Define how families of models take images, and find a checkpoint's: a family's file in ``families/`` is named after
+Hugging Face's ``model_type``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 __all__ = ["Inputs", "ProcessedImage", "VisionFamily", "find_vision_family", "vision_families"]
 
 Inputs = Mapping[str, npt.NDArray[np.generic]]
-"""What an image processor has made of one image, by name; the first dimension counts images."""
+"""An image processor's outputs for one image, by name; the first dimension is the batch."""
 
 
 @frozen(kw_only=True)
 class ProcessedImage:
-    """Holds what a family may look at to say which tokens stand for an image.
+    """Holds the values from which a family determines an image's tokens.
 
-    :ivar inputs: what the encoder will get
-    :ivar config: the model's config.json
-    :ivar processor: the settings of the processor: processor_config.json's
-    :ivar image_token: the text of the token whose embeddings are replaced
+    :ivar inputs: the image processor's outputs
+    :ivar config: the content of config.json
+    :ivar processor: the content of processor_config.json
+    :ivar image_token: text of the token whose embeddings are replaced by the encoder's vectors
     """
 
     inputs: Inputs
@@ -38,10 +38,10 @@ class ProcessedImage:
     image_token: str
 
     def setting(self, name: str, *sections: str) -> int:
-        """Return a whole number of at least 1 of the config.
+        """Return a field of the config that must be an integer of at least 1.
 
-        :param sections: the sections that lead to it
-        :raises CheckpointError: there is none
+        :param sections: names of the nested sections that hold the field
+        :raises CheckpointError: the field is missing or has another value
         """
         section: object = self.config
         for key in sections:
@@ -53,22 +53,21 @@ class ProcessedImage:
         return value
 
 
-def _no_options(config: Mapping[str, Any]) -> Mapping[str, Any]:  # by name: a family may go to another process
+def _no_options(config: Mapping[str, Any]) -> Mapping[str, Any]:  # no lambda: families are pickled
     return {}
 
 
 @frozen(kw_only=True)
 class VisionFamily:
-    """Describes how a family takes images; each family's file holds one, as ``VISION``.
+    """Describes how a family takes images; each family's file defines one as ``VISION``.
 
-    :ivar expand: returns the text of special tokens, and of others between them, that takes the place of an image's
-        placeholder
-    :ivar image_token_fields: the names that config.json has for the token whose embeddings are replaced
-    :ivar placeholder: the text of the token that a chat template writes for an image; None: the token whose embeddings
-        are replaced
+    :ivar expand: returns the text, mostly special tokens, that replaces an image's placeholder in the prompt
     :ivar options: returns further arguments of the image processor, from config.json
-    :ivar encoder_inputs: which of the processor's outputs the encoder takes
-    :ivar around: text before and after an image, which is made tokens together with what stands there
+    :ivar encoder_inputs: names of the processor's outputs that the encoder takes
+    :ivar image_token_fields: names in config.json of the token id whose embeddings are replaced, in order of preference
+    :ivar placeholder: text of the token that a chat template writes for an image; None: the token whose embeddings are
+        replaced
+    :ivar around: text before and after an image, which is tokenized together with the neighbouring text
     :ivar has_grid: whether an image's tokens have rotary positions in height and width
     :ivar is_whole: whether the tokens of an image attend to one another in both directions
     """
@@ -84,7 +83,7 @@ class VisionFamily:
 
 
 def vision_families() -> dict[str, VisionFamily]:
-    """Return every family by ``model_type``, in order."""
+    """Return all families by ``model_type``, sorted."""
     package = paged_sdk.vision.families
     modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return {name: import_module(f"{package.__name__}.{name}").VISION for name in modules}

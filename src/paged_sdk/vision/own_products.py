@@ -1,4 +1,4 @@
-"""Compute the products of transformers' image encoders by this package's forms of weight and attention."""
+"""Run transformers' image encoders with this package's weight forms and attention."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from paged_sdk.vision.whole_attention import whole_attention
 __all__ = ["OwnProducts", "take_matrices"]
 
 _WIDTH: Final = 32
-"""Columns of patches are filled up with zeros to a multiple of this, which all forms can multiply."""
+"""Patch vectors are padded with zeros to a multiple of this, which every weight form can multiply."""
 
 
 class OwnProducts(TorchFunctionMode):
-    """Takes over, in the thread that enters it, what torch would compute with some parameters, and attention.
+    """Intercepts torch's linear layers, patch convolutions and attention in the thread that enters it.
 
-    :param linears: by the ids of the parameters that they have the values of
-    :param workspace: the native kernels' workspace, for attention in bfloat16 where the processor multiplies that;
-        None: torch attends
+    :param linears: layers by the ``id()`` of the parameter that they replace
+    :param workspace: workspace of the native kernels, used for attention if the CPU has bfloat16 products; None: torch
+        computes attention
     """
 
     def __init__(self, linears: Mapping[int, Linear], workspace: Workspace | None) -> None:
@@ -40,7 +40,7 @@ class OwnProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Compute a function of torch's."""
+        """Compute a torch function, with this package's layers and attention where they apply."""
         if func is F.linear and (own := self._linears.get(id(args[1]))) is not None:
             return _product(own, args[0])
         if func in (F.conv2d, F.conv3d) and (own := self._linears.get(id(args[1]))) is not None:
@@ -62,7 +62,7 @@ class OwnProducts(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor | None:
-        """Attend with every row over all keys; None: torch has to."""
+        """Compute unmasked attention natively; return None if the arguments need torch."""
         assert self._workspace is not None
         if is_causal or dropout_p or query.dtype is not torch.bfloat16 or query.dim() != 4:
             return None
@@ -83,7 +83,7 @@ def _product(linear: Linear, x: Tensor) -> Tensor:
 
 
 def _patches(linear: Linear, x: Tensor, weight: Tensor) -> Tensor:
-    """Convolve by patches that lie side by side."""
+    """Compute a convolution with non-overlapping patches as a matrix product."""
     sides = weight.shape[2:]
     for axis, side in enumerate(sides, start=2):
         x = x.unfold(axis, side, side)  # appends an axis
@@ -102,12 +102,12 @@ def take_matrices(
     dtype: torch.dtype,
     device: torch.device,
 ) -> dict[int, Linear]:
-    """Take the matrices out of a model's linear layers and of what makes its patches, and return them in the forms that
-    a policy chooses, by the ids of their parameters.
+    """Take the weights out of a model's linear layers and patch convolutions, in the forms that a policy chooses.
 
-    The parameters keep their shapes, and hold nothing: NaN, so that nobody computes with them unnoticed.
+    The parameters keep their shapes but hold only NaN, so that any use of them is noticed.
 
-    :param names: the names of tensors in the checkpoint, by the places of their memory
+    :param names: names of the checkpoint's tensors, by ``data_ptr()``
+    :returns: layers by the ``id()`` of the parameter that they replace
     """
     taken: dict[int, Linear] = {}
     for name, module in model.named_modules():

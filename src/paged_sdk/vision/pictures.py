@@ -1,4 +1,4 @@
-"""Decode images: what a file says of itself is checked before its pixels are."""
+"""Decode images within limits; the size in a file's header is checked before its pixels are decoded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paged_sdk.types.image import Image
 __all__ = ["decode"]
 
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-"""Others of Pillow's are old, or decoded by programs that it runs."""
+"""Pillow's other formats are obsolete, or decoded by external programs."""
 
 
 def decode(image: Image, limits: ImageLimits) -> npt.NDArray[np.uint8]:
-    """Return an image's pixels, turned upright, ``[height, width, 3]``.
+    """Return an image's RGB pixels, rotated by its EXIF orientation, ``[height, width, 3]``.
 
-    :raises InvalidRequestError: no image of a known format, a broken or animated one, or one larger than the limits
+    :raises InvalidRequestError: the image is of no known format, broken, animated, or larger than the limits
     """
     if image.shape is not None:
         return _from_pixels(image, limits)
@@ -33,7 +33,7 @@ def decode(image: Image, limits: ImageLimits) -> npt.NDArray[np.uint8]:
         raise InvalidRequestError.of("image", f"{len(image.data)} bytes", f"at most max_bytes = {limits.max_bytes}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of what is too large for it, which is asked below
+            warnings.simplefilter("ignore")  # Pillow's warning about large images: _check_size has the limit
             with PIL.Image.open(io.BytesIO(image.data), formats=_FORMATS) as opened:
                 _check_size(*opened.size[::-1], limits)
                 if getattr(opened, "n_frames", 1) > 1:
@@ -45,7 +45,7 @@ def decode(image: Image, limits: ImageLimits) -> npt.NDArray[np.uint8]:
         raise
     except MemoryError:
         raise
-    except Exception as error:  # a file of a stranger's, which Pillow may fail on in any way
+    except Exception as error:  # Pillow raises anything for a malformed file
         known = ", ".join(_FORMATS)
         raise InvalidRequestError(
             f"the image cannot be read as one of {known}: {_reason(error)}", field="image", allowed=f"one of {known}"
@@ -54,7 +54,7 @@ def decode(image: Image, limits: ImageLimits) -> npt.NDArray[np.uint8]:
 
 def _reason(error: Exception) -> str:
     text = str(error)
-    # Pillow names the object in memory that it cannot identify.
+    # Pillow's own text has the address of the BytesIO object.
     return "it is none of them" if "cannot identify" in text else text[:200] or type(error).__name__
 
 

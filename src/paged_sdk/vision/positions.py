@@ -1,4 +1,6 @@
-"""Give tokens of images rotary positions in time, height and width (Wang et al., 2024, arXiv 2409.12191)."""
+"""Compute rotary positions in time, height and width for prompts with images (M-RoPE; Wang et al., 2024, arXiv
+2409.12191).
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ __all__ = ["grid_positions"]
 def grid_positions(
     num_tokens: int, spans: Sequence[ImageSpan], grids: Sequence[npt.NDArray[np.generic]], merge: int
 ) -> npt.NDArray[np.int64]:
-    """Return the positions of a prompt's tokens, ``[3, num_tokens]``.
+    """Return the positions of a prompt's tokens in time, height and width, ``[3, num_tokens]``.
 
-    Text counts on by one in all three. An image's tokens all have the time of the first, and count rows and columns
-    from there; what follows goes on after the greatest of them.
+    Text tokens count up by one in all three. An image's tokens all have the same time; their height and width are that
+    time plus row and column. The text after an image continues one above the largest of its positions.
 
     :param spans: the prompt's images, in order
-    :param grids: the patches of each image in time, height and width
-    :param merge: so many patches in height, and in width, have one token
+    :param grids: for each image, the number of patches in time, height and width
+    :param merge: number of patches per token in height, and in width
     """
     positions = np.empty((3, num_tokens), np.int64)
     token = position = 0

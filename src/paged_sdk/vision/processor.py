@@ -1,4 +1,4 @@
-"""Make the tokens that stand for images, and what an encoder takes of them."""
+"""Turn images into prompt tokens and encoder inputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from paged_sdk.vision.positions import grid_positions
 __all__ = ["ImagePrompts", "ImageTokenizer", "load_image_processor", "make_image_processor"]
 
 _KEPT_BYTES: Final = 1 << 28
-"""What was made of the last images is kept up to 256 MiB: a conversation sends all of its images with each turn."""
+"""Size of the cache of processed images, 256 MiB: a conversation sends all of its images with each turn."""
 
 
 class ImageTokenizer(Protocol):
-    """Says what is asked of a tokenizer."""
+    """Describes the methods that images need of a tokenizer."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return a text's tokens, special ones among them."""
+        """Return a text's tokens; special tokens in the text are recognized."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
@@ -44,16 +44,17 @@ class ImageTokenizer(Protocol):
         ...
 
     def is_special(self, id: int) -> bool:
-        """Tell whether a token is special."""
+        """Return whether a token is special."""
         ...
 
 
 @frozen(eq=False)
 class _Prepared:
-    """Holds what was made of one image.
+    """Holds one processed image.
 
-    :ivar token_ids: the tokens that stand for it
-    :ivar places: the indices of those that the encoder's vectors replace
+    :ivar token_ids: the image's tokens in the prompt
+    :ivar places: indices of the tokens whose embeddings are replaced by the encoder's vectors
+    :ivar inputs: the encoder's inputs
     """
 
     token_ids: tuple[int, ...]
@@ -66,14 +67,14 @@ class _Prepared:
 
 
 class ImagePrompts:
-    """Puts images into prompts, from any thread.
+    """Inserts images into prompts; callable from any thread.
 
     :param directory: the checkpoint, which holds preprocessor_config.json
-    :param config: the checkpoint's config.json
-    :param limits: how large and how many images may be
-    :param processor: makes what an encoder takes of pixels; None: the checkpoint's image processor does
-    :param settings: those of the whole processor; None: processor_config.json's
-    :raises CheckpointError: the checkpoint has no image processor, or its tokenizer lacks the token for images
+    :param config: content of the checkpoint's config.json
+    :param limits: limits on the size and number of images
+    :param processor: an image processor, from pixels to encoder inputs; None: the checkpoint's
+    :param settings: content of processor_config.json; None: read from the checkpoint
+    :raises CheckpointError: the checkpoint has no image processor, or no token id for images
     :raises ConfigError: a package that reads images is not installed
     """
 
@@ -100,18 +101,18 @@ class ImagePrompts:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was made of images stays here when this is sent to another process.
+        # The cache is not sent to other processes.
         return {name: value for name, value in vars(self).items() if name not in ("_kept", "_kept_bytes", "_lock")}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state, _kept=OrderedDict(), _kept_bytes=0, _lock=threading.Lock())
 
     def insert(self, token_ids: Sequence[int], images: Sequence[Image]) -> tuple[Sequence[int], PromptMedia | None]:
-        """Return a prompt's tokens with its images, each in place of the token that the chat template wrote for it.
+        """Return a prompt's tokens with each image's tokens in place of its placeholder, and the images.
 
-        :param token_ids: the prompt as the template wrote it
-        :raises InvalidRequestError: too many images, one that cannot be used, or a template that shows the model
-            others than these
+        :param token_ids: the prompt as rendered by the chat template, with one placeholder per image
+        :raises InvalidRequestError: there are too many images, an image cannot be used, or the template did not write
+            one placeholder per image
         """
         if len(images) > self._limits.max_images:
             allowed = f"at most max_images = {self._limits.max_images}"
@@ -151,7 +152,7 @@ class ImagePrompts:
         return expanded, PromptMedia(spans=tuple(spans), positions=positions)
 
     def measure(self, image: Image) -> tuple[int, Inputs]:
-        """Return of how many tokens an image is, and what the encoder takes of it, which is not kept for requests.
+        """Return an image's number of tokens and encoder inputs, without using the cache.
 
         :raises InvalidRequestError: the image cannot be used
         """
@@ -159,7 +160,7 @@ class ImagePrompts:
         return len(prepared.token_ids), prepared.inputs
 
     def _with_text_around(self, token_ids: Sequence[int]) -> list[int]:
-        """Return a prompt with the family's text before and after each image, made tokens with the text it joins."""
+        """Return a prompt with the family's ``around`` before and after each image, tokenized with adjacent text."""
         made: list[int] = []
         text: list[int] = []
 
@@ -167,7 +168,7 @@ class ImagePrompts:
             own = self._tokenizer.decode(text, skip_special_tokens=False)
             if self._tokenizer.encode(own, add_special_tokens=False) == text:
                 made.extend(self._tokenizer.encode(before + own + after, add_special_tokens=False))
-            else:  # a tokenizer that does not give back what it took leaves its tokens as they are
+            else:  # decoding does not round-trip, so the prompt's own tokens stay as they are
                 made.extend(self._tokenizer.encode(before, add_special_tokens=False))
                 made.extend(text)
                 made.extend(self._tokenizer.encode(after, add_special_tokens=False))
@@ -187,9 +188,9 @@ class ImagePrompts:
 
     @cached_property
     def placeholder_id(self) -> int:
-        """Return the token that a chat template writes for an image.
+        """Return the id of the token that a chat template writes for an image.
 
-        :raises CheckpointError: the tokenizer lacks it
+        :raises CheckpointError: the tokenizer lacks this token
         """
         if self._family.placeholder is None:
             return self._image_token_id
@@ -222,7 +223,7 @@ class ImagePrompts:
         height, width = pixels.shape[:2]
         try:
             made = self._processor(images=[pixels], return_tensors="np", **self._family.options(self._config))
-        except Exception as error:  # such as an aspect ratio that the model's own processor refuses
+        except Exception as error:  # for example an aspect ratio that the processor refuses
             raise InvalidRequestError(
                 f"the model's image processor refuses {height} x {width} pixels: {error}", field="image"
             ) from error
@@ -252,9 +253,9 @@ class ImagePrompts:
 
 
 def load_image_processor(directory: Path) -> Any:
-    """Load transformers' image processor, in the form that needs Pillow alone.
+    """Load a checkpoint's image processor by transformers, in the variant that needs only Pillow.
 
-    :raises CheckpointError: there is none
+    :raises CheckpointError: the checkpoint has none, or it cannot be loaded
     :raises ConfigError: transformers or Pillow is not installed
     """
     names = ("preprocessor_config.json", "processor_config.json")
@@ -269,31 +270,31 @@ def load_image_processor(directory: Path) -> Any:
             setting="vision",
             allowed="the packages that transformers' image processor needs to be installed",
         ) from error
-    except Exception as error:  # a file of a stranger's
+    except Exception as error:  # transformers raises anything for a malformed file
         raise CheckpointError(f"{directory}: the image processor cannot be loaded: {error}", path=directory) from error
 
 
 def make_image_processor(name: str, settings: Mapping[str, Any]) -> Any:
-    """Make one of transformers' image processors, of those that need Pillow alone.
+    """Make an image processor of transformers that needs only Pillow.
 
-    :param name: its class
-    :raises CheckpointError: the settings cannot be used
+    :param name: name of its class
+    :raises CheckpointError: the class refuses the settings
     :raises ConfigError: transformers or Pillow is not installed
     """
     make = _of_transformers(name)
     try:
         return make(**settings)
-    except Exception as error:  # settings of a stranger's
+    except Exception as error:  # transformers raises anything for invalid settings
         raise CheckpointError(f"the image processor {name} cannot be made with {shown(settings)}: {error}") from error
 
 
 def _of_transformers(name: str) -> Any:
     """Return a class of transformers.
 
-    :raises ConfigError: it cannot be imported, or Pillow cannot
+    :raises ConfigError: the class or Pillow cannot be imported
     """
     try:
-        import PIL.Image  # noqa: F401  # transformers would say so in a way of its own
+        import PIL.Image  # noqa: F401  # for this error rather than transformers'
         import transformers
 
         return getattr(transformers, name)

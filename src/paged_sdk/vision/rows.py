@@ -1,4 +1,4 @@
-"""Write an image as rows of patches, with a mark after each row: Pixtral's form."""
+"""Write an image's tokens as rows of patches, with a token between rows, as Pixtral does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["rows_of_patches"]
 
 
 def rows_of_patches(image: ProcessedImage, patch: int) -> str:
-    """Return the tokens of an image whose size may be any.
+    """Return the token text of an image of any size.
 
-    :param patch: the side of the square that one vector stands for, in pixels
+    :param patch: side of the square of pixels that one vector represents
     """
     height, width = (int(side) for side in image.inputs["image_sizes"][0])
     row = image.image_token * (width // patch)

@@ -1,4 +1,4 @@
-"""Attend with every row over all keys, by the native kernels for paged attention."""
+"""Compute unmasked attention with the native kernels for paged attention."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch
 
 __all__ = ["whole_attention"]
 
-_WIDTH: Final = 16  # elements of a head that the kernels read at a time
+_WIDTH: Final = 16  # the kernels need a head_dim that is a multiple of this
 
 
 def whole_attention(
     workspace: Workspace, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, products: Products
 ) -> Tensor:
-    """Attend without a mask.
+    """Compute attention of every row over all rows of the same image.
 
     :param query: ``[num_images, num_heads, num_rows, head_dim]`` float32, bfloat16 or float16; keys and values likewise
-    :param scale: multiplies the scores; None: the root of ``head_dim`` divides them
-    :param products: what may be multiplied
+    :param scale: factor of the scores; None: ``head_dim ** -0.5``
+    :param products: precision of the matrix products
     :returns: like ``query``
     """
     num_images, num_heads, num_rows, head_dim = query.shape
     size = -(-head_dim // _WIDTH) * _WIDTH
-    # The rows of an image are its tokens, and lie in a page of their own.
+    # Each image is a sequence whose keys and values are one page.
     rows, keys, values = (
         F.pad(each.transpose(1, 2), (0, size - head_dim)).contiguous() for each in (query, key, value)
     )

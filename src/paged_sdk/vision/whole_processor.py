@@ -1,4 +1,4 @@
-"""Use a checkpoint's whole processor as transformers has it, for models that have no family here."""
+"""Process images by transformers' processor of a checkpoint, for models without a family in ``families/``."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["WholeProcessor"]
 
 _SETTINGS: Final = "processor_config.json"
 _KINDS: Final = "mm_token_type_ids"
-"""What some classes are told of each token: whether it is an image's."""
+"""An input of some classes that says for each token whether it belongs to an image."""
 
 
 class WholeProcessor:
-    """Makes what an encoder takes of pixels, and the text that stands for an image in a prompt.
+    """Makes encoder inputs and an image's prompt text, by transformers' processor.
 
     :param directory: the checkpoint, which holds preprocessor_config.json or processor_config.json
-    :param model_type: tells which processor transformers has for the model
-    :raises CheckpointError: the checkpoint has no processor, or one that cannot be used
+    :param model_type: selects the class if the checkpoint names none
+    :raises CheckpointError: the checkpoint has no processor, or its processor cannot be used
     :raises ConfigError: a package that reads images is not installed
     """
 
@@ -42,7 +42,7 @@ class WholeProcessor:
             merged = self._whole._merge_kwargs(tokenizer_init_kwargs=self._whole.tokenizer.init_kwargs)
         except CheckpointError:
             raise
-        except Exception as error:  # files of a stranger's
+        except Exception as error:  # transformers raises anything for malformed files
             there = "" if (directory / _SETTINGS).is_file() else f" (there is no {_SETTINGS})"
             raise CheckpointError(
                 f"{directory}: its processor cannot be made of its files{there}: {error}", path=directory
@@ -53,19 +53,19 @@ class WholeProcessor:
         self._around = self._text_around()
 
     def __call__(self, *, images: Sequence[npt.NDArray[np.uint8]], return_tensors: str) -> Mapping[str, Any]:
-        """Return what the image processor makes of one image, as transformers' own class would have it done."""
+        """Return the image processor's outputs for one image, with the options of transformers' processor."""
         made, _ = self._whole._process_images(list(images), **self._options, return_tensors=return_tensors)
         values: Mapping[str, Any] = made
         return values
 
     @property
     def merge_size(self) -> int:
-        """Return how many patches in height, and in width, have one token."""
+        """Return the number of patches per token in height, and in width."""
         return int(self._whole.image_processor.merge_size)
 
     @property
     def says_text(self) -> bool:
-        """Say whether the processor has transformers' call for the text that takes an image's place."""
+        """Return whether the processor implements ``replace_image_token``, which returns an image's prompt text."""
         from transformers import ProcessorMixin
 
         return type(self._whole).replace_image_token is not ProcessorMixin.replace_image_token
@@ -74,9 +74,9 @@ class WholeProcessor:
     def placeholder(self) -> str:
         """Return the text that a chat template writes for an image.
 
-        :raises CheckpointError: the processor does not say
+        :raises CheckpointError: the processor defines none
         """
-        # Some have a token for the place of an image, and another for each of its vectors.
+        # Some processors have one token for an image's place, and another for each of its vectors.
         found = getattr(self._whole, "image_placeholder_token", None) or getattr(self._whole, "image_token", None)
         if not isinstance(found, str) or not found:
             name = type(self._whole).__name__
@@ -86,7 +86,7 @@ class WholeProcessor:
         return found
 
     def family(self, model: Any) -> VisionFamily:
-        """Describe how the model takes images.
+        """Return the description of how a model takes images.
 
         :param model: transformers' model
         """
@@ -99,13 +99,13 @@ class WholeProcessor:
         )
 
     def prompt(self, text: str, images: Sequence[npt.NDArray[np.uint8]], model: Any = None) -> dict[str, Tensor]:
-        """Return what a model takes of a prompt with images, as tensors by name.
+        """Return a model's inputs for a prompt with images, as tensors by name.
 
-        :param model: transformers' model; None: what the processor gives by itself
+        :param model: transformers' model, which may need an additional input; None: the processor's outputs
         """
         import PIL.Image
 
-        # Some processors take images as their users have them, and no arrays.
+        # Some processors take PIL images, but no arrays.
         opened = [PIL.Image.fromarray(image) for image in images]
         made = self._whole(images=opened, text=[text], return_tensors="np", add_special_tokens=False)
         found = {name: torch.from_numpy(np.asarray(value)) for name, value in made.items()}
@@ -120,21 +120,21 @@ class WholeProcessor:
         return str(self._whole.replace_image_token(made, image_idx=0, **self._options))
 
     def _text_around(self) -> str:
-        """Return the space that the processor writes before and after an image: a tokenizer joins it to the text."""
+        """Return the white space that the processor writes before and after an image, for ``VisionFamily.around``."""
         try:
             text = self._replacement(self(images=[np.zeros((64, 64, 3), np.uint8)], return_tensors="np"))
-        except Exception:  # which is said when the model is tried with an image
+        except Exception:  # reported later, by the trial with an image
             return ""
         before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
         return before if before == after else ""
 
 
 def _make(directory: Path, model_type: str, image_processor: Any) -> Any:
-    """Make the processor without what is for videos and sounds, which need packages of their own."""
+    """Make the processor without its video and audio parts, which need further packages."""
     import transformers
     from transformers import PreTrainedTokenizerFast, ProcessorMixin
 
-    known: Any = import_module("transformers.models.auto.processing_auto")  # it has no annotations
+    known: Any = import_module("transformers.models.auto.processing_auto")  # has no annotations
     settings = dict(read_json_if_there(directory / _SETTINGS))
     others = read_json_if_there(directory / "preprocessor_config.json")
     name = (
@@ -151,7 +151,7 @@ def _make(directory: Path, model_type: str, image_processor: Any) -> Any:
         return None if argument is None else own.check_argument_for_proper_class(self, argument_name, argument)
 
     partial: Any = type(own.__name__, (own,), {"check_argument_for_proper_class": check})
-    loader: Any = PreTrainedTokenizerFast  # which does what tokenizer.json says, as the tokenizer of prompts does
+    loader: Any = PreTrainedTokenizerFast  # follows tokenizer.json, like the tokenizer of prompts
     parts = {
         "image_processor": image_processor,
         "tokenizer": loader.from_pretrained(directory, local_files_only=True, trust_remote_code=False),
@@ -160,7 +160,7 @@ def _make(directory: Path, model_type: str, image_processor: Any) -> Any:
 
 
 def _inputs_of(model: Any) -> tuple[str, ...]:
-    """Return the names of what the model's encoder takes."""
+    """Return the names of the encoder's inputs."""
     calls = [
         getattr(each, "get_image_features", None) for each in (model, getattr(model, "model", None)) if each is not None
     ]

@@ -1,4 +1,4 @@
-"""Run decoders that have no family here by transformers' own classes, with this package's attention and weights.
+"""Run models without a family by transformers' classes, with this package's attention and weight forms.
 
-Nothing here is imported before a model needs it: transformers takes 1.8 s to import, and is an extra.
+Imported only when a model needs it: transformers takes 1.8 s to import, and is an extra.
 """

@@ -1,4 +1,4 @@
-"""Check that a class does nothing more with an image than to put its vectors in place of the embeddings of tokens."""
+"""Check that a class uses an image only to replace the embeddings of image tokens by the encoder's vectors."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["PromptWithImage", "check_images"]
 
 _ALIKE: Final = 1e-3
 _ALIKE_IN_HALVES: Final = 5e-2
-"""How far numbers may be apart, as a share of the largest: dtypes of 16 bits round to 3 digits, layer after layer.
-Another position, mask or vector changes them by as much as they are."""
+"""Largest difference, relative to the largest value: 16-bit dtypes round to 3 digits in each layer. A wrong position,
+mask or vector makes a relative difference of about 1."""
 
 
 @frozen(eq=False)
 class PromptWithImage:
-    """Holds a prompt with one image.
+    """Holds a prompt with one image, as transformers' processor and as this package prepare it.
 
-    :ivar given: what transformers' processor makes of it, for the class
+    :ivar given: the class's inputs from transformers' processor
     :ivar token_ids: ``[num_tokens]``
     :ivar positions: ``[num_tokens]`` or ``[3, num_tokens]``
-    :ivar inserted: the vectors of the image, and their places
+    :ivar inserted: the image's vectors, and their places
     :ivar blocks: ``[num_tokens]`` int64: 0 for the tokens from the image's first vector to its last, -1 for others
     """
 
@@ -43,13 +43,13 @@ class PromptWithImage:
 
 @frozen(eq=False)
 class _Seen:
-    """Collects what a run says of each token: queries and keys of all layers, and the masks."""
+    """Collects each token's queries and keys of all layers, and the layers' masks."""
 
     parts: list[Tensor] = field(factory=list)
     masks: list[object] = field(factory=list)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Let each token see itself alone."""
+        """Record a call, and compute attention in which each token sees only itself."""
         self.parts.extend(each[0].transpose(0, 1).flatten(1).float() for each in (call.query, call.key))
         self.masks.append(call.mask)
         repeats = call.query.shape[1] // call.value.shape[1]
@@ -57,19 +57,19 @@ class _Seen:
 
 
 class _Nobody(AttentionStep):
-    """Stands for the attention of a step in which each token sees itself alone."""
+    """Fills the place of a step's attention, which is never called: the seam calls :meth:`_Seen.attend` instead."""
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Fail: the seam computes attention itself."""
+        """Fail."""
         raise AssertionError("nobody computes attention here")
 
 
 @torch.inference_mode()
 def check_images(model: TransformersModel, prompt: PromptWithImage) -> bool:
-    """Run a prompt as the class takes it, pixels and all, and as steps will: as tokens with vectors in some places.
+    """Run a prompt in the class's own way, with pixels, and as steps do, as tokens with inserted vectors; compare both.
 
     :returns: whether the tokens of an image attend to one another in both directions
-    :raises UnsupportedArchitectureError: the two are not the same, or masks are others than can be computed here
+    :raises UnsupportedArchitectureError: the results differ, or this package cannot compute the class's masks
     """
     model_type = model.config.model_type
     reference, own = _Seen(), _Seen()
@@ -81,7 +81,7 @@ def check_images(model: TransformersModel, prompt: PromptWithImage) -> bool:
         model.seam.attend = own.attend
         step = StepContext(attention=_Nobody(), inserted=prompt.inserted)
         own.parts.append(model.forward(prompt.token_ids, prompt.positions, step).float())
-    except Exception as error:  # whatever a class does with what it does not know
+    except Exception as error:  # a class may raise anything
         reason = shown(next(iter(str(error).splitlines()), type(error).__name__))
         raise refusal(model_type, f"a prompt with an image cannot be tried ({reason})") from error
     finally:
@@ -98,9 +98,9 @@ def check_images(model: TransformersModel, prompt: PromptWithImage) -> bool:
 
 
 def _are_masks(masks: Sequence[object], model: TransformersModel, blocks: Tensor | None) -> bool:
-    """Say whether the masks of all layers are those of the same layers for texts.
+    """Return whether all layers' masks are causal with the layers' windows, as without images.
 
-    :param blocks: which tokens see one another besides; None: none do
+    :param blocks: numbers of blocks of tokens that also see one another, -1 for other tokens; None: no blocks
     """
     for mask, window in zip(masks, model.config.sliding_windows, strict=True):
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool:
@@ -117,5 +117,5 @@ def _are_masks(masks: Sequence[object], model: TransformersModel, blocks: Tensor
 
 
 def _alike(some: Tensor, others: Tensor, largest: float) -> bool:
-    """Say whether numbers are the same up to rounding."""
+    """Return whether two tensors are equal up to rounding."""
     return some.shape == others.shape and bool((some - others).abs().max() <= largest * others.abs().max())

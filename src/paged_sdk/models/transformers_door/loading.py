@@ -1,4 +1,4 @@
-"""Load a checkpoint into a class of transformers, its matrices in this package's forms."""
+"""Load a checkpoint into a class of transformers, with matrices in this package's weight forms."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _log = get_logger(__name__)
 
 
 class TransformersDoor:
-    """Holds a model of transformers that can run here, before its weights are loaded."""
+    """Describes a model of transformers whose weights are not loaded yet."""
 
     def __init__(self, model: PreTrainedModel, findings: Findings) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class TransformersDoor:
         return self._findings.config
 
     def tensor_names(self, source: WeightSource) -> None:
-        """Return nothing: only the class knows its tensors."""
+        """Return None: only the class knows its tensor names."""
 
     def load(
         self,
@@ -59,16 +59,16 @@ class TransformersDoor:
         num_threads: int = 1,
         group: Group | None = None,
     ) -> TransformersModel:
-        """Load the weights, once, and check that tokens meet in attention alone.
+        """Load the weights, once per model, and check that tokens interact only in attention.
 
-        :param source: the weights; it stays open
-        :param dtype: of weights, activations, keys and values
-        :param placement: one device
-        :param policy: chooses the form that each matrix takes
+        :param source: the weights; stays open
+        :param dtype: dtype of weights, activations, keys and values
+        :param placement: must have a single device
+        :param policy: chooses the form of each matrix
         :param on_progress: see :func:`~paged_sdk.models.loading.load_model`
-        :param group: None: how such a class could be divided, nobody knows
-        :raises CheckpointError: a tensor is missing or has another shape than the class says
-        :raises UnsupportedArchitectureError: rows of a step would change each other
+        :param group: must be None: classes of transformers are not divided among ranks
+        :raises CheckpointError: a tensor is missing or has another shape than the class expects
+        :raises UnsupportedArchitectureError: rows of a step would affect each other
         """
         assert group is None
         model, step, device = self._model, CurrentStep(), placement.embedding
@@ -98,24 +98,25 @@ class TransformersDoor:
         return made
 
     def _blocks(self) -> list[str]:
-        """Return the names of the layers, where they are to be had; within the body, as it is now."""
+        """Return the names of the layers' modules inside the wrapped body; empty if unknown or unneeded."""
         if not hasattr(self._model, "get_image_features") or "" in self._findings.blocks:
             return []
         body = self._findings.body
         return [f"{body}.layers{name.removeprefix(body)}" for name in self._findings.blocks]
 
     def _is_adaptable(self, name: str) -> bool:
-        # What comes after the body sees the few tokens whose logits are read.
+        # Layers after the body get only the rows whose logits are read, not a step's tokens.
         return _sees_tokens(name) and name.startswith(f"{self._findings.body}." if self._findings.body else "")
 
 
 def open_door(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> TransformersDoor:
-    """Make a model of transformers that has no family here, as far as that is possible without its weights.
+    """Prepare a model without a family to run by a class of transformers, and check all that needs no weights.
 
     :param config: config.json's content
-    :param dtype: of weights and activations
-    :param images: whether the model is to take images
-    :raises UnsupportedArchitectureError: transformers has no such class, or it computes what this package does not
+    :param dtype: dtype of weights and activations
+    :param images: whether the model must accept images
+    :raises UnsupportedArchitectureError: transformers has no such class, or the class needs attention that this package
+        does not compute
     """
     model = make_skeleton(config, dtype, images=images)
     findings = probe(model)
@@ -124,18 +125,18 @@ def open_door(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = F
 
 
 def _sees_tokens(name: str) -> bool:
-    """Say whether the rows of a linear layer are the tokens of a step, and not those that have chosen an expert."""
+    """Return whether a linear layer's rows are the tokens of a step, and not those routed to an expert."""
     return "experts." not in name
 
 
 def _output_projection(model: Any) -> nn.Module | None:
-    """Return what projects hidden states to the vocabulary, where the class says what does."""
+    """Return the output projection; None if the class does not tell."""
     found: nn.Module | None = model.get_output_embeddings()
     return found
 
 
 class _Loading:
-    """Fills a model."""
+    """Loads a checkpoint into one model."""
 
     def __init__(
         self,
@@ -154,19 +155,19 @@ class _Loading:
         self._step = step
         self._findings = findings
         self._read = findings.read
-        # Vectors of images are as good as the checkpoint has them: their encoder is not quantized.
+        # Unused by text, mostly the image encoder, which is not quantized.
         self._unused = {name for name in findings.unused if _sees_tokens(name)}
         self._dtype = dtype
         self._device = device
         self._head = next((name for name, module in model.named_modules() if module is _output_projection(model)), None)
-        # Of two names for one parameter, checkpoints may have either.
+        # Checkpoints may have either name of a tied parameter.
         self._tied: dict[str, str] = dict(model.all_tied_weights_keys)
         self._in_float32 = tuple(model._get_dtype_plan(dtype))
 
     def run(self, num_threads: int) -> None:
-        """Load everything; the embeddings first, since an output projection may share them.
+        """Load everything; the embeddings first, because the output projection may share them.
 
-        :param num_threads: how many layers are loaded at once
+        :param num_threads: number of linear layers loaded at once
         """
         modules = dict(self._model.named_modules())
         table = self._embedding(modules)
@@ -186,8 +187,8 @@ class _Loading:
         self._loader.close()
 
     def _stays(self, name: str, module: Any) -> bool:
-        """Say whether a linear layer stays what it is: no text goes through it, or the class reads its weight, or has
-        it in another dtype.
+        """Return whether a linear layer is not replaced: text does not use it, or it computes ranks, or the class reads
+        its weight directly or keeps it in another dtype.
         """
         return (
             name in self._read
@@ -198,11 +199,11 @@ class _Loading:
         )
 
     def _is_of_ranker(self, name: str) -> bool:
-        """Say whether a layer is one of those that see one vector of a text, where it is to be ranked."""
+        """Return whether a layer is part of the ranking layers, whose rows are texts, not tokens."""
         return self._findings.is_ranker and (not name.startswith(f"{self._findings.body}.") or ".pooler." in name)
 
     def _embedding(self, modules: Mapping[str, nn.Module]) -> tuple[str, Embedding] | None:
-        """Load the token embeddings; return their name and form, or None where the class has its own kind of them."""
+        """Load the token embeddings; return their name and form, or None if the class has another kind of embedding."""
         table = self._model.get_input_embeddings()
         name = next((name for name, module in modules.items() if module is table), None)
         if name is None or name in self._read or type(table) is not nn.Embedding:
@@ -231,7 +232,7 @@ class _Loading:
         return OwnLinear(linear, self._step if _sees_tokens(name) else None)
 
     def _has_own(self, name: str, table: str) -> bool:
-        """Say whether the checkpoint holds another matrix than the embeddings, to which the class ties it."""
+        """Return whether the checkpoint holds different values for a matrix that the class ties to the embeddings."""
         there = name in self._source and table in self._source
         return there and not have_same_values(self._source, name, table)
 
@@ -249,7 +250,7 @@ class _Loading:
         setattr(module, own, buffer.to(self._device))
 
     def _name_of(self, name: str) -> str:
-        """Return the name under which the checkpoint has a parameter: its own, or that of one which it is tied to."""
+        """Return the checkpoint's name of a parameter: its own name, or that of a parameter tied to it."""
         if name in self._source:
             return name
         others = [self._tied.get(name), *(each for each, source in self._tied.items() if source == name)]

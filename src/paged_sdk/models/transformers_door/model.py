@@ -26,18 +26,18 @@ __all__ = ["TransformersModel"]
 
 
 class TransformersModel:
-    """Computes logits from token ids: all rows of a step are one sequence to the class; attention alone knows better.
+    """Computes logits from token ids. To the class, all rows of a step are one sequence; only attention separates them.
 
-    :param model: the class with its weights; its body is a :class:`Body`, and so is an encoder, which has no more
-    :param layers: what attention computes, in the order of its calls
-    :param blocks: the names of the modules that are the layers, to whose results vectors of images may be added
-    :param first_position: what the class calls the position of a text's first token
-    :param ranker: the class of which the body is a part, if it makes one number of a text
+    :param model: the class with its weights, whose body is ``body``; for encoders and rankers, ``body`` itself
+    :param layers: the layers' attention, in the order of its calls
+    :param blocks: names of the layers' modules, to whose outputs image vectors may be added
+    :param first_position: the class's number of the first position, 0 except for RoBERTa and its like
+    :param ranker: the class around the body, if it computes a text's score
     :ivar is_encoder: whether the class has no output projection
-    :ivar rank_head: makes that number; None: the class makes none
-    :ivar blocks: the modules that are the layers, where they are to be had
+    :ivar rank_head: computes a text's score; None: the class computes none
+    :ivar blocks: the layers' modules; empty if not known
     :ivar adaptable: the linear layers that adapters may change
-    :ivar dtype: of activations, keys and values
+    :ivar dtype: dtype of activations, keys and values
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TransformersModel:
         :param token_ids: ``[num_tokens]`` int64, of all rows in order
         :param positions: ``[num_tokens]`` int64, the position of each token within its sequence; ``[3, num_tokens]``:
             its rotary positions in time, height and width
-        :returns: ``[num_tokens, hidden_size]``, of which :meth:`logits` takes some rows
+        :returns: ``[num_tokens, hidden_size]`` after the last norm, as :meth:`logits` takes them
         """
         given = self.inputs(token_ids, positions)
         if ctx.parts is not None:
@@ -96,16 +96,16 @@ class TransformersModel:
         return self.run(given, len(token_ids), ctx)
 
     def inputs(self, token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
-        """Return what the class is called with.
+        """Return the class's arguments.
 
-        :param positions: counted from 0
+        :param positions: positions counted from 0
         """
         return inputs(token_ids, positions + self._first_position if self._first_position else positions)
 
     def run(self, given: Mapping[str, Any], num_tokens: int, ctx: StepContext) -> Tensor:
         """Run all layers over the tokens of a step.
 
-        :param given: what the class is called with
+        :param given: the class's arguments
         """
         self._step.context, self._step.num_tokens, self._next_layer = ctx, num_tokens, 0
         try:
@@ -114,22 +114,22 @@ class TransformersModel:
             self._step.context = None
 
     def hidden(self, given: Mapping[str, Any]) -> Tensor:
-        """Run all layers.
+        """Run all layers, without setting the current step.
 
-        :param given: what the class is called with
+        :param given: the class's arguments
         """
         self.transformers_model(**given)
         return self._body.take()
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Return rows of :meth:`forward`'s result, which are normed, in float32."""
+        """Return rows of :meth:`forward`'s result in float32: the last norm is already applied."""
         return hidden.float()
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """Compute scores over the vocabulary.
+        """Compute logits.
 
         :param hidden: some rows of :meth:`forward`'s result, ``[num_rows, hidden_size]``
-        :param adapted: None: no adapter changes the class's output projection
+        :param adapted: must be None: adapters cannot change the class's output projection
         :returns: ``[num_rows, vocab_size]`` float32, which the caller may change; of an encoder, ``[num_rows, 0]``
         """
         if self.is_encoder:
@@ -144,20 +144,20 @@ class TransformersModel:
         return cast(Tensor, scores[0].float())
 
     def _insert(self, table: nn.Module, args: object, embedded: Tensor) -> None:
-        """Put the vectors of images in place of the embeddings of their tokens."""
+        """Replace the embeddings of image tokens by image vectors."""
         step = self._step.context
         if step is not None and step.inserted is not None:
             step.inserted.put_into(embedded.view(-1, embedded.shape[-1]))
 
     def _add(self, index: int, layer: nn.Module, args: object, given: Any) -> None:
-        """Add to what one of the first layers gives what an image has for it."""
+        """Add image vectors to the output of one of the first layers."""
         step = self._step.context
         if step is not None and step.inserted is not None and index < len(step.inserted.later):
             rows: Tensor = given if isinstance(given, Tensor) else given[0]
             step.inserted.add_to(rows.view(-1, rows.shape[-1]), index)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Write one layer's keys and values to the cache, and attend."""
+        """Write one layer's keys and values to the KV cache, and compute attention."""
         index = self._next_layer
         layer = self._layers[index]
         self._next_layer = index + 1

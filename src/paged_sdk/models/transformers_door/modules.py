@@ -1,4 +1,4 @@
-"""Replace the modules of transformers' classes that hold matrices by this package's forms of weight."""
+"""Define the modules that replace those of transformers' classes, over this package's weight forms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Body", "CurrentStep", "OwnEmbedding", "OwnLinear"]
 
 
 class CurrentStep:
-    """Holds the step that a model computes now: classes of transformers hand nothing of the kind to their modules.
+    """Holds the step that a model computes now, since transformers' classes cannot pass it to their modules.
 
-    :ivar context: the step; None: rows that are no tokens of a step, or none at all
-    :ivar num_tokens: how many tokens it has
+    :ivar context: the step; None: the rows computed now are no step's tokens
+    :ivar num_tokens: number of the step's tokens
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,11 @@ class CurrentStep:
 
 
 class OwnLinear(nn.Module):
-    """Multiplies by a matrix in any form.
+    """Replaces ``nn.Linear`` by a linear layer in any weight form.
 
-    :param step: the step whose tokens are its rows; None: its rows are others, such as those that have chosen an expert
-    :param bias: what is added to the product, where the form itself does not
+    :param step: the current step, if the layer's rows are the step's tokens; None: they are not, for example tokens
+        routed to an expert
+    :param bias: bias to add; None: ``linear`` adds its own bias, or there is none
     """
 
     def __init__(self, linear: Linear, step: CurrentStep | None, bias: Tensor | None = None) -> None:
@@ -42,12 +43,12 @@ class OwnLinear(nn.Module):
         self._bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply ``[..., in_features]``."""
+        """Apply the layer to ``[..., in_features]``."""
         rows = x.reshape(-1, self.in_features)
         if not len(rows):
             return x.new_empty(*x.shape[:-1], self.out_features)
         context = None if self._step is None else self._step.context
-        # Adapters are chosen by the places of tokens.
+        # Each row's adapter is found by its index in the step.
         assert context is None or self._step is None or len(rows) == self._step.num_tokens, (len(rows), self.linear)
         product = self.linear.forward(rows, context)
         if self._bias is not None:
@@ -56,7 +57,7 @@ class OwnLinear(nn.Module):
 
 
 class OwnEmbedding(nn.Module):
-    """Looks up token embeddings in any form."""
+    """Replaces ``nn.Embedding`` by token embeddings in any weight form."""
 
     def __init__(self, embedding: Embedding) -> None:
         super().__init__()
@@ -68,11 +69,11 @@ class OwnEmbedding(nn.Module):
 
 
 class Body(nn.Module):
-    """Stands between a class's layers and its output projection, so that one runs without the other.
+    """Wraps a class's body, so that body and output projection can run separately.
 
-    Whatever the class does to scores (scaling, caps, biases) it goes on doing itself.
+    The class itself still applies scales, softcaps and biases to the logits.
 
-    :param layers: what computes hidden states
+    :param layers: the body, which computes hidden states
     """
 
     def __init__(self, layers: nn.Module) -> None:
@@ -90,13 +91,15 @@ class Body(nn.Module):
         return hidden[0]
 
     def give(self, hidden: Tensor | None) -> None:
-        """Let the next runs compute nothing and return these hidden states, ``[num_texts, num_tokens, hidden_size]``;
-        None: they compute again.
+        """Make the next runs return these hidden states, ``[num_texts, num_tokens, hidden_size]``, instead of computing
+        theirs; None: compute again.
         """
         self._given = hidden
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute hidden states and keep them: who called gets none, or those that were given."""
+        """Compute and keep hidden states, and return none of them, so that the class computes no logits; or return the
+        given hidden states.
+        """
         if self._given is not None and self._output is not None:
             pooler: Any = getattr(self.layers, "pooler", None)
             pooled = {} if pooler is None else {"pooler_output": pooler(self._given)}

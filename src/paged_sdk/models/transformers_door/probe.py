@@ -1,4 +1,4 @@
-"""Ask a model of transformers what attention it computes, by running it without numbers."""
+"""Find out what attention a model of transformers computes, by running it on the meta device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["AttentionLayer", "Findings", "inputs", "probe"]
 
 _NUM_TOKENS: Final = 8
 
-# Options of attention functions that say nothing about the result, or what the rest of the call says too.
+# Options of attention functions that do not affect the result, or repeat other arguments.
 _WITHOUT_MEANING: Final = frozenset(
     {
         *("dropout", "sliding_window", "is_causal", "position_ids", "use_cache", "cache_position", "output_attentions"),
@@ -31,19 +31,20 @@ _WITHOUT_MEANING: Final = frozenset(
     }
 )
 
-# The native kernels take heads of multiples of 16 elements. Zeros beyond a head's own change no product.
+# Native kernels need a head_dim that is a multiple of 16. Heads are padded with zeros, which change no product.
 _HEAD_MULTIPLE: Final = 16
 
 
 @frozen
 class AttentionLayer:
-    """Describes one call of attention in a forward pass; in the order of the calls they are the model's layers.
+    """Describes one call of attention in a forward pass; the calls, in order, are the model's layers.
 
     :ivar head_dim: elements per head of queries and keys
     :ivar value_dim: elements per head of values
-    :ivar scale: multiplies q.k
-    :ivar both_ways: whether tokens attend to later ones, too
-    :ivar limit: the length of texts up to which its masks are these; None: any
+    :ivar scale: factor of the scores
+    :ivar window: number of tokens that a query attends to, itself included; None: no window
+    :ivar both_ways: whether attention is bidirectional
+    :ivar limit: the sequence length up to which this describes the masks; None: any length
     """
 
     num_heads: int
@@ -58,15 +59,15 @@ class AttentionLayer:
 
 
 def inputs(token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
-    """Return what a model of transformers is called with, for tokens that are one row to it.
+    """Return the arguments of a model of transformers for a batch of one sequence.
 
     :param token_ids: ``[num_tokens]``
-    :param positions: ``[num_tokens]``, or ``[3, num_tokens]`` where tokens of images have three
+    :param positions: ``[num_tokens]``, or ``[3, num_tokens]`` for three rotary positions per token
     """
     return {
         "input_ids": token_ids[None],
         "position_ids": positions[..., None, :],
-        # Without a mask, transformers looks in every step for where texts begin.
+        # Without a mask, transformers searches the positions for starts of packed sequences in every step.
         "attention_mask": torch.ones((1, len(token_ids)), dtype=torch.bool, device=token_ids.device),
         "use_cache": False,
     }
@@ -74,15 +75,15 @@ def inputs(token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
 
 @frozen
 class Findings:
-    """Holds what a run without numbers has shown.
+    """Holds the results of the trial run.
 
-    :ivar layers: what attention computes, in the order of its calls
-    :ivar body: the name of the part of the model that computes hidden states; empty: all of it does, an encoder
-    :ivar read: the names of linear layers and embeddings whose weight the class reads itself
-    :ivar blocks: the names of the modules that are the layers, of which attention is a part
-    :ivar unused: the names of linear layers that texts do not go through, such as those of an image encoder
-    :ivar is_ranker: whether the class makes one number of a text
-    :ivar first_position: what the class calls the position of a text's first token
+    :ivar layers: the layers' attention, in the order of its calls
+    :ivar body: name of the submodule that computes hidden states; empty: the whole model does, as an encoder
+    :ivar blocks: names of the layers' modules, which contain the attention modules
+    :ivar read: names of linear layers and embeddings whose ``weight`` the class reads directly
+    :ivar unused: names of linear layers that text does not use, such as those of an image encoder
+    :ivar is_ranker: whether the class computes a text's score
+    :ivar first_position: the class's number of the first position
     :ivar config: the model's shape, as the engine sees it
     """
 
@@ -97,28 +98,28 @@ class Findings:
 
 
 def probe(model: PreTrainedModel) -> Findings:
-    """Run a model's copy without numbers, and read its shape off the calls of attention.
+    """Run a copy of a model without values, and derive its shape from the calls of attention.
 
-    :raises UnsupportedArchitectureError: the model computes something else than the attention of this package does
+    :raises UnsupportedArchitectureError: the model needs attention that this package does not compute
     """
     try:
         return _run(nn.Module.to(copy.deepcopy(model), "meta"))
     except UnsupportedArchitectureError:
         raise
-    except Exception:  # classes that ask what numbers are, for instance which experts were chosen
+    except Exception:  # a class that reads values, for example the indices of selected experts
         pass
     try:
         return _run(_with_zeros(copy.deepcopy(model)))
     except UnsupportedArchitectureError:
         raise
-    except Exception as error:  # whatever a class does with arguments that it does not know
+    except Exception as error:  # a class may raise anything
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         name = type(model).__name__
         raise refusal(str(model.config.model_type), f"{name} cannot be tried ({shown(reason)})") from error
 
 
 def _with_zeros(model: PreTrainedModel) -> PreTrainedModel:
-    """Give a model weights of zeros, which take no memory until they are written."""
+    """Give a model weights of zeros, whose pages take no memory because they are never written."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.is_meta:
@@ -161,8 +162,8 @@ def _run(model: PreTrainedModel) -> Findings:
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """Return what an encoder calls the first position: RoBERTa and its like count from after their padding token's
-    number. That it is so is tried once there are weights.
+    """Return an encoder's number of the first position. RoBERTa and its like count from ``padding_idx + 1``;
+    ``row_check.py`` verifies it once weights are loaded.
     """
     modules: Iterable[Any] = model.modules()
     counting = (module for module in modules if hasattr(module, "create_position_ids_from_input_ids"))
@@ -178,7 +179,7 @@ def _table_of(model: PreTrainedModel) -> nn.Embedding:
 
 
 def _numbered(name: str) -> str:
-    """Return the part of a module's name up to its last number: the layer that it is a part of."""
+    """Return a module's name up to its last number, which is the name of its layer."""
     parts = name.split(".")
     while parts and not parts[-1].isdigit():
         parts.pop()
@@ -186,8 +187,8 @@ def _numbered(name: str) -> str:
 
 
 def _watch_bodies(model: PreTrainedModel) -> list[tuple[int, str]]:
-    """Return a list to which a run adds the names of those parts that give hidden states, and how deep they are: scores
-    are computed from what the one nearest to the model gives.
+    """Return a list to which a run adds the depths and names of submodules that return hidden states. Logits are
+    computed from those of the outermost one.
     """
     found: list[tuple[int, str]] = []
     depth = 0
@@ -209,8 +210,8 @@ def _watch_bodies(model: PreTrainedModel) -> list[tuple[int, str]]:
 
 
 def _watch_weights(model: PreTrainedModel) -> tuple[set[str], set[str]]:
-    """Return a set to which a run adds the names of those linear layers and embeddings whose weight is asked for from
-    outside, and one from which it takes the names of those linear layers that it goes through.
+    """Return two sets of names that a run updates: linear layers and embeddings whose ``weight`` other modules read,
+    and linear layers that the run has not called.
     """
     found: set[str] = set()
     unused = {name for name, module in model.named_modules() if type(module) is nn.Linear}
@@ -244,7 +245,7 @@ def _watch_weights(model: PreTrainedModel) -> tuple[set[str], set[str]]:
 
 
 def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
-    """Read what one call asks for."""
+    """Describe one call of attention."""
     mask = Mask.of(call.mask)
     if mask.why_not is not None:
         raise refusal(model_type, mask.why_not)
@@ -278,9 +279,9 @@ def _layer(call: AttentionCall, model_type: str) -> AttentionLayer:
 def _shape(
     model: PreTrainedModel, layers: Sequence[AttentionLayer], *, vocab_size: int, first_position: int
 ) -> DecoderConfig:
-    """Describe the model as the engine sees it: what its cache holds and how far its texts go.
+    """Describe the model as the engine sees it: the shape of its KV cache, and its context length.
 
-    Heads of several sizes lie in a cache of the largest.
+    If layers have several head sizes, the cache has the largest.
     """
     config = model.config.get_text_config()
     model_type = str(model.config.model_type)
@@ -298,7 +299,7 @@ def _shape(
     max_position = min([_max_position(config) - first_position, *limits])
     window = getattr(config, "sliding_window", None)
     if isinstance(window, int) and not getattr(config, "layer_types", None) and all(not each.window for each in layers):
-        # transformers' own cache forgets what is beyond the window, though the masks say nothing of it.
+        # The masks have no window, but transformers' own cache drops what is outside it.
         max_position = min(max_position, window)
     return DecoderConfig(
         model_type=model_type,
@@ -312,7 +313,7 @@ def _shape(
         max_position=max_position,
         norm_eps=0.0,
         ropes=(),
-        # A window of at least the longest text is none.
+        # A window of at least the context length has no effect.
         sliding_windows=tuple(
             None if layer.window is None or layer.window >= max_position else layer.window for layer in layers
         ),
@@ -323,8 +324,8 @@ def _shape(
 
 
 def _max_position(config: Any) -> int:
-    """Return the tokens of context: of models that rotate longer texts otherwise, the length up to which they do not,
-    since a step computes texts of all lengths together.
+    """Return the context length. With LongRoPE it is the original one, because the class has one set of frequencies for
+    all rows of a step.
     """
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx"):
         length = getattr(config, name, None)

@@ -1,4 +1,4 @@
-"""Make one number of a text by the layers that a class of transformers has around an encoder."""
+"""Compute a text's score by the layers that a class of transformers has after an encoder."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["ClassRankHead"]
 
 
 class ClassRankHead:
-    """Runs a class for the classification of sequences on hidden states; it is
+    """Runs a ``ForSequenceClassification`` class on hidden states; implements
     :class:`~paged_sdk.models.causal_model.RankLayers`.
 
-    :param ranker: the class, of which the body is a part
-    :param dtype: of hidden states
-    :ivar pooling: which vector of a text the class reads
-    :ivar tells_parts: whether it is told which of two texts a token is of
+    :param ranker: the class, which contains the body
+    :param dtype: dtype of hidden states
+    :ivar pooling: how the class pools a text's hidden states
+    :ivar tells_parts: whether the class takes token type ids, which tell a pair's first text from the second
     """
 
     def __init__(self, ranker: PreTrainedModel, body: Body, dtype: torch.dtype) -> None:
@@ -37,11 +37,11 @@ class ClassRankHead:
         )
 
     def ranks(self, vectors: Tensor) -> Tensor:
-        """Make one number of each vector; see :meth:`~paged_sdk.models.causal_model.RankLayers.ranks`."""
+        """Compute the score of each vector; see :meth:`~paged_sdk.models.causal_model.RankLayers.ranks`."""
         return self.ranks_of_states(vectors[:, None])
 
     def ranks_of_states(self, hidden: Tensor) -> Tensor:
-        """Make one number of each text, of its tokens' hidden states, ``[num_texts, num_tokens, hidden_size]``.
+        """Compute the score of each text from its tokens' hidden states, ``[num_texts, num_tokens, hidden_size]``.
 
         :returns: ``[num_texts, 1]`` float32
         """

@@ -1,4 +1,4 @@
-"""Give a checkpoint's tensors the names and shapes that a class of transformers has for them."""
+"""Show a checkpoint's tensors under the names and shapes of a transformers class."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["RenamedSource"]
 
 
 class RenamedSource:
-    """Shows a checkpoint under the names of a model's parameters, by transformers' own rules of renaming.
+    """Shows a checkpoint under the names of a model's parameters, by transformers' conversion rules.
 
-    Matrices that are only renamed stay as they are stored. Those that the rules make of others, such as the experts of
-    a layer of one matrix each, are made when they are asked for.
+    Matrices that are only renamed are passed on as stored. Tensors that the rules convert, such as a stack of a layer's
+    experts from one matrix per expert, are made on request.
 
-    :param transposed: names of matrices that the model holds with a row for each input
+    :param transposed: the model's names of matrices with a row per input, as in ``Conv1D``
     """
 
     def __init__(self, source: WeightSource, model: PreTrainedModel, transposed: Collection[str]) -> None:
@@ -53,7 +53,7 @@ class RenamedSource:
                 self._add(of_pattern[pattern], target, pattern, name)
 
     def names(self) -> Collection[str]:
-        """Return the names of all tensors, in the model's words."""
+        """Return the names of all tensors, as the model calls them."""
         return [*self._names, *self._made]
 
     def __contains__(self, name: object) -> bool:
@@ -89,7 +89,7 @@ class RenamedSource:
         return self._names[name]
 
     def _add(self, rule: WeightConverter, target: str, pattern: str, name: str) -> None:
-        """Note that a tensor is an ingredient of one or more of the model's."""
+        """Record that one or more of the model's tensors are made from this tensor."""
         recipe = self._made.get(target)
         if recipe is None:
             recipe = _Recipe(rule, target)
@@ -99,13 +99,13 @@ class RenamedSource:
         recipe.ingredients.append((pattern, name))
 
     def _converted(self, name: str) -> Tensor:
-        """Return what the rules make, which is kept until it is taken."""
+        """Return a tensor made by the rules; it is kept until :meth:`tensor` returns it."""
         if name not in self._ready:
             try:
                 self._ready.update(self._made[name].make(self._source, self._model))
             except CheckpointError:
                 raise
-            except Exception as error:  # tensors that do not fit
+            except Exception as error:  # the rules raise anything for tensors that do not fit
                 raise CheckpointError(f"{shown(name)} cannot be made of what the checkpoint has: {error}") from error
         if name not in self._ready:
             raise CheckpointError(f"the rules for {shown(name)} make no such tensor")
@@ -114,10 +114,11 @@ class RenamedSource:
 
 @define(eq=False)
 class _Recipe:
-    """Says of which tensors the rules make others.
+    """Describes from which of the checkpoint's tensors a rule makes some of the model's.
 
-    :ivar target: the first of the names of what is made
-    :ivar ingredients: each with the pattern that it is known by
+    :ivar rule: transformers' rule
+    :ivar target: name of the first tensor that is made
+    :ivar ingredients: the rule's pattern and the name of each tensor that is read
     """
 
     rule: WeightConverter
@@ -127,12 +128,12 @@ class _Recipe:
     def make(self, source: WeightSource, model: PreTrainedModel) -> Mapping[str, Tensor]:
         """Make all tensors of the recipe.
 
-        :param model: has parameters of the shapes that they are to have
+        :param model: the model, whose parameters have the resulting shapes
         """
         rule = copy.deepcopy(self.rule)
         cpu = torch.device("cpu")
         for pattern, name in self.ingredients:
-            read: Any = partial(source.tensor, name, torch.float32, cpu)  # rules take functions as they take futures
+            read: Any = partial(source.tensor, name, torch.float32, cpu)  # rules accept functions instead of tensors
             rule.add_tensor(self.target, name, pattern, read)
         made = rule.convert(self.target, model=model, config=model.config)
         return {name: each[0] if isinstance(each, list) else each for name, each in made.items()}

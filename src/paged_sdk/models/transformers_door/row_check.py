@@ -1,4 +1,4 @@
-"""Check that the rows of a step meet in attention alone, and that their positions are those they are given."""
+"""Check that a class's tokens interact only in attention, and have the positions that they are given."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _MIXED: Final = (4, 1, 1, 3, 0, 5)
 _POISONED: Final = (0, 3)
 _NUM_RANKED: Final = 16
 _ROUNDED_RANKS: Final = 0.05
-"""Means of bfloat16 numbers that are summed in another order differ by so much of the largest rank at most."""
+"""Largest difference between scores, relative to the largest: means of bfloat16 depend on the order of summation."""
 
 
 @frozen(eq=False)
 class _Seen:
-    """Collects what a run says of each row: queries and keys of all layers, and the scores."""
+    """Collects each row's queries and keys of all layers."""
 
     parts: list[Tensor] = field(factory=list)
 
     def attend(self, call: AttentionCall) -> Tensor:
-        """Let each token see itself alone."""
+        """Record a call, and compute attention in which each token sees only itself."""
         self.parts.extend(each[0].transpose(0, 1).flatten(1).float() for each in (call.query, call.key))
         repeats = call.query.shape[1] // call.value.shape[1]
         return call.value.repeat_interleave(repeats, 1).transpose(1, 2).contiguous()
@@ -39,16 +39,17 @@ class _Seen:
 
 @torch.inference_mode()
 def check_rows(model: TransformersModel) -> None:
-    """Run a few tokens without attention between them: whatever one of them changes of another goes past the cache, and
-    a text would depend on its neighbours and on how it is cut into steps.
+    """Run a few tokens without attention between them. If one still affects another, outputs would depend on the other
+    rows of a step and on chunking.
 
-    :raises UnsupportedArchitectureError: that is the case, or the class has positions of its own, or cannot be run
+    :raises UnsupportedArchitectureError: tokens interact outside attention, the class does not use the given positions,
+        or the class cannot be run
     """
     try:
         _check_rows(model)
     except UnsupportedArchitectureError:
         raise
-    except Exception as error:  # of a checkpoint with fewer tokens or positions than are tried, for one
+    except Exception as error:  # for example, a vocabulary or context smaller than the trial's
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise refusal(model.config.model_type, f"a few tokens cannot be tried ({shown(reason)})") from error
 
@@ -79,25 +80,25 @@ def _check_rows(model: TransformersModel) -> None:
 
 
 def _check_ranks(model: TransformersModel, head: ClassRankHead) -> None:
-    """Rank texts of random hidden states, which differ from token to token: equal tokens have equal ones in a class
-    whose positions are rotary.
+    """Compare scores from random hidden states with scores from their pooled vectors. The trial's own states would not
+    do: with rotary positions, equal tokens have equal states.
 
-    :raises UnsupportedArchitectureError: the ranks do not follow from the pooled hidden states
+    :raises UnsupportedArchitectureError: scores do not follow from the pooled vectors
     """
     random = torch.Generator().manual_seed(0)
     states = torch.randn(_NUM_RANKED, _NUM_ROWS, model.config.hidden_size, generator=random).to(model.device)
     pooled = states[:, 0] if head.pooling == "cls" else states.mean(1)
     of_pooled, of_states = head.ranks(pooled), head.ranks_of_states(states)
-    if not of_pooled.isfinite().any():  # weights hold NaN: requests say so
+    if not of_pooled.isfinite().any():  # the weights hold NaN, which requests report
         return
     if of_pooled.shape != of_states.shape or not _alike(of_pooled, of_states, _ROUNDED_RANKS):
         raise refusal(model.config.model_type, "it ranks texts by more than one vector of each")
 
 
 def _run(model: TransformersModel, positions: Tensor | None) -> list[Tensor]:
-    """Run as many equal tokens as there are rows.
+    """Run a few equal tokens, and return what each layer and the output computed for each row.
 
-    :param positions: None: those that the class gives to tokens which have none
+    :param positions: ``[num_rows]``; None: the class counts positions itself
     """
     seen = _Seen()
     model.seam.attend = seen.attend
@@ -114,5 +115,5 @@ def _run(model: TransformersModel, positions: Tensor | None) -> list[Tensor]:
 
 
 def _alike(some: Tensor, others: Tensor, rounding: float = 1e-3) -> bool:
-    """Say whether numbers are the same up to rounding; positions that are others change them by as much as they are."""
+    """Return whether two tensors are equal up to rounding; a wrong position makes a relative difference of about 1."""
     return bool((some - others).abs().max() <= rounding * others.abs().max())

@@ -1,7 +1,7 @@
-"""Put this package's attention where transformers' classes look for theirs.
+"""Register this package's attention, masks and experts with transformers.
 
-transformers has one attention function per implementation, for all models of a process. What it is to do for one of
-them hangs on the model's own modules, so that two models know nothing of each other.
+transformers has one attention function per implementation, for all models of a process. Each model's own attention is
+an attribute of the model's modules, so that several models can live in a process.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_expe
 __all__ = ["IMPLEMENTATION", "SINKS", "Attend", "AttentionCall", "Mask", "Seam", "attach", "register", "whole_masks"]
 
 IMPLEMENTATION: Final = "paged_sdk"
-"""The name under which transformers finds this package's attention, masks and experts."""
+"""Name of this package's attention, masks and experts in transformers' registries."""
 
 SINKS: Final = "s_aux"
-"""The name of the option with one more logit for each head's softmax, which has no value."""
+"""Name of the option with attention sinks: an additional logit per head that has no value."""
 
 _SEAM: Final = "paged_sdk_seam"
 _MASK: Final = "paged_sdk_mask"
@@ -32,13 +32,14 @@ _WHOLE: Final = "paged_sdk_whole"
 
 @frozen(eq=False)
 class AttentionCall:
-    """Holds what an attention module asks for.
+    """Holds the arguments of one call of attention.
 
+    :ivar module: the calling attention module
     :ivar query: ``[1, num_heads, num_tokens, head_dim]``
     :ivar key: ``[1, num_kv_heads, num_tokens, head_dim]``
     :ivar value: ``[1, num_kv_heads, num_tokens, value_dim]``
-    :ivar mask: what the model says of keys that are not to be seen
-    :ivar options: everything else by name
+    :ivar mask: the mask that the class passes, as made by this module's mask function or by the class itself
+    :ivar options: all other arguments by name
     """
 
     module: nn.Module
@@ -50,11 +51,11 @@ class AttentionCall:
 
 
 Attend = Callable[[AttentionCall], Tensor]
-"""Computes attention: ``[1, num_tokens, num_heads, value_dim]``."""
+"""Computes attention and returns ``[1, num_tokens, num_heads, value_dim]``."""
 
 
 class Seam:
-    """Holds who computes a model's attention now; all modules of the model refer to it.
+    """Holds a model's present attention function; all modules of the model refer to the same seam.
 
     :ivar attend: computes the attention of one layer
     """
@@ -67,10 +68,10 @@ class Seam:
 class Mask:
     """Describes the keys that a query sees.
 
-    :ivar window: how many up to its own, which is included; None: all of them
-    :ivar both_ways: whether it sees as many keys after its own
-    :ivar limit: the length of texts up to which this holds; None: any
-    :ivar why_not: why this is neither, in words
+    :ivar window: number of keys up to the query's own, which is included; None: all
+    :ivar both_ways: whether the query sees as many keys after its own
+    :ivar limit: the sequence length up to which this holds; None: any
+    :ivar why_not: why this package cannot compute the mask; None: it can
     """
 
     window: int | None = None
@@ -80,7 +81,7 @@ class Mask:
 
     @staticmethod
     def of(mask: object) -> Mask:
-        """Return what is known of a mask that a module was given."""
+        """Return the description of a mask that an attention module got."""
         if mask is None:
             return Mask(why_not="an attention layer has no mask, so that its tokens would see later ones")
         known = getattr(mask, _MASK, None)
@@ -92,16 +93,16 @@ class _MaskFunction(Protocol):
 
 
 def register() -> None:
-    """Make transformers know the implementation; doing so again changes nothing."""
+    """Register the implementation with transformers. Idempotent."""
     AttentionInterface.register(IMPLEMENTATION, _attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _mask)
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _experts)
 
 
 def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
-    """Give every module of a model the same new seam.
+    """Give all modules of a model a new seam, and return it.
 
-    :param describe_masks: whether calls of attention are to tell of their masks
+    :param describe_masks: whether masks carry a :class:`Mask`
     """
     seam = Seam()
     for module in model.modules():
@@ -113,7 +114,7 @@ def attach(model: PreTrainedModel, *, describe_masks: bool = False) -> Seam:
 
 @contextmanager
 def whole_masks(model: PreTrainedModel) -> Iterator[None]:
-    """Let calls of attention have masks that say of every key whether a query sees it."""
+    """Make masks complete within the ``with`` block: bool ``[1, 1, num_tokens, num_tokens]``."""
     configs = (model.config, model.config.get_text_config())
     for config in configs:
         setattr(config, _WHOLE, True)
@@ -131,14 +132,14 @@ def _nobody(call: AttentionCall) -> Tensor:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Do what transformers asks of an attention function."""
+    """Implement transformers' attention function."""
     seam = cast(Seam, getattr(module, _SEAM))
     return seam.attend(AttentionCall(module, query, key, value, attention_mask, options)), None
 
 
 def _mask(*, q_length: int, mask_function: _MaskFunction, device: torch.device, config: Any = None, **_: Any) -> Tensor:
-    """Do what transformers asks of a mask function: while a model is tried, masks are described or whole; in a step,
-    they are there and nothing more.
+    """Implement transformers' mask function. In trials, masks are described or complete; in a step, a mask is a dummy,
+    because attention does not read it.
     """
     if getattr(config, _WHOLE, False):
         places = torch.arange(q_length, device=device)
@@ -152,10 +153,10 @@ def _mask(*, q_length: int, mask_function: _MaskFunction, device: torch.device, 
 
 
 def _describe(mask_function: _MaskFunction, config: Any) -> Mask:
-    """Ask a mask for some of its rows: its window is what the last one sees."""
+    """Describe a mask from a sample of its rows; the number of keys that the last row sees is the window."""
     chunk = getattr(config, "attention_chunk_size", None)
     numbers = (getattr(config, "sliding_window", None), chunk)
-    # By this length of a text every difference between masks shows.
+    # Long enough to show every difference between kinds of masks.
     length = 2 * max((number for number in numbers if isinstance(number, int)), default=0) + 64
     rows = sorted(
         {0, 1, 2, 3, *range(length // 2 - 3, length // 2 + 3), *range(0, length, 1 + length // 61), length - 1}
@@ -169,7 +170,7 @@ def _describe(mask_function: _MaskFunction, config: Any) -> Mask:
     if torch.equal(seen, (keys - queries).abs() < count):
         return Mask(window=None if count == length else count, both_ways=True)
     others = (seen != (keys <= queries)).any(1).nonzero().flatten()
-    # Masks that cut texts into chunks are causal up to the first cut.
+    # Chunked attention is causal within the first chunk.
     limit = chunk if isinstance(chunk, int) and rows[int(others[0])] >= chunk else None
     if limit is not None:
         return Mask(limit=limit)
@@ -177,7 +178,7 @@ def _describe(mask_function: _MaskFunction, config: Any) -> Mask:
 
 
 def _experts(module: Any, hidden: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
-    """Do what transformers asks of an experts function; without numbers, the result is any."""
+    """Implement transformers' experts function; on the meta device, only the shape matters."""
     if hidden.is_meta:
         return torch.empty_like(hidden)
     return grouped_mm_experts_forward(module, hidden, indices, weights)

@@ -1,4 +1,4 @@
-"""Make a model of transformers from a config.json, with its buffers and without its weights."""
+"""Make a model of transformers from a config.json, with buffers but without weights."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from paged_sdk.models.transformers_door.seam import IMPLEMENTATION, register
 
 __all__ = ["make_skeleton", "refusal"]
 
-# These make tensors of torch's default dtype, where none is given. It belongs to the whole process, so it is not set.
+# Functions that use torch's default dtype if none is given; setting that default would affect the whole process.
 _FACTORIES: Final = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.linspace)
 
-# Parts of a config for what is not text.
+# Sections of configs for other modalities than text.
 _OTHER_MODALITIES: Final = ("vision_config", "audio_config", "vision_tokenizer_config", "vq_config")
 
-# Kinds of layers, as configs name them, that attend to keys and values and keep nothing else.
+# Layer types in configs whose only state is keys and values.
 _ATTENTION_KINDS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 
 
 def refusal(model_type: str, reason: str) -> UnsupportedArchitectureError:
-    """Make the error of a model that cannot run this way.
+    """Return the error for a model that transformers' classes cannot run here.
 
     :param reason: completes "it cannot run through transformers' classes: ..."
     """
@@ -53,12 +53,13 @@ def refusal(model_type: str, reason: str) -> UnsupportedArchitectureError:
 
 
 def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> PreTrainedModel:
-    """Make the model: buffers are computed, on the CPU; parameters have shapes and nothing more (device ``meta``).
+    """Make a model with computed buffers, on the CPU, and parameters on the ``meta`` device.
 
     :param config: config.json's content
-    :param images: whether the class is to take images
-    :raises UnsupportedArchitectureError: transformers has no such class that generates text or is an encoder of texts,
-        or it cannot be made
+    :param dtype: the dtype of the model's parameters and buffers, unless the class sets another
+    :param images: whether the class must accept images
+    :raises UnsupportedArchitectureError: transformers has no class of this ``model_type`` that generates text or
+        encodes texts, or the class cannot be made
     """
     model_type = str(config.get("model_type", ""))
     if not images and (encoder := _encoder_class(model_type, config)) is not None:
@@ -75,10 +76,10 @@ def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool
 def _made(
     model_type: str, config: Mapping[str, Any], dtype: torch.dtype, class_name: str, auto: Any, **options: Any
 ) -> PreTrainedModel:
-    """Make a model of a class that transformers finds.
+    """Make a model by one of transformers' auto classes.
 
-    :param class_name: the class
-    :param auto: what finds it
+    :param class_name: name of the class that is made, for error messages
+    :param auto: the auto class
     """
     images = auto is AutoModelForImageTextToText
     register()
@@ -88,7 +89,7 @@ def _made(
         if kinds:
             raise _stateful(model_type, class_name, f" (in layers of {', '.join(sorted(kinds))})")
         with _WithoutWeights(dtype):
-            # Encoders of images keep the attention that transformers gives them.
+            # Image encoders keep transformers' own attention.
             attention: Any = {"": IMPLEMENTATION, "text_config": IMPLEMENTATION} if images else IMPLEMENTATION
             model: Any = auto.from_config(
                 made,
@@ -98,12 +99,12 @@ def _made(
                 **options,
             )
     except KeyError as error:
-        if error.args == (IMPLEMENTATION,):  # it looks its attention up in a table of its own
+        if error.args == (IMPLEMENTATION,):  # the class has its own table of attention implementations
             raise refusal(model_type, f"{class_name} does not use transformers' attention interface") from error
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     except UnsupportedArchitectureError:
         raise
-    except Exception as error:  # whatever a stranger's config makes of a stranger's class
+    except Exception as error:  # a class may raise anything for a config
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     if model._is_stateful:
         raise _stateful(model_type, class_name)
@@ -116,14 +117,14 @@ def _stateful(model_type: str, class_name: str, where: str = "") -> UnsupportedA
 
 
 def _encoder_class(model_type: str, config: Mapping[str, Any]) -> str | None:
-    """Return the name of the class that computes hidden states, of an encoder of texts; None: the checkpoint is none.
+    """Return the name of a text encoder's class without a head; None if the checkpoint is no encoder.
 
-    What transformers trains by masking words is an encoder, unless the config says that it generates text.
+    A ``model_type`` with a class for masked language modelling is an encoder, unless the config is a decoder's.
     """
     if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or config.get("is_decoder") or config.get("vision_config"):
         return None
     class_name = MODEL_MAPPING_NAMES.get(model_type)
-    if not isinstance(class_name, str):  # one class with a decoder of its own, and one without
+    if not isinstance(class_name, str):  # a tuple of classes, such as Funnel's with and without its decoder
         return None
     own = {class_name, MODEL_FOR_MASKED_LM_MAPPING_NAMES[model_type]}
     unsaid = [] if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else [class_name]
@@ -131,16 +132,16 @@ def _encoder_class(model_type: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
-    """Return the name of the class that makes one number of a text, by an encoder; None: the checkpoint is no such one.
+    """Return the name of a class for sequence classification over an encoder; None if the checkpoint is no such class.
 
-    :raises UnsupportedArchitectureError: it makes several, one for each kind of texts
+    :raises UnsupportedArchitectureError: the class has several labels
     """
     class_name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
     if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or class_name not in (config.get("architectures") or ()):
         return None
     try:
         num_labels = _config(model_type, config).num_labels
-    except Exception as error:  # whatever a stranger's config makes of a stranger's class
+    except Exception as error:  # a class may raise anything for a config
         raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
     if num_labels != 1:
         raise refusal(model_type, f"{class_name} has {num_labels} labels; classes with one label can rank texts")
@@ -148,13 +149,13 @@ def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
 
 
 def _without_pooler(class_name: str) -> dict[str, bool]:
-    """Return what leaves out the layer that some encoders have for whole texts, which not all checkpoints hold."""
+    """Return the option that omits an encoder's pooling layer, which not all checkpoints hold."""
     accepted = inspect.signature(getattr(transformers, class_name).__init__).parameters
     return {"add_pooling_layer": False} if "add_pooling_layer" in accepted else {}
 
 
 def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
-    """Return the name of the class that is for text alone.
+    """Return the name of a text-only class that generates text.
 
     :raises UnsupportedArchitectureError: there is none
     """
@@ -174,9 +175,9 @@ def _text_class(model_type: str, config: Mapping[str, Any]) -> str:
 
 
 def _image_class(model_type: str) -> str:
-    """Return the name of the class that takes images.
+    """Return the name of a class that takes images and generates text.
 
-    :raises UnsupportedArchitectureError: there is none, or images are a matter of its own
+    :raises UnsupportedArchitectureError: there is none, or the class has no ``get_image_features``
     """
     _must_be_known(model_type)
     name = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type)
@@ -193,7 +194,7 @@ def _must_be_known(model_type: str) -> None:
 
 
 def _config(model_type: str, content: Mapping[str, Any]) -> PreTrainedConfig:
-    """Make transformers' config. Code that a checkpoint names is not run, and weights are read by this package."""
+    """Make transformers' config, without fields that name the checkpoint's own code, quantization or dtype."""
     left_out = ("auto_map", "quantization_config", "torch_dtype", "dtype", "_attn_implementation")
     made = CONFIG_MAPPING[model_type].from_dict({key: value for key, value in content.items() if key not in left_out})
     assert isinstance(made, PreTrainedConfig)
@@ -202,7 +203,7 @@ def _config(model_type: str, content: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 class _WithoutWeights(TorchFunctionMode):
-    """Lets what is made of uninitialized memory have none, and gives other tensors a model's dtype."""
+    """Makes uninitialized tensors (parameters) on the meta device, and gives other new tensors the model's dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

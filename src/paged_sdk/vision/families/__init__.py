@@ -1,1 +1,1 @@
-"""One file per family of models that take images, by Hugging Face's ``model_type``."""
+"""One file per family of vision models, named after Hugging Face's ``model_type``."""

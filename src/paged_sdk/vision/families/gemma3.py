@@ -1,4 +1,4 @@
-"""Gemma 3 (2025, arXiv 2503.19786): images of one size, whose tokens attend to one another in both directions."""
+"""Gemma 3 (2025, arXiv 2503.19786): fixed image size; an image's tokens attend to one another in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idefics 3 (Laurencon et al., 2024, arXiv 2408.12637): tiles of an image, row by row, and then the whole of it."""
+"""Idefics 3 (Laurencon et al., 2024, arXiv 2408.12637): tiles of an image, row by row, then the downscaled image."""
 
 from __future__ import annotations
 

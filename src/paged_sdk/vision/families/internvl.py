@@ -1,4 +1,4 @@
-"""InternVL 3: tiles of an image between two marks."""
+"""InternVL 3: tiles of an image between a start and an end token."""
 
 from __future__ import annotations
 

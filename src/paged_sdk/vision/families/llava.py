@@ -1,4 +1,4 @@
-"""LLaVA (Liu et al., 2023, arXiv 2304.08485): a vector per patch; and Pixtral in its form, with marks between rows."""
+"""LLaVA (Liu et al., 2023, arXiv 2304.08485): a vector per patch. Pixtral has its ``model_type``, with row tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def _expand(image: ProcessedImage) -> str:
     if _is_pixtral(image.config):
         return rows_of_patches(image, patch)
     height, width = image.inputs["pixel_values"].shape[-2:]
-    # An encoder with a token for the whole image, such as CLIP's, has it before the patches; "default" leaves it out.
+    # CLIP-like encoders have a class token before the patches. The strategy "default" drops the first vector, "full"
+    # keeps it; SigLIP has no class token, so that "default" drops a patch.
     has_class_token = vision.get("model_type") != "siglip_vision_model"
     keeps_it = image.config.get("vision_feature_select_strategy", "default") == "full"
     drops_one = not has_class_token and not keeps_it

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: the whole image and tiles of it, whose padding is left out, with a vector after each row of patches."""
+"""LLaVA-NeXT: the downscaled image, then tiles without their padding, with a vector after each row of patches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _expand(image: ProcessedImage) -> str:
     tile = image.setting("image_size", "vision_config")
     best_height, best_width = _best_resolution(height, width, grids)
     rows, columns = side * (best_height // tile), side * (best_width // tile)
-    # The tiles are cut from the image as it fits into their grid; patches of the padding around it are left out.
+    # The image is scaled to fit the grid of tiles; patches of the padding are left out.
     if width / height > columns / rows:
         rows -= 2 * ((rows - int(round(height * (columns / width), 7))) // 2)
     else:
@@ -24,7 +24,7 @@ def _expand(image: ProcessedImage) -> str:
 
 
 def _best_resolution(height: int, width: int, grids: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the size into which most of an image fits, and of these the one that wastes least."""
+    """Return the grid in which the scaled image keeps the most pixels; of equals, the one with the least padding."""
 
     def rank(grid: tuple[int, int]) -> tuple[int, int]:
         scale = min(grid[1] / width, grid[0] / height)

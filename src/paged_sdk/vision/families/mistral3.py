@@ -1,4 +1,4 @@
-"""Mistral 3: Pixtral's rows of patches, of which some in height and width are made one."""
+"""Mistral 3: Pixtral's rows of patches, with squares of patches merged into one vector."""
 
 from __future__ import annotations
 

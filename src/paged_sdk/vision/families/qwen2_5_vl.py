@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: images as Qwen2-VL has them."""
+"""Qwen2.5-VL: images as in Qwen2-VL."""
 
 from paged_sdk.vision.families.qwen2_vl import VISION
 

@@ -1,4 +1,4 @@
-"""Qwen2-VL (Wang et al., 2024, arXiv 2409.12191): images of any size, whose tokens have rows and columns."""
+"""Qwen2-VL (Wang et al., 2024, arXiv 2409.12191): images of any size, with rotary positions in height and width."""
 
 from __future__ import annotations
 

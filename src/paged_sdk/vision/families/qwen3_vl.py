@@ -1,4 +1,4 @@
-"""Qwen3-VL: images as Qwen2-VL has them, with further vectors for the decoder's first layers."""
+"""Qwen3-VL: images as in Qwen2-VL, with further vectors for the decoder's first layers (DeepStack)."""
 
 from paged_sdk.vision.families.qwen2_vl import VISION
 
