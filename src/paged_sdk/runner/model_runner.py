@@ -92,7 +92,7 @@ class Requantizer(Protocol):
         """Requantize the weights; the caller must hold no other reference to them. See
         :meth:`paged_sdk.runner.output.Runner.requantize`.
 
-        :raises Exception: requantizing failed partway: some weights have the old type, some the new one
+        :raises Exception: requantizing failed, and the old weights could not be restored
         """
         ...
 

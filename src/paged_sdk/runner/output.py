@@ -123,8 +123,8 @@ class Runner(Protocol):
         """Quantize the weights to another type, and drop all KV. No step may be in flight.
 
         :param go_on: called regularly; an exception that it raises stops the work
-        :raises EngineDeadError: requantizing failed partway: some weights have the old type, some the new one
-        :raises ModelLoadError: requantizing failed; the old weights are still in place
+        :raises EngineDeadError: requantizing failed, and the old weights could not be restored
+        :raises ModelLoadError: requantizing failed; the old weights are in use again
         """
         ...
 
