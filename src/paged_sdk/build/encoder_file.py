@@ -25,8 +25,8 @@ _log = get_logger(__name__)
 class EncoderFile:
     """Says which file holds a model's image encoder.
 
-    :ivar is_asked: True: images were requested, and a file that cannot be used is an error; False: the file was found
-        beside the model, and is ignored if it cannot be used
+    :ivar is_asked: True: the file was named or images were requested, so a file that cannot be used is an error; False:
+        the file was found in the model's directory, and is ignored if it cannot be used
     """
 
     path: Path

@@ -30,10 +30,9 @@ __all__ = ["DraftModel"]
 PRIOR: Final = 0.7
 """Prior acceptance rate of drafts, for a new pair of models."""
 FIRST_PAUSE: Final = 16
-"""Steps without drafts before a trial draft, if drafts of a sequence do not pay. Each trial that does not change that
-doubles the pause, up to :data:`LONGEST_PAUSE`. New sequences start with the last pause, unless drafts have paid since:
-if each started with this one, drafting with a third of a model's layers cost sequences of 160 tokens 5 % instead of
-1 %."""
+"""Steps without drafts before a trial draft, if drafts of a sequence do not pay. Each trial doubles the pause, up to
+:data:`LONGEST_PAUSE`, until drafts pay. New sequences start with the longest pause reached since drafts last paid: with
+this pause for each, drafting with a third of a model's layers cost sequences of 160 tokens 5 % instead of 1 %."""
 LONGEST_PAUSE: Final = 512
 FIRST_CHUNK: Final = 32
 """Size of the first prefill chunk, before any chunk's time has been measured."""
