@@ -41,5 +41,5 @@ class Loading:
 
     @property
     def device(self) -> torch.device:
-        """Return the first device."""
+        """Return the default device."""
         return self.devices[0]

@@ -47,9 +47,9 @@ DTYPES = {
 MAX_SOURCE = 4096
 """Maximum length of a token source: the longest path of Linux; tokens are shorter."""
 MAX_THREADS = 1024
-"""More threads than any machine has CPUs are a typing error; all threads are started at once."""
+"""A larger number must be a typo, and would start all of these threads at once."""
 MAX_RANKS = 1024
-"""More ranks than any model has heads are a typing error."""
+"""A larger number must be a typo: no model has as many heads."""
 TOKEN_SOURCES = ("cache", "none", "literal:", "env:", "path:")
 
 

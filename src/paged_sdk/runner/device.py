@@ -65,8 +65,7 @@ def choose_device(name: str) -> torch.device:
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the dtype of that name; "auto" is bfloat16 if the hardware computes in it or the native kernels are as
-    fast
-    in it, else float32 (CPU) or float16.
+    fast in it, else float32 (CPU) or float16.
 
     On a CPU with AVX2 only, torch's matrix products are four times slower in bfloat16 than in float32.
     """

@@ -31,8 +31,7 @@ _MOST_WITHHELD: Final = 1
 
 A withheld sequence gets a token in every second step. If half of the sequences are withheld, steps yield three quarters
 of the tokens, which pays if sampling on the host takes at least a third of the device's time: some 30 rows with masks
-in
-a step of 10 ms. The fewer sequences are withheld, the less is lost.
+in a step of 10 ms. The fewer sequences are withheld, the less is lost.
 """
 
 

@@ -22,9 +22,8 @@ def check_chunks(late: LateResults, states: StepStates) -> None:
 
     The chunk's last token shows it, since it attends to all earlier tokens: its hidden state before the last norm is
     checked (before the last layer, where fused layers leave out rows that are not read). An infinity of an earlier
-    layer
-    is NaN there. A NaN that another token gets only after that layer is at most in that token's own KV, which only
-    requests that share the token can find.
+    layer is NaN there. A NaN that another token gets only after that layer is at most in that token's own KV, which
+    only requests that share the token can find.
     """
     indices = [index for index, row in enumerate(late.scheduled) if not row.num_samples]
     if not indices:

@@ -14,8 +14,7 @@ __all__ = ["LateResults"]
 
 class LateResults:
     """Holds the results of a step, known and pending. Pending results are mostly copies from the device, which run
-    while
-    the next step is launched.
+    while the next step is launched.
 
     :param scheduled: the rows of the step
     :param output: the known results; pending ones are added to it
@@ -55,8 +54,7 @@ class LateResults:
 
     def finish(self, rows: Container[int] | None = None) -> None:
         """Complete the pending results, in the order in which they were added. Call this in step order, since a
-        prompt's
-        results accumulate chunk by chunk.
+        prompt's results accumulate chunk by chunk.
 
         Rows that have failed, and those whose sequence has ended or restarted since, get nothing and are not waited
         for.
