@@ -1,1 +1,1 @@
-"""Assembles an engine that is ready to run from settings."""
+"""Assembles a ready engine from settings."""

@@ -1,4 +1,4 @@
-"""Loads the adapters that a model begins with."""
+"""Makes a model's adapter bank, and loads the adapters named in the settings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["load_adapters", "make_bank"]
 
 
 def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
-    """Make what keeps a model's adapters.
+    """Make the bank that holds a model's adapters.
 
-    :param model: what computes the steps
+    :param model: the model that computes the steps, after fusing
     """
     settings = loaded.settings
 
@@ -50,9 +50,9 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
 
 
 def load_adapters(bank: AdapterBank, settings: BuildSettings, go_on: Callable[[], None]) -> dict[str, AdapterUse]:
-    """Load the adapters that a builder names.
+    """Load the adapters named in the settings, and return them by name.
 
-    :raises AdapterError: one cannot be read, or was made for another model
+    :raises AdapterError: an adapter cannot be read, or was made for another model
     """
     uses: dict[str, AdapterUse] = {}
     for source in settings.adapters:

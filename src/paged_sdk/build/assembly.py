@@ -1,4 +1,4 @@
-"""Builds a model that is ready to run from settings; all parts are put together here."""
+"""Assembles a ready model from settings and all floors below."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def load_parts(
 ) -> ModelParts:
     """Load a model.
 
-    :param proposer: guesses tokens for the model to verify; None: who does follows from the settings
-    :param backends: what may keep keys and values before those that there are, the first of them first
-    :param go_on: called before each tensor and each further step; what it raises ends the loading
+    :param proposer: proposes drafts; None: chosen by the settings
+    :param backends: attention backends to try, in order, before those of attention/choice.py
+    :param go_on: called before each tensor and between stages; an exception that it raises stops loading
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
-    :raises SystemExit: this process was started as another rank than the first, and has been one to the end
+    :raises SystemExit: this process was launched as a rank other than 0, and rank 0 has ended
     """
     launch = read_launch() if settings.is_to_be_divided else None
     seats = choose_seats(settings) if launch is None else [launched_seat(settings, launch)]
@@ -119,11 +119,11 @@ def load_parts(
 def _load_ranks(
     loading: Loading, seats: Sequence[Seat], meeting: Meeting | None, proposer: Proposer | None
 ) -> ModelParts | None:
-    """Load a model, or what this rank has of it.
+    """Load a model or, with several ranks, this rank's shard.
 
-    :param seats: where the ranks compute that this process is to start, itself among them
-    :param meeting: of ranks that were started one by one; None: this process starts the others, if there are any
-    :returns: None on other ranks than the first, once that has ended
+    :param seats: the seats of this process and of the ranks that it starts
+    :param meeting: the rendezvous of ranks that were launched separately; None: this process starts any other ranks
+    :returns: None on ranks other than 0, after rank 0 has ended
     """
     followers: Followers | None = None
     try:
@@ -136,7 +136,7 @@ def _load_ranks(
             if meeting is not None:
                 followers = Followers(LaunchedRanks(meeting, loading))
             elif len(seats) > 1:
-                check_division(loading, len(seats))  # each process takes seconds to start
+                check_division(loading, len(seats))  # before starting processes, which takes seconds
                 followers = Followers(ChildRanks(loading, seats))
             parts = _load(loading, followers, seats[0], proposer)
     except BaseException as error:
@@ -148,9 +148,9 @@ def _load_ranks(
 
 
 def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: Proposer | None) -> ModelParts:
-    """Load what this process has of a model, and put together what runs it.
+    """Load this process's model or shard, and assemble its engine.
 
-    :param followers: the other ranks; None: this process has all of it
+    :param followers: the other ranks; None: this process holds the whole model
     """
     group = None if followers is None else followers.group
     if followers is not None:
@@ -187,7 +187,7 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
         vocab_size=model.config.vocab_size,
         placement=placement,
         visible=settings.logging,
-        # What steps without adapters would take longer is for models that have some.
+        # Slots make recorded steps slower even without adapters, so only models with adapters get them.
         make_slots=bank.make_slots if adapters and not on_devices else None,
         group=group if on_devices else None,
     )
@@ -256,7 +256,7 @@ def _with_pool(
     processors: Sequence[Processor[Any]],
     group: Group | None,
 ) -> EngineConfig:
-    """Decide how large the KV pool is: on devices together with the other ranks, and for them elsewhere."""
+    """Decide the size of the KV pool: on GPUs by agreement of all ranks, on the CPU by rank 0 for all."""
     on_devices = group if group is not None and group.is_on_devices else None
     activations = activations_of(
         unfused(loaded.model),
@@ -277,7 +277,7 @@ def _with_pool(
             reserved=activations[device],
         )
     placed = [(each.model.config, each.placement) for each in (loaded, draft) if each is not None]
-    if group is not None and on_devices is None:  # all ranks have their pools in the memory of this machine
+    if group is not None and on_devices is None:  # the pools of all ranks share this machine's memory
         placed[0] = (shape_of_ranks(loaded.shape, group.size), loaded.placement)
     config = size_pools(config, placed, dtype=loaded.dtype, activations=activations)
     if on_devices is not None:
@@ -294,7 +294,7 @@ def _proposer(
     scheduler: Scheduler,
     workspace: Workspace | None,
 ) -> Proposer:
-    """Make who proposes drafts: of forced tokens and predicted texts at least."""
+    """Make the proposer of drafts: forced tokens and texts, and the draft model if there is one."""
     proposer = ForcedTokens(_text_proposer(config, scheduler))
     if draft is None:
         return proposer
@@ -310,7 +310,7 @@ def _proposer(
 
 
 def _text_proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
-    """Make who proposes drafts: of predicted texts at least."""
+    """Make the proposer of drafts from texts: from predictions, and from earlier text if speculation is on."""
     return TextProposer(
         config.gamma or SpeculativeConfig().gamma,
         looks_back=config.gamma > 0,
@@ -323,14 +323,14 @@ def _text_proposer(config: EngineConfig, scheduler: Scheduler) -> TextProposer:
 def _images(
     loaded: LoadedModel, config: EngineConfig
 ) -> tuple[ImageQueue[EncodedImage], ImageVectors] | tuple[None, None]:
-    """Make what encodes the images of prompts, if the model takes any."""
+    """Make the queue and the encoding thread of images, if the model accepts images."""
     if loaded.vision is None:
         return None, None
     shape, num_threads = loaded.model.config, loaded.settings.num_threads or usable_processors()
     queue = ImageQueue[EncodedImage](
         shape.hidden_size * (1 + shape.num_image_layers) * loaded.dtype.itemsize, max_slowdown=config.max_slowdown
     )
-    # Texts that are being generated keep the other half.
+    # The other half of the threads stays with the steps.
     on_start = partial(_start_encoding, loaded.placement.embedding, max(num_threads // 2, 1), loaded.vision)
     return queue, ImageVectors(loaded.vision.encoder, queue, on_start=on_start)
 
@@ -349,14 +349,14 @@ def _start_worker(
     seat: Seat,
 ) -> None:
     keep_on(seat.processors)
-    # The native kernels have threads of their own, in whose way torch's would be.
+    # torch's threads would compete with those of the native kernels for the CPUs.
     prepare_thread(device, settings.num_threads if workspace is None else 1)
     if images is not None:
         images.start()
 
 
 def _workspace(devices: Iterable[torch.device], settings: BuildSettings) -> Workspace | None:
-    """Make the scratch memory of the native CPU kernels. Return None where they are absent, and log why."""
+    """Make the scratch memory of the native CPU kernels; None if no device is a CPU or the kernels are unavailable."""
     library = load() if any(device.type == "cpu" for device in devices) else None
     if library is None:
         return None

@@ -1,4 +1,4 @@
-"""Collect an importance matrix: run a text through a model, and note what its matrices are multiplied by."""
+"""Collect an importance matrix: run a text through a model, and accumulate the squared inputs of its matrices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["CHUNK_TOKENS", "calibrate"]
 
 _CPU: Final = torch.device("cpu")
 CHUNK_TOKENS: Final = 512
-"""A text is cut into pieces of so many tokens, as llama.cpp's tool does: each sees nothing of the others."""
+"""Tokens per independent chunk of the text, as in llama.cpp's llama-imatrix."""
 
 
 def calibrate(
@@ -51,15 +51,15 @@ def calibrate(
     setting: str = "calibrate",
     num_threads: int | None = None,
 ) -> ImportanceMatrix:
-    """Return the mean squares of what the columns of a model's matrices are multiplied by over a text.
+    """Return the mean squared input of each column of a model's matrices, over a text.
 
     :param path: a directory or a GGUF file
-    :param text: a file of text
-    :param on_progress: called with the number of pieces done and of all, while the model is loaded too: what it raises
-        ends the work
-    :param dtype: of activations, and of weights that are not stored quantized
-    :param setting: what the user names the text by, for errors
-    :param num_threads: of an operation; None: as many as suit the machine
+    :param text: a text file
+    :param on_progress: called with the number of chunks done and their total, also while the model is loaded; an
+        exception that it raises stops the work
+    :param dtype: dtype of activations, and of weights that are not stored quantized
+    :param setting: the user's name for ``text``, for errors
+    :param num_threads: threads per operation; None: the machine's default
     :raises ConfigError: the file cannot be read, or has too little text
     :raises ModelLoadError: the model cannot be loaded
     """
@@ -86,7 +86,7 @@ def calibrate(
                 _run(model, token_ids)
                 on_progress(done, len(pieces))
 
-    # Where the native kernels multiply, torch's threads would be in the way of theirs.
+    # torch's threads would compete with those of the native kernels for the CPUs.
     threads = num_threads if is_of_torch else 1
     with ThreadPoolExecutor(1, initializer=partial(prepare_thread, _CPU, threads)) as alone:
         alone.submit(run).result()
@@ -124,11 +124,11 @@ def _loaded(
     *,
     is_of_torch: bool,
 ) -> DecoderModel:
-    """Load a model to run layer by layer: what is stored quantized stays so.
+    """Load a model to run layer by layer.
 
-    :param go_on: called after each tensor; what it raises ends the loading
-    :param is_of_torch: whether everything is decoded, and torch multiplies it: what an expert's last matrix multiplies
-        is seen there alone
+    :param go_on: called after each tensor; an exception that it raises stops loading
+    :param is_of_torch: True: decode all weights and multiply with torch, as observing the inputs of experts' down
+        projections requires; False: quantized weights stay quantized
     """
     library = None if is_of_torch else load()
     workspace = None if library is None else Workspace(library, num_threads=num_threads)
@@ -155,10 +155,10 @@ def _run(model: DecoderModel, token_ids: Sequence[int]) -> None:
 
 
 class _Squares:
-    """Adds up squares of the columns of what is multiplied, of one matrix or of each of several.
+    """Sums the squared inputs of one matrix, or of each of several, by column.
 
     :ivar sums: float64 ``[matrices, columns]``
-    :ivar counts: float64 ``[matrices]``
+    :ivar counts: float64 ``[matrices]``: number of input rows
     """
 
     def __init__(self, num_matrices: int, cols: int) -> None:
@@ -171,7 +171,7 @@ class _Squares:
 
 
 class _Collector:
-    """Puts itself between a model's layers and their matrices, and keeps the squares by GGUF's names."""
+    """Wraps a model's matrices to observe their inputs, and keeps the squares by GGUF tensor name."""
 
     def __init__(self, model: DecoderModel) -> None:
         architecture = gguf_architecture(model.config)
@@ -183,9 +183,10 @@ class _Collector:
             model.head = _WatchedLinear(model.head, self._of(["output.weight"], model.head.in_features))
 
     def importance(self, text: Path, num_chunks: int) -> ImportanceMatrix:
-        """Return what has been seen of a text, which was so many pieces.
+        """Return the importance matrix of a text.
 
-        :raises CheckpointError: a model's numbers are not finite
+        :param num_chunks: number of chunks of the text
+        :raises CheckpointError: activations are not finite
         """
         source = f"calibration on {text.name}"
         sums = {name: squares.sums.float() for name, squares in self._squares.items()}
@@ -229,14 +230,14 @@ class _Collector:
         return _WatchedLinear(linear, self._of(names, linear.in_features))
 
     def _of(self, names: Sequence[str], cols: int, num_matrices: int = 1) -> _Squares:
-        """Return the squares of matrices that share an input."""
+        """Return new sums for matrices that share an input."""
         squares = _Squares(num_matrices, cols)
         self._squares.update(dict.fromkeys(names, squares))
         return squares
 
 
 class _WatchedLinear(Linear):
-    """Notes what a linear layer multiplies."""
+    """Wraps a linear layer, and accumulates its squared inputs."""
 
     def __init__(self, linear: Linear, squares: _Squares) -> None:
         super().__init__(in_features=linear.in_features, out_features=linear.out_features, num_bytes=linear.num_bytes)
@@ -244,13 +245,13 @@ class _WatchedLinear(Linear):
         self._squares = squares
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what the layer does."""
+        """Compute the wrapped layer."""
         self._squares.add(x)
         return self._linear.forward(x, ctx)
 
 
 class _WatchedExperts(Experts):
-    """Computes a layer's experts one after the other, and notes what each multiplies."""
+    """Computes a layer's experts one after the other, and accumulates the squared inputs of each."""
 
     def __init__(self, experts: DenseExperts, gate_up: _Squares, down: _Squares) -> None:
         self._experts = experts
@@ -259,11 +260,11 @@ class _WatchedExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Return the experts'."""
+        """Return the size of the experts."""
         return self._experts.num_bytes
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Do what :meth:`Experts.forward` says."""
+        """Implement :meth:`Experts.forward`."""
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert in sorted(set(topk_ids.flatten().tolist())):
             tokens, places = (topk_ids == expert).nonzero(as_tuple=True)

@@ -1,4 +1,4 @@
-"""Starts programs of this package in processes of their own, and has these end with the process that did."""
+"""Starts child processes that run programs of this package and end with their parent."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["Child", "end_with_parent", "how_it_ended", "ignore_signals", "start_
 Child: TypeAlias = "subprocess.Popen[bytes]"
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, *(() if sys.platform == "win32" else (signal.SIGHUP,)))
-"""What a terminal, also as it is closed, and a supervisor send to all processes of a program."""
+"""Signals that a terminal (Ctrl-C, or when closed) or a supervisor sends to all processes of a program."""
 _LOOK_MILLISECONDS: Final = 1000
 
 
 def start_program(module: str, *arguments: str, what: str, files: Sequence[int] = (), **options: Any) -> Child:
-    """Start a process that calls a module's ``main``, and imports what this process can.
+    """Start a process that calls a module's ``main``, with this process's ``sys.path``.
 
-    The interpreter gets a program of its own and not the application's script, which so needs no guard against being
-    run again. Ctrl-C, SIGTERM and SIGHUP do nothing to it, from its start on: it may have texts to finish, and it is
-    told to end by other means. Standard streams that this process has not, as some services have none, are empty.
+    The child does not run the application's script, which therefore needs no ``__main__`` guard. From its start on it
+    ignores Ctrl-C, SIGTERM and SIGHUP: it may have requests to finish, and is ended by other means. Standard streams
+    that this process lacks, as under some services, are ``/dev/null``.
 
-    :param arguments: those of ``main``
-    :param what: names the process in the error
-    :param files: descriptors that the process inherits, and no others beside its standard streams
-    :param options: ``subprocess.Popen``'s
-    :raises EngineError: the system gives this process no more of them
+    :param arguments: arguments of ``main``
+    :param what: name of the process in the error
+    :param files: file descriptors to inherit; no others are inherited besides the standard streams
+    :param options: options of ``subprocess.Popen``
+    :raises EngineError: the process cannot be started
     """
     end = 1 + len(arguments)
     program = (
@@ -50,8 +50,8 @@ def start_program(module: str, *arguments: str, what: str, files: Sequence[int] 
 
 
 def _empty_streams() -> dict[str, Any]:
-    """Return ``subprocess.Popen``'s options for the standard streams that a process would not inherit: they are closed,
-    or something else, which Python lets no other process inherit, has their number.
+    """Return ``subprocess.Popen``'s options for standard streams that a child would not inherit: the descriptor is
+    closed, or belongs to another file, which Python marks as not inheritable.
     """
     return {
         name: subprocess.DEVNULL
@@ -63,14 +63,14 @@ def _empty_streams() -> dict[str, Any]:
 def _is_inheritable(descriptor: int) -> bool:
     try:
         return os.get_inheritable(descriptor)
-    except OSError:  # it is closed
+    except OSError:  # closed
         return False
 
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Have processes that this thread starts within the block hold back the signals until they can ignore them: to
-    import this module takes them a second.
+    """Block the signals in processes that this thread starts within the block, until they ignore them: importing this
+    module takes a child one second.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -80,23 +80,23 @@ def _signals_held_back() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore Ctrl-C, SIGTERM and SIGHUP, also those that :func:`start_program` has held back until now."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP, including those that :func:`start_program` has blocked until now."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def end_with_parent(status: int, *, pipe: int | None = None, tidy_up: Callable[[], object] = lambda: None) -> None:
-    """Have this process end when the one that has started it does, whatever it waits for then.
+    """End this process when its parent ends, whatever this process is waiting for.
 
-    :param status: what it ends with
-    :param pipe: from the other process: when that closes it, this one ends, too. A forked child of the other may hold
-        it open
-    :param tidy_up: is called first; it does what the other may have been killed before
+    :param status: exit status
+    :param pipe: a pipe from the parent: this process also ends when it is closed. This alone would not suffice, since a
+        forked child of the parent may hold the pipe open
+    :param tidy_up: called first, for clean-up that a killed parent could not do
     """
     parent, ends = os.getppid(), select.poll()
     if pipe is not None:
-        ends.register(pipe, 0)  # which tells of the end alone: messages are for who hears them
+        ends.register(pipe, 0)  # reports only that the pipe is closed: its messages are read elsewhere
 
     def watch() -> None:
         while os.getppid() == parent and not ends.poll(_LOOK_MILLISECONDS):
@@ -108,5 +108,5 @@ def end_with_parent(status: int, *, pipe: int | None = None, tidy_up: Callable[[
 
 
 def how_it_ended(status: int | None) -> str:
-    """Say what a process has ended with, of what ``subprocess`` knows of it."""
+    """Describe a ``subprocess`` return code: the signal or the status."""
     return f"signal {-status}" if status is not None and status < 0 else f"status {status}"

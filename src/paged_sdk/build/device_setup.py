@@ -1,4 +1,4 @@
-"""Prepares a device before an engine runs on it: checks memory, and keeps other set-ups away."""
+"""Prepares devices and threads for an engine: checks memory, and lets one model at a time be set up."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from paged_sdk.system.files import is_file
 
 __all__ = ["alone_on", "memory_must_do", "memory_must_do_to", "prepare_thread", "weights_must_fit"]
 
-# One lock for the process: a thread that waits for a device breaks what other threads are recording on it.
+# One lock for the process: a thread that synchronizes with a device breaks CUDA graph captures of other threads.
 _ONE_AT_A_TIME: Final = threading.Lock()
 
-# What loading takes beside the weights: tokenizer, tables, and 64 MiB of addresses for malloc's arena of one thread.
+# Address space that loading needs besides the weights: tokenizer, tables, and 64 MiB for one thread's malloc arena.
 _WITHOUT_WEIGHTS: Final = 128 * 2**20
 
 _GPU: Final = re.compile(r"\bGPU (\d+)\b")
@@ -30,10 +30,10 @@ _GPU: Final = re.compile(r"\bGPU (\d+)\b")
 
 @contextmanager
 def alone_on(*devices: torch.device) -> Iterator[None]:
-    """Make the first CUDA device of some this thread's current one, and set up one model at a time on CUDA devices.
+    """Hold the lock for setting up a model on CUDA, and make the first CUDA device this thread's current one.
 
-    Pools are sized by the free memory, and a recording must not be disturbed. Models that already run do not disturb
-    it.
+    Pools are sized by free memory, and setting up another model would break a recording. Models that are already
+    running do not. Without a CUDA device this does nothing.
     """
     device = next((each for each in devices if each.type == "cuda"), None)
     if device is None:
@@ -44,27 +44,27 @@ def alone_on(*devices: torch.device) -> Iterator[None]:
 
 
 def prepare_thread(device: torch.device, num_threads: int | None) -> None:
-    """Set torch's per-thread settings; to be called on the thread that steps an engine.
+    """Set torch's per-thread settings; call this on the thread that steps an engine.
 
-    :param num_threads: how many CPU threads one of torch's operations uses; None: torch's choice
+    :param num_threads: number of CPU threads of a torch operation; None: torch's default
     """
     if num_threads is not None:
         use_threads(num_threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         make_handle: Callable[[], int] = torch.cuda.current_blas_handle  # it has no annotations
-        make_handle()  # of cuBLAS: each thread has its own, which takes time and memory to make
+        make_handle()  # each thread has its own cuBLAS handle, which takes time and memory to make
 
 
 @contextmanager
 def memory_must_do(path: Path) -> Iterator[None]:
     """Turn a failure to allocate host memory in the block, which loads a model, into a typed error.
 
-    :raises OutOfMemoryError: the process gets no more memory, because of its limits or the machine's
+    :raises OutOfMemoryError: the limits of the process or of the machine leave too little memory
     """
     space, needed = address_space(), _size_of(path) + _WITHOUT_WEIGHTS
     if space is not None and space.free < needed:
-        # Asked beforehand: without memory, libraries that are not Python end the process.
+        # Checked beforehand: native libraries end the process if they cannot allocate.
         raise OutOfMemoryError(
             f"{path.name} needs {needed / 2**20:.0f} MiB of addresses to be loaded, and the limit of this process "
             f"(ulimit -v) leaves {space.free / 2**20:.0f} MiB",
@@ -80,8 +80,8 @@ def memory_must_do(path: Path) -> Iterator[None]:
 def memory_must_do_to(what: str, path: Path) -> Iterator[None]:
     """Turn a failure to allocate host memory in the block into a typed error.
 
-    :param what: says what the block does with the model
-    :raises OutOfMemoryError: the process gets no more memory, because of its limits or the machine's
+    :param what: verb for what the block does with the model, such as "load"
+    :raises OutOfMemoryError: the limits of the process or of the machine leave too little memory
     """
     try:
         yield
@@ -97,23 +97,23 @@ def memory_must_do_to(what: str, path: Path) -> Iterator[None]:
 
 
 def _size_of(path: Path) -> int:
-    """Return the bytes of a checkpoint's weights on disk."""
+    """Return the size of a checkpoint's weights on disk in bytes."""
     files = [path] if is_file(path) else path.glob("*.safetensors")
-    # Links that lead nowhere are for the reader of the weights to refuse.
+    # Broken links are skipped here; the weight reader rejects them.
     return sum(file.stat().st_size for file in files if is_file(file))
 
 
 def _is_lack_of_memory(error: MemoryError | RuntimeError | OSError) -> bool:
-    # torch says it by a RuntimeError of its allocator, and mmap by an OSError.
+    # torch's CPU allocator raises a RuntimeError, and mmap an OSError.
     is_torch = isinstance(error, RuntimeError) and "allocate memory" in str(error)
     return isinstance(error, MemoryError) or is_torch or getattr(error, "errno", None) == errno.ENOMEM
 
 
 @contextmanager
 def weights_must_fit(path: Path, devices: Sequence[torch.device]) -> Iterator[None]:
-    """Turn an allocation failure of the block into a typed error.
+    """Turn a failure to allocate device memory in the block into a typed error.
 
-    :param devices: those that the weights are for
+    :param devices: the devices that the weights are loaded to
     :raises OutOfMemoryError: a device runs out of memory while the weights are loaded
     """
     free = {device: device_memory(device).free for device in devices}
@@ -132,7 +132,7 @@ def weights_must_fit(path: Path, devices: Sequence[torch.device]) -> Iterator[No
 
 
 def _device_that_lacks(error: torch.OutOfMemoryError, devices: Sequence[torch.device]) -> torch.device:
-    """Return the device that had no memory left, which torch's message names by its number."""
+    """Return the device that ran out of memory, by the GPU number in torch's message."""
     found = _GPU.search(str(error))
     on_gpus = [device for device in devices if device.type != "cpu"] or list(devices)
     return next((each for each in on_gpus if found is not None and each.index == int(found[1])), on_gpus[0])

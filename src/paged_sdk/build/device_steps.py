@@ -1,4 +1,4 @@
-"""Compiles and records what the steps of an engine launch on a device, before there are requests."""
+"""Compiles the kernels of an engine's steps and records steps as CUDA graphs, before the first request."""
 
 from __future__ import annotations
 
@@ -57,22 +57,23 @@ def make_device_decoding(
     make_slots: Callable[[int], AdapterSlots] | None = None,
     group: Group | None = None,
 ) -> DeviceDecoding | None:
-    """Make what lets steps overlap on CUDA devices, so that they do not wait for Python; None where another device has
-    part of the model.
+    """Make the device decoding of a model, with which steps overlap and do not wait for Python; None unless the whole
+    model is on CUDA devices.
 
-    A step that the CPU computes part of is over when it has been launched. Steps are recorded on one device only: what
-    several compute has not been.
+    If the CPU computes part of a step, launching the step already waits for it. Steps are recorded only if one device
+    holds the whole model: recording over several devices is not implemented.
 
     :param processors: logits processors, in order
-    :param make_slots: makes room for adapters in steps of so many tokens; None: recorded steps know none
-    :param group: the ranks that compute the model, which all call this at the same time; None: there is one
+    :param make_slots: makes adapter slots for recorded steps of up to a number of tokens; None: recorded steps do not
+        support adapters
+    :param group: the tensor-parallel ranks, all of which call this at the same time; None: one process
     """
     if any(device.type != "cuda" for device in placement.devices):
         return None
     if group is not None:
         model = LockstepModel(model, group)
     if config.paged:
-        # Ranks would wait for each other's parts of different steps, were they not in the same order.
+        # With several threads, ranks would run the steps in different orders and wait for each other for ever.
         compile_steps(model, backend, config, visible=visible, num_threads=None if group is None else 1)
     overlap = make_overlap(config.max_num_seqs, placement.head, group)
     recordable = backend.decode_backend if placement.is_one_device else None
@@ -93,7 +94,7 @@ def make_device_decoding(
         def record_decodes(on_progress: OnProgress) -> DecodeGraphs:
             return DecodeGraphs(layers, sizes=sizes, bounds=bounds, record=record, on_progress=on_progress)
 
-        # Steps of most tokens go first: the others fit into their memory.
+        # The steps with the most tokens first: the others fit into their memory.
         with torch.inference_mode():
             mixed = _recorded("steps with prompts", "tokens", record_mixed, visible=visible)
             graphs = _recorded("decode steps", "rows", record_decodes, visible=visible)
@@ -106,7 +107,7 @@ def make_device_decoding(
 
 
 def live_compilations(device: torch.device) -> LiveCompilations | None:
-    """Make what notices kernels that are compiled for requests from now on; None: a device's are not compiled."""
+    """Make a detector of kernels that are compiled from now on; None: the device does not run Triton's kernels."""
     if why_not(device) is not None:
         return None
     from paged_sdk.kernels.triton.compiled import CompiledKernels
@@ -115,17 +116,15 @@ def live_compilations(device: torch.device) -> LiveCompilations | None:
 
 
 def compile_argmax(vocab_size: int, device: torch.device) -> None:
-    """Compile what finds the likeliest of so many tokens: where a model that guesses has other numbers of them than its
-    target, that has compiled another variant.
-    """
+    """Compile argmax for a vocabulary size: a draft model's may differ from its target's, and need another variant."""
     with torch.inference_mode():
         argmax(torch.zeros(1, vocab_size, device=device))
 
 
 def make_overlap(max_num_seqs: int, device: torch.device, group: Group | None) -> OverlapTokens:
-    """Make what keeps sampled tokens on the device for the next step, on this rank's and on the others'.
+    """Make the store of sampled tokens on the device; that of rank 0 also updates those of the other ranks.
 
-    :param group: the ranks that compute the model; None: there is one
+    :param group: the tensor-parallel ranks; None: one process
     """
     if group is None or group.rank > 0:
         return OverlapTokens(max_num_seqs, device)
@@ -140,11 +139,12 @@ def compile_steps(
     visible: bool,
     num_threads: int | None = None,
 ) -> None:
-    """Compile the kernels of all steps, by running some, several at once; Triton keeps them for the next start.
+    """Compile the kernels of all steps by running trial steps, several at once; Triton caches them for the next start.
 
-    Where other models leave too little memory for one of them, requests may wait for a kernel.
+    If other models leave too little memory for a trial step, requests may have to wait for a kernel.
 
-    :param num_threads: how many may run at once, on all ranks in the same order; None: as many as are of use, on one
+    :param num_threads: number of threads that run trial steps; must be 1 with several ranks, so that all run them in
+        the same order; None: chosen by the number of CPUs, with one process
     """
     start, most = time.monotonic(), min(COMPILING_THREADS, usable_processors())
     steps = list(
@@ -167,7 +167,7 @@ def compile_steps(
                 most_logits=most_logits(config),
             )
     except (RuntimeError, MemoryError) as error:
-        if num_threads is not None or not is_lack_of_memory(error):  # other ranks wait for this one's part
+        if num_threads is not None or not is_lack_of_memory(error):  # other ranks would wait for this one
             raise
         _log.warning("Some kernels are not compiled yet: there is no memory for a step for trial (%s).", error)
         return
@@ -175,10 +175,10 @@ def compile_steps(
 
 
 def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, visible: bool) -> GraphsT | None:
-    """Record steps, and check and log what was recorded. Return None if they cannot be recorded, and log why.
+    """Record steps, check them, and log the result. Return None if they cannot be recorded, and log why.
 
-    :param which: what steps these are
-    :param unit: what the largest has most of
+    :param which: name of this kind of steps
+    :param unit: what the size of a step counts
     """
     start = time.monotonic()
     try:
@@ -188,7 +188,7 @@ def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, v
     except launch_errors() as error:
         what = f"{which.capitalize()} are launched one operation at a time: they cannot be recorded"
         _log.warning("%s (%s).", what, _reason(error))
-        clear_frames(error)  # which hold the model, and the error among what was made
+        clear_frames(error)  # its frames hold the model
         return None
     if graphs.errors:
         _log.warning("Some %s are padded: theirs could not be recorded (%s).", which, _reason(graphs.errors[0]))
@@ -198,6 +198,6 @@ def _recorded(which: str, unit: str, make: Callable[[OnProgress], GraphsT], *, v
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of what has ended a recording, after which torch raises another error as it ends it."""
+    """Return the first line of the error that ended a recording; torch raises another one when it ends the capture."""
     cause = error.__context__ or error
     return next(iter(str(cause).splitlines()), type(cause).__name__)

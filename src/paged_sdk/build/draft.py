@@ -1,4 +1,4 @@
-"""Loads the smaller model that guesses tokens for another."""
+"""Loads the draft model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["load_draft", "make_draft_model"]
 
 
 def load_draft(target: LoadedModel, loading: Loading) -> LoadedModel | None:
-    """Load the smaller model that guesses for a target, if there is to be one.
+    """Load a target's draft model, if one is requested.
 
     :param loading: the target's
-    :raises ConfigError: its tokens are others
+    :raises ConfigError: the vocabularies differ
     """
     source = resolve_draft(loading.settings, loading.environment)
     if source is None:
@@ -50,12 +50,12 @@ def make_draft_model(
     balance: DraftBalance,
     workspace: Workspace | None,
 ) -> DraftModel:
-    """Give a smaller model KV memory of its own, for as many tokens as the target has.
+    """Make the draft model's runner, with its own KV memory for as many tokens as the target's.
 
     :param config: the target's settings
-    :param target_vocab_size: how many tokens the target has
-    :param times: how long the target's steps take
-    :param balance: whether drafts have paid so far
+    :param target_vocab_size: vocabulary size of the target
+    :param times: step times of the target
+    :param balance: time that drafts have gained and lost so far
     """
     shape = draft.model.config
     own = evolve(config, max_model_len=draft.max_model_len, sliding_window=shape.window, rope_switch=shape.rope_switch)

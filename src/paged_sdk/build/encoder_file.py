@@ -25,18 +25,19 @@ _log = get_logger(__name__)
 class EncoderFile:
     """Says which file holds a model's image encoder.
 
-    :ivar is_asked: whether it was named; otherwise it lies beside the model, which does without where it does not fit
+    :ivar is_asked: True: the file was named or images were requested, so a file that cannot be used is an error; False:
+        the file was found in the model's directory, and is ignored if it cannot be used
     """
 
     path: Path
     is_asked: bool
 
     def open(self, config: Mapping[str, Any], model: Path) -> Mmproj | None:
-        """Open the file; where nobody has asked for it, and it cannot be used, say why and return None.
+        """Open the file. Unless :attr:`is_asked`, return None and log the reason if it cannot be used.
 
-        :param config: the decoder's
+        :param config: the decoder's config
         :param model: the decoder's file
-        :raises ModelLoadError: it cannot be used
+        :raises ModelLoadError: the file cannot be used
         :raises ConfigError: a package that reads images is not installed
         """
         try:
@@ -50,18 +51,18 @@ class EncoderFile:
         return encoder
 
     def leave_out(self, reason: Exception) -> None:
-        """Say that a file that nobody has asked for cannot be used."""
+        """Log why the file is not used."""
         _log.warning("The model takes no images: %s", reason)
 
 
 def find_encoder_file(
     source: ModelSource, model: Path, *, revision: str | None, token: str | bool | None, wants_images: bool
 ) -> EncoderFile | None:
-    """Find the image encoder that was named, or the only one in the directory that holds the model.
+    """Find the image encoder that the source names, or the only one in the model's directory.
 
     :param model: the decoder's file
-    :param wants_images: whether the model is of no use without it
-    :raises ModelLoadError: there is no such file
+    :param wants_images: whether images were requested, so that an unusable file is an error
+    :raises ModelLoadError: the named file does not exist
     """
     if source.mmproj is not None:
         return EncoderFile(resolve_beside(source.location, source.mmproj, revision=revision, token=token), True)

@@ -1,4 +1,4 @@
-"""Measures what encoding images needs of a device's memory, before the KV pool takes what is left."""
+"""Measures the device memory that encoding images needs, before the KV pool takes the rest."""
 
 from __future__ import annotations
 
@@ -27,25 +27,27 @@ _log = get_logger(__name__)
 
 _LEAST_PIXELS: Final = 1 << 16
 _RATIOS: Final = (1.0, 4 / 3)
-"""Widths by heights that are tried: of those that cut images into tiles, some have the most for a square, others for
+"""Aspect ratios to try, width by height: processors that cut images into tiles have the most tiles for a square, or for
 three rows of four."""
 _GROWTH: Final = 1.1
-"""What the encoder takes grows by this factor at least, or not at all: patches are rounded."""
+"""Minimum growth of the encoder's input that counts as growth; less is due to rounding to patches."""
 _PATIENCE: Final = 2
-"""So often it does not grow with twice the pixels before it grows no more: from one tile to two times two, pixels may
-have to be four times as many."""
+"""Doublings of the number of pixels without growth after which the search ends: going from one tile to two by two may
+take four times the pixels."""
 
 
 def encoder_bytes(
     device: torch.device, vision: LoadedVision, limits: ImageLimits, *, max_tokens: int, reserved: int = 0
 ) -> int:
-    """Measure the bytes that images need on a CUDA device: what encoding the largest one takes, one being encoded at a
-    time, the vectors that are kept, and a workspace of the encoder's stream. They are half of what is free at most: the
-    largest image may need more than a model for which a user has smaller ones could spare.
+    """Measure the bytes that images need on a CUDA device: the peak of encoding the largest image (one is encoded at a
+    time), the cached vectors, and the workspace of the encoder's stream.
 
-    :param limits: of a request's images
-    :param max_tokens: the most tokens that a prompt may have
-    :param reserved: bytes of what is free that steps need
+    The result is at most half of the free memory, so that images larger than a user ever sends do not displace the KV
+    pool.
+
+    :param limits: limits of a request's images
+    :param max_tokens: maximum number of tokens of a prompt
+    :param reserved: bytes of the free memory that steps need
     """
     most, needed = max(device_memory(device).free - reserved, 0) // 2, 0
     inputs = largest_inputs(vision.prompts, limits, max_tokens)
@@ -55,7 +57,7 @@ def encoder_bytes(
         with torch.inference_mode():
             peak = cuda_peak_bytes(device)(lambda: _encode(vision, inputs))
         needed = peak + MOST_BYTES + workspace_bytes()
-    except Exception as error:  # whatever an encoder raises: of a failure, requests will tell
+    except Exception as error:  # encoders may raise anything; requests report it
         clear_frames(error)
         torch.cuda.empty_cache()
         if not is_lack_of_memory(error):
@@ -75,9 +77,9 @@ def encoder_bytes(
 
 
 def largest_inputs(prompts: ImagePrompts, limits: ImageLimits, max_tokens: int) -> Inputs | None:
-    """Return what the encoder takes of the largest image that it may get; None: it takes none of the images tried.
+    """Return the encoder's inputs for the largest image allowed; None if the processor refuses all images tried.
 
-    :param max_tokens: images with more tokens do not count, as no prompt has room for them
+    :param max_tokens: images with more tokens do not count: they fit no prompt
     """
     largest: Inputs | None = None
     for ratio in _RATIOS:
@@ -87,7 +89,7 @@ def largest_inputs(prompts: ImagePrompts, limits: ImageLimits, max_tokens: int) 
             picture = np.full((height, max(int(height * ratio), 1), 3), 128, dtype=np.uint8)
             try:
                 num_tokens, inputs = prompts.measure(Image.parse(picture))
-            except InvalidRequestError:  # it is too small, or has a shape that the processor refuses
+            except InvalidRequestError:  # the image is too small, or the processor refuses its shape
                 continue
             size = _num_bytes(inputs)
             num_alike = 0 if size >= last * _GROWTH else num_alike + 1

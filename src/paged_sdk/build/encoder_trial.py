@@ -1,4 +1,4 @@
-"""Encodes a picture for trial before there are requests, so that none waits for what libraries load at first."""
+"""Encodes a trial image before the first request, so that no request waits for libraries to load kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIZE: Final = (64, 96)
 
 
 def encode_for_trial(vision: LoadedVision) -> None:
-    """Encode a grey picture, by the thread that will encode those of requests; of a failure, requests will tell."""
+    """Encode a grey image, on the thread that will encode requests' images. A failure is logged: requests report it."""
     picture = Image.parse(np.full((*_SIZE, 3), 128, dtype=np.uint8))
     try:
         _, media = vision.prompts.insert([vision.prompts.placeholder_id], [picture])
@@ -27,5 +27,5 @@ def encode_for_trial(vision: LoadedVision) -> None:
         with torch.inference_mode():
             for span in media.spans:
                 vision.encoder.encode(span.inputs, lambda: None)
-    except Exception as error:  # whatever an encoder raises
+    except Exception as error:  # encoders may raise anything
         _log.warning("No picture could be encoded for trial: %r", error)

@@ -9,14 +9,13 @@ __all__ = ["return_free_memory"]
 
 
 def return_free_memory() -> None:
-    """Have the C library give back the pages of its heaps that hold nothing any more; elsewhere than on glibc nothing
-    happens.
+    """Make glibc return the free pages of its heaps to the system; without glibc, do nothing.
 
-    It keeps them otherwise, for allocations to come: 10 MiB after loading SmolLM2, most of them of the thread that made
-    the tokenizer. Python's lock is not held meanwhile, for some milliseconds.
+    Otherwise glibc keeps them for later allocations: 10 MiB after loading SmolLM2, mostly of the thread that made the
+    tokenizer. This takes a few milliseconds, without the GIL.
     """
     if sys.platform != "linux":
         return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a function of glibc's alone
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(ctypes.c_size_t(0))

@@ -1,4 +1,4 @@
-"""Chooses what runs a model's layers: one native call for all of them, or one operation at a time."""
+"""Chooses how a model's layers run: in one native call, or one operation at a time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _log = get_logger(__name__)
 
 
 def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) -> CausalModel:
-    """Fuse the layers of the model where that is possible.
+    """Fuse the model's layers into one native call if possible; otherwise log why not.
 
-    :raises ConfigError: batch invariance was asked for, and not all weights are packed
+    :raises ConfigError: batch invariance was requested, but the layers cannot be fused
     """
     if not isinstance(model, DecoderModel):
         if settings.batch_invariance:
@@ -49,14 +49,14 @@ def fuse(model: AnyModel, backend: AttentionBackend, settings: BuildSettings) ->
 
 
 def unfused(model: AnyModel) -> CausalModel:
-    """Return what runs a model's layers one operation at a time."""
+    """Return the model with layers that run one operation at a time."""
     if isinstance(model, DecoderModel) and not model.placement.is_one_device:
         return SpannedDecoderModel(model, {})
     return model
 
 
 def _joined_spans(model: DecoderModel, backend: DividedBackend) -> SpannedDecoderModel:
-    """Make what runs a model on several devices; spans of layers on the CPU are fused where that is possible."""
+    """Return the model for several devices, with spans of layers on the CPU fused if possible."""
     fused: dict[int, FusedLayers] = {}
     for span in model.placement.spans:
         part, places = backend.part_of(span.layers)

@@ -1,4 +1,4 @@
-"""Say how much errors in the columns of a checkpoint's matrices count, by an importance matrix of llama.cpp's."""
+"""Apply llama.cpp's importance matrices to a checkpoint: weights of quantization errors by column."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _log = get_logger(__name__)
 
 @frozen(eq=False, kw_only=True)
 class CheckpointImportance:
-    """Holds an importance matrix, and what it calls a checkpoint's tensors.
+    """Holds an importance matrix, and the GGUF names of a checkpoint's tensors.
 
-    :ivar places: where GGUF has a tensor of the checkpoint
-    :ivar sizes: by GGUF name, how many matrices there are in a tensor, and their columns
+    :ivar places: by checkpoint name, the tensor's place in GGUF
+    :ivar sizes: by GGUF name, the number of matrices in a tensor and their number of columns
     """
 
     matrix: ImportanceMatrix
@@ -42,11 +42,11 @@ class CheckpointImportance:
 
     @property
     def source(self) -> str:
-        """Return what names the matrix in a message."""
+        """Return the importance matrix's name, for messages."""
         return self.matrix.source
 
     def of(self, name: str, index: tuple[int, ...]) -> Tensor | None:
-        """Do what :attr:`paged_sdk.quant.policy.WeightPolicy.importance` says."""
+        """Implement :attr:`paged_sdk.quant.policy.WeightPolicy.importance`."""
         place = self.places.get(name)
         if place is None:
             return None
@@ -63,12 +63,12 @@ class CheckpointImportance:
 def load_importance(
     checkpoint: Checkpoint, settings: BuildSettings, go_on: Callable[[], None]
 ) -> CheckpointImportance | None:
-    """Read the importance matrix that the settings name, or collect one; None: they ask for none.
+    """Read the importance matrix that the settings name, or collect one; None: none is requested.
 
-    :param go_on: called now and then; what it raises ends the work
-    :raises CheckpointError: it is none, or of another model
-    :raises UnsupportedArchitectureError: nothing says what it calls this model's tensors
-    :raises ConfigError: the text that it is to be collected from cannot be read
+    :param go_on: called regularly; an exception that it raises stops the work
+    :raises CheckpointError: the file is not an importance matrix, or belongs to another model
+    :raises UnsupportedArchitectureError: GGUF has no names for this model's tensors
+    :raises ConfigError: the calibration text cannot be read
     """
     if settings.imatrix is None and settings.calibration_file is None:
         return None
@@ -91,7 +91,7 @@ def load_importance(
 
 
 def checkpoint_names(checkpoint: Checkpoint) -> CheckpointNames:
-    """Return the names that the checkpoint uses, of those that its family knows."""
+    """Return the naming scheme of the checkpoint, among those of its family."""
     family, source = find_family(checkpoint.config), checkpoint.source
     names = names_in(source, family)
     layer = names.layer(0)
@@ -126,9 +126,9 @@ def _config(checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def _of_checkpoint(matrix: ImportanceMatrix, checkpoint: Checkpoint, config: DecoderConfig) -> CheckpointImportance:
-    """Compare a matrix with the model that it is to be for.
+    """Match an importance matrix with a checkpoint.
 
-    :raises CheckpointError: it is of another
+    :raises CheckpointError: it belongs to another model
     """
     source = checkpoint.source
     found = gguf_places(source.names(), config, checkpoint_names(checkpoint))

@@ -1,4 +1,4 @@
-"""Find the file that keeps a checkpoint's weights as they were quantized in situ."""
+"""Find the file that caches a checkpoint's weights after in-situ quantization."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def with_isq_cache(
     device: torch.device,
     group: Group | None,
 ) -> Iterator[WeightPolicy]:
-    """Return the policy to load weights by in the block: the given one, or one that takes what it can from a file. A
-    file that is missing or stale is written when the block ends without an error.
+    """Return the weight policy to use in the block: the given one, or one that reads quantized weights from the cache.
+    A missing or stale cache file is written when the block ends without an error.
 
-    :param files: the checkpoint's, with their stamps
-    :param group: the ranks that the weights are divided among; None: they are whole
-    :raises ConfigError: a directory is given, and the model is not on the CPU
+    :param files: the checkpoint's files, with their stamps
+    :param group: the ranks that the weights are divided among; None: one process
+    :raises ConfigError: a cache directory is set, and the model is not on the CPU
     """
     cache = _open(path, files, settings, policy, device, group)
     if cache is None:
@@ -62,7 +62,7 @@ def _open(
     device: torch.device,
     group: Group | None,
 ) -> KeptWeights | None:
-    """Open the file of one checkpoint and the types that it is quantized to; None: none is asked for, or nothing is
+    """Open the cache file of a checkpoint and its quantization types; None if no cache is requested, or nothing is
     quantized.
     """
     if settings.isq_cache is None:
@@ -74,7 +74,7 @@ def _open(
         raise ConfigError.of("with_isq_cache", str(settings.isq_cache), f"a model on the CPU, here {device}")
     rules = [(pattern.pattern, _name(isq)) for pattern, isq in policy.isq_by_name]
     others = [each for each in (settings.imatrix, settings.calibration_file) if each is not None]
-    # Of one checkpoint there is one file for each way to quantize it, under a name that stays the same.
+    # One file per checkpoint and quantization settings, under a stable name, so that a stale file is overwritten.
     place = repr((os.path.abspath(path), _name(policy.isq), rules, [str(each) for each in others]))
     place += "" if group is None else f" {group.rank} of {group.size}"
     name = f"{path.name[:100]}-{_name(policy.isq)}-{sha256(place.encode()).hexdigest()[:16]}.weights"

@@ -1,4 +1,4 @@
-"""Sizes the KV pool of an engine, and makes the manager of its blocks."""
+"""Sizes an engine's KV pool, and makes its KV manager."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def size_pools(
     dtype: torch.dtype,
     activations: Mapping[torch.device, int],
 ) -> EngineConfig:
-    """Return the configuration with the number of blocks filled in, if it is paged: as many as every device can hold.
+    """Return the configuration with the number of blocks filled in, if KV is paged: the number that every device holds.
 
-    A block has the same id on all devices, and each holds of it what its layers have. ``MB`` says what they hold
-    together; the other settings count for each.
+    A block has the same id on all devices; each device stores the part of its own layers. ``MB`` sets the total over
+    all devices; the other sizes apply to each device.
 
-    :param models: those that are to have KV for as many tokens, each with what is on which device
-    :param dtype: dtype of keys and values, where the cache stores the model's dtype
-    :param activations: by device, bytes that steps need beside weights and KV
+    :param models: the models that share the pool's size in tokens, each with its placement
+    :param dtype: dtype of KV elements if the cache uses the model's dtype
+    :param activations: by device, bytes that steps need besides weights and KV
     :raises OutOfMemoryError: the pool does not fit a device, which the error names
     """
     devices = tuple(dict.fromkeys(device for _, placement in models for device in placement.layers))
@@ -86,13 +86,13 @@ def size_pool(
     device: torch.device,
     activations: int = 0,
 ) -> EngineConfig:
-    """Return the configuration with the number of blocks filled in, if it is paged.
+    """Return the configuration with the number of blocks filled in, if KV is paged.
 
-    To be called once the weights are loaded, because the pool takes memory that is free then.
+    Call this after the weights are loaded: the pool takes memory that is free at the time of the call.
 
-    :param models: those that are to have KV for as many tokens
-    :param dtype: dtype of keys and values, where the cache stores the model's dtype
-    :param activations: bytes that steps need beside weights and KV
+    :param models: the models that share the pool's size in tokens
+    :param dtype: dtype of KV elements if the cache uses the model's dtype
+    :param activations: bytes that steps need besides weights and KV
     :raises OutOfMemoryError: the pool does not fit the device
     """
     if not config.paged:
@@ -110,7 +110,7 @@ def size_pool(
 
 
 def block_layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: torch.dtype) -> BlockLayout:
-    """Return what a block of some models takes."""
+    """Return the memory layout of a block, over all of the models."""
     elements_per_token = sum(model.kv_elements_per_token for model in models)
     elements = {"block_size": config.block_size, "elements_per_token": elements_per_token}
     fp8 = BlockLayout(
@@ -126,7 +126,7 @@ def block_layout(config: EngineConfig, models: Sequence[DecoderConfig], dtype: t
 
 
 def make_kv_manager(config: EngineConfig) -> KvManager:
-    """Make the manager that keeps track of blocks or slots."""
+    """Make the KV manager: of blocks if KV is paged, otherwise of contiguous KV per sequence."""
     kind = "block-level, PagedAttention" if config.paged else "sequence-level, non-paged attention"
     _log.info("Prefix caching %s (%s).", "enabled" if config.prefix_cache_n else "disabled", kind)
     if not config.paged:

@@ -1,4 +1,4 @@
-"""Chooses what keeps a model's keys and values."""
+"""Chooses a model's KV storage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = get_logger(__name__)
 
 
 def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace | None) -> KvStorage:
-    """Choose what keeps a model's KV, each layer's on its own device."""
+    """Choose the KV storage of a model; each layer's KV is on the layer's device."""
     placement = loaded.placement
     setup = AttentionSetup(
         model=loaded.model.config,
@@ -52,7 +52,7 @@ def make_storage(loaded: LoadedModel, config: EngineConfig, workspace: Workspace
 
 
 def _products(settings: BuildSettings, dtype: torch.dtype, *, is_quantized: bool) -> Products:
-    """Choose what attention multiplies: what the model's matrices do."""
+    """Choose the number format of attention's products on the CPU, to match that of the model's matrices."""
     if settings.batch_invariance or dtype is not torch.bfloat16:
         return Products.FLOAT32
     return Products.INT8 if is_quantized else Products.BFLOAT16

@@ -1,4 +1,4 @@
-"""Loads a model's weights and tokenizer, in the form that its settings ask for."""
+"""Loads a model's weights and tokenizer, in the form that its settings request."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ _log = get_logger(__name__)
 
 @frozen(kw_only=True)
 class LoadedModel:
-    """Holds a model's weights, and what was found out about them on the way.
+    """Holds a model's weights, and what loading them has determined.
 
-    :ivar text: its tokenizer and chat template, which ranks that follow another have not
-    :ivar settings: how the model was asked to be
-    :ivar is_quantized: whether its matrices are
-    :ivar model_type: the checkpoint's, which has an image encoder beside the decoder, or the decoder's own
-    :ivar path: where its files lie
-    :ivar files: what they were, as :func:`paged_sdk.weights.checkpoint.file_stamps` says it
-    :ivar placed: which of its tensors are on which device
-    :ivar recipe: how its texts become vectors
-    :ivar shape: the model's, of which a rank may hold a part
-    :ivar why_no_text: why it cannot generate text, and what it does; None: it can
-    :ivar vision: what the model needs to take images; None: it takes none
-    :ivar importance: what errors of weights that are quantized are weighted by; None: nothing
-    :ivar backends: what may keep its KV before what attention/choice.py lists
+    :ivar text: tokenizer and chat template; only rank 0 has them
+    :ivar settings: the model's settings
+    :ivar is_quantized: whether the matrices are quantized
+    :ivar model_type: the checkpoint's ``model_type``; with an image encoder it may differ from the decoder's
+    :ivar path: directory or file of the checkpoint
+    :ivar files: the checkpoint's files with their :func:`paged_sdk.weights.checkpoint.file_stamps`
+    :ivar placed: the device of each tensor
+    :ivar recipe: how the model embeds and ranks texts
+    :ivar shape: shape of the whole model, of which a rank may hold a shard
+    :ivar why_no_text: why the model cannot generate text, and what it does instead; None: it generates text
+    :ivar vision: image support; None: the model accepts no images
+    :ivar importance: weights the errors that quantization minimizes; None: unweighted
+    :ivar backends: attention backends to try before those of attention/choice.py
     """
 
     model: AnyModel
@@ -90,7 +90,7 @@ class LoadedModel:
 
     @property
     def placement(self) -> Placement:
-        """Return what is on which device."""
+        """Return the device of each layer, of the embeddings and of the output projection."""
         return self.placed.placement
 
     @property
@@ -101,12 +101,12 @@ class LoadedModel:
 
 
 def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel:
-    """Load weights and tokenizer at the same time.
+    """Load weights and tokenizer in parallel.
 
-    :param group: the ranks that the weights are divided among; those after the first read no text, and no images
+    :param group: the ranks that the weights are divided among; only rank 0 loads the tokenizer and image support
     """
     path, settings, device, workspace = loading.path, loading.settings, loading.device, loading.workspace
-    is_first = group is None or group.rank == 0  # which alone knows the tensors of an image encoder's file
+    is_first = group is None or group.rank == 0  # only rank 0 opens the file of an image encoder
     file = loading.encoder if is_first else None
     dtype = common_dtype(settings.dtype, choose_devices(settings, device))
     files = file_stamps(path)
@@ -139,7 +139,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
             def progress(done: int, total: int) -> None:
                 loading.go_on()
                 if text_beside is not None and text_beside.done():
-                    text_beside.result()  # whose error ends the loading
+                    text_beside.result()  # raises the tokenizer's error, which ends loading
                 bar.update(done, total)
 
             try:
@@ -152,7 +152,7 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
                     num_threads=1 if workspace is None else workspace.num_threads,
                     group=group,
                 )
-            finally:  # an error of the tokenizer goes before one of the weights
+            finally:  # an error of the tokenizer takes precedence over one of the weights
                 text = None if text_beside is None else text_beside.result()
         said = read_recipe(checkpoint)
         why_no_text = _why_no_text(checkpoint, said, is_bidirectional=shape.bidirectional)
@@ -195,11 +195,11 @@ def load_weights(loading: Loading, *, group: Group | None = None) -> LoadedModel
 
 
 def check_division(loading: Loading, size: int) -> None:
-    """Check whether a model can be divided among ranks. Only the heads of its files are read.
+    """Check whether a model can be divided among ranks. Only the headers of its files are read.
 
-    :param size: how many ranks there are
-    :raises ConfigError: it cannot
-    :raises ModelLoadError: it cannot be loaded at all
+    :param size: number of ranks
+    :raises ConfigError: the model cannot be divided
+    :raises ModelLoadError: the model cannot be loaded at all
     """
     settings = loading.settings
     checkpoint = open_checkpoint(loading.path)
@@ -220,9 +220,9 @@ def _check_division(plan: ModelPlan, checkpoint: Checkpoint, size: int) -> None:
 
 
 def _recipe(name: str, said: EmbeddingRecipe, ranks: RankRecipe | None, *, is_bidirectional: bool) -> EmbeddingRecipe:
-    """Return how texts become vectors, or numbers.
+    """Return how texts are embedded and ranked.
 
-    :param said: what the checkpoint says of it: of a ranker nothing, or modules without a pooling
+    :param said: the checkpoint's settings; those of a ranker are empty, or have modules without a pooling
     """
     says_nothing = said == EmbeddingRecipe()
     if ranks is not None and said.pooling is None and (is_bidirectional or not says_nothing):
@@ -234,7 +234,7 @@ def _recipe(name: str, said: EmbeddingRecipe, ranks: RankRecipe | None, *, is_bi
 
 
 def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe, *, is_bidirectional: bool) -> str | None:
-    """Say why a checkpoint cannot generate text; None: it can."""
+    """Return why a checkpoint cannot generate text; None if it can."""
     if is_bidirectional:
         return f"{checkpoint.path.name} is an encoder, whose tokens attend to later ones, too"
     if checkpoint.metadata is not None:
@@ -249,7 +249,7 @@ def _why_no_text(checkpoint: Checkpoint, recipe: EmbeddingRecipe, *, is_bidirect
 def _vision(
     checkpoint: Checkpoint, model: AnyModel, text: TextProcessor, settings: BuildSettings, policy: WeightPolicy
 ) -> LoadedVision:
-    """Load what a model needs to take images."""
+    """Load a model's image support."""
     limits = settings.images
     assert limits is not None
     if isinstance(model, DecoderModel):
@@ -277,7 +277,10 @@ def _encoder(
     settings: BuildSettings,
     policy: WeightPolicy,
 ) -> tuple[LoadedVision | None, TextProcessor]:
-    """Load the image encoder of a GGUF model; None: it cannot be used, and nobody has asked for it."""
+    """Load the image encoder of a GGUF model; None if it cannot be used and images were not requested.
+
+    :returns: also the text processor, whose chat template may have changed
+    """
     try:
         return load_encoder_file(
             encoder,
@@ -304,10 +307,10 @@ def place(
     *,
     is_checked: bool = True,
 ) -> PlacedNames:
-    """Decide where the tensors of a checkpoint are to be.
+    """Decide the device of each tensor of a checkpoint.
 
-    :param encoder: the names of an image encoder's that are in a file of its own
-    :param is_checked: whether the topology is compared with these names
+    :param encoder: names of the tensors in an image encoder's separate file
+    :param is_checked: whether to check that the topology matches the names
     """
     names = (*checkpoint.source.names(), *encoder)
     if topology is not None and is_checked:
@@ -318,7 +321,7 @@ def place(
 
 
 def _text_processor(checkpoint: Checkpoint, settings: BuildSettings, vocab_size: int) -> TextProcessor:
-    """Make the tokenizer and the chat template, and compare the vocabulary with the model's."""
+    """Make the text processor, and compare its vocabulary with the model's."""
     tokenizer = settings.tokenizer_json
     if settings.tok_model_id is not None:
         tokenizer = resolve_tokenizer(settings.tok_model_id, token=hub_token(settings.token_source))

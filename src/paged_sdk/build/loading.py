@@ -1,4 +1,4 @@
-"""Defines what is to be loaded, and what that takes."""
+"""Defines what to load, and with which resources."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Loading"]
 
 @frozen(kw_only=True)
 class Loading:
-    """Says what is to be loaded, and where to.
+    """Says what to load, and where.
 
-    :ivar path: where the model's files lie
-    :ivar devices: those that have part of it, and those of its draft model; the first of them has what the settings'
-        topology puts on no other
-    :ivar go_on: called before each tensor and each further step; what it raises ends the loading
-    :ivar workspace: the scratch memory of the native CPU kernels; None: these are absent
-    :ivar encoder: the image encoder of a GGUF model
-    :ivar backends: what may keep its KV before what attention/choice.py lists
+    :ivar path: directory or file of the checkpoint
+    :ivar devices: the devices of the model and of its draft model; the first is the default device, for everything that
+        the topology does not place
+    :ivar go_on: called before each tensor and between stages; an exception that it raises stops loading
+    :ivar workspace: scratch memory of the native CPU kernels; None: they are unavailable
+    :ivar encoder: file of a GGUF model's image encoder
+    :ivar backends: attention backends to try before those of attention/choice.py
     """
 
     path: Path
@@ -41,5 +41,5 @@ class Loading:
 
     @property
     def device(self) -> torch.device:
-        """Return the first device."""
+        """Return the default device."""
         return self.devices[0]

@@ -1,4 +1,4 @@
-"""Finds where a model's files lie, on this machine or on the hub."""
+"""Finds a model's files, locally or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["encoder_file", "hub_token", "model_path"]
 
 
 def model_path(source: ModelSource, settings: BuildSettings) -> Path:
-    """Return where a model lies, which may have to be downloaded first. The path has a name, which "." and ".." have
-    not, and leads there from other working directories too: weights may be read again.
+    """Return the path of a model's files, after downloading them if necessary. The path is absolute, since weights may
+    be read again from another working directory, and its last component is a name, not ``..``.
     """
     path = resolve_model(
         source.location,
@@ -30,7 +30,7 @@ def model_path(source: ModelSource, settings: BuildSettings) -> Path:
 
 
 def encoder_file(source: ModelSource, settings: BuildSettings, model: Path) -> EncoderFile | None:
-    """Return where a GGUF model's image encoder lies, if it has one, which may have to be downloaded first.
+    """Return the file of a GGUF model's image encoder, if it has one, after downloading it if necessary.
 
     :param model: the decoder's file
     """
@@ -44,7 +44,7 @@ def encoder_file(source: ModelSource, settings: BuildSettings, model: Path) -> E
 
 
 def hub_token(source: str) -> str | bool | None:
-    """Return the hub token of a token source, as huggingface_hub takes it: None is its cached token, False is none.
+    """Return the Hub token of a token source, in huggingface_hub's form: None is the cached token, False no token.
 
     :raises ConfigError: the environment variable is not set, or the file cannot be read
     """

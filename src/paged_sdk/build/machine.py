@@ -1,4 +1,4 @@
-"""Describes the machine that models would run on, and what this package uses of it."""
+"""Describes the machine, and which of its features this package uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FEATURES: Final = (
     "i8mm",
     "bf16",
 )
-"""Those that decide about kernels, by Linux's names."""
+"""CPU features that the choice of kernels depends on, by Linux's names."""
 
 
 @frozen(kw_only=True)
@@ -63,7 +63,7 @@ class GpuReport:
 
 @frozen(kw_only=True)
 class MachineReport:
-    """Describes a machine, and what is used of it.
+    """Describes a machine, and which of its features are used.
 
     :ivar package: this package's version
     :ivar python: the interpreter's version
@@ -146,9 +146,9 @@ def describe_machine() -> MachineReport:
 
 
 def _processor(file: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
-    """Return the processor's name and its features, as far as the system says them.
+    """Return the processor's name and features, as far as the system reports them.
 
-    :param file: Linux's account of processors; another in tests
+    :param file: Linux's cpuinfo; another file in tests
     """
     try:
         text = file.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Says how much memory a model would take."""
+"""Computes the memory that a model would take."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Planned", "plan_memory"]
 
 
 class Planned(Protocol):
-    """Says which model is to run, and how: a builder does."""
+    """Describes a model and its settings; builders implement this."""
 
     @property
     def source(self) -> ModelSource:
-        """Return which model it is."""
+        """Return the model to load."""
         ...
 
     @property
     def settings(self) -> BuildSettings:
-        """Return how it is to run."""
+        """Return the settings."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Holds what building a model gives: an engine, and the limits that requests are checked against."""
+"""Holds the result of building a model: the engine, and what is needed to check and make requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paged_sdk.config.isq import IsqType
 from paged_sdk.engine.engine import Engine
 from paged_sdk.types.adapter import AdapterUse
 
-if TYPE_CHECKING:  # they need torch, which is loaded when a model is built
+if TYPE_CHECKING:  # these import torch, which is loaded when a model is built
     from paged_sdk.adapters.bank import AdapterBank
     from paged_sdk.vision.processor import ImagePrompts
 
@@ -26,24 +26,26 @@ class ModelParts:
     """Holds everything that :class:`paged_sdk.Model` is made of.
 
     :ivar name: the model's name in responses
-    :ivar model_type: the checkpoint's, and
+    :ivar model_type: the checkpoint's ``model_type``
     :ivar architecture: the decoder's ``model_type``
-    :ivar engine: the engine, which has not made a step yet
+    :ivar engine: the engine, before its first step
     :ivar text: the model's tokenizer, chat template and defaults
-    :ivar config: the engine's settings, all filled in
-    :ivar vocab_size: how many logits a token has
-    :ivar max_sequence_tokens: of how many tokens the KV pool holds keys and values for one sequence
-    :ivar hidden_size: how many numbers a hidden state has
-    :ivar recipe: how its texts become vectors
-    :ivar why_no_text: why it cannot generate text, and what it does; None: it can
-    :ivar reads_whole_texts: whether its tokens attend to later ones, too
-    :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
-    :ivar images: puts images into prompts; None: the model takes none
+    :ivar config: the engine's resolved settings
+    :ivar vocab_size: number of logits per token
+    :ivar max_sequence_tokens: maximum number of tokens of one sequence that the KV pool can hold
+    :ivar hidden_size: size of a hidden state
+    :ivar recipe: how the model embeds and ranks texts
+    :ivar why_no_text: why the model cannot generate text, and what it does instead; None: it generates text
+    :ivar reads_whole_texts: whether attention is bidirectional
+    :ivar heals_tokens: whether the last tokens of a prompt may be replaced by ones that also cover the start of the
+        completion
+    :ivar images: inserts images into prompts; None: the model accepts no images
     :ivar on_worker_start: called first on the worker thread
-    :ivar check_isq: raises a ``ConfigError`` for a type that the weights cannot be quantized to; None: there are none
-    :ivar log_throughput: whether to log a line of figures every few seconds of work
-    :ivar bank: keeps the model's adapters; None: the model can have none
-    :ivar adapters: those that were loaded with it, by name
+    :ivar check_isq: raises a ``ConfigError`` for a type that the weights cannot be quantized to; None: the model has no
+        weights to quantize
+    :ivar log_throughput: whether to log throughput every few seconds of work
+    :ivar bank: holds the model's adapters; None: the model supports no adapters
+    :ivar adapters: the adapters loaded with the model, by name
     """
 
     name: str

@@ -25,9 +25,9 @@ _INDEX_IN_BRACKETS: Final = re.compile(r"\[(\d+)\]$")
 
 
 def choose_devices(settings: BuildSettings, own: torch.device | None = None) -> tuple[torch.device, ...]:
-    """Return the devices that settings name: the model's own, and then those of its topology.
+    """Return the devices that settings name: the model's default device, then those of its topology.
 
-    :param own: the model's own; None: the one that its settings name
+    :param own: the default device; None: the one in the settings
     :raises ConfigError: a device is unknown, or this machine does not have it
     """
     selectors = () if settings.topology is None else settings.topology.selectors
@@ -45,7 +45,7 @@ def _device_of(selector: LayerSelector) -> torch.device:
 
 
 def common_dtype(name: str, devices: Iterable[torch.device]) -> torch.dtype:
-    """Return the dtype of that name; "auto" is what suits all of the devices, else float32."""
+    """Return the dtype of that name; "auto" is the devices' common default dtype, or float32 if they differ."""
     suiting = {choose_dtype(name, device) for device in devices}
     return suiting.pop() if len(suiting) == 1 else torch.float32
 
@@ -54,8 +54,8 @@ def common_dtype(name: str, devices: Iterable[torch.device]) -> torch.dtype:
 class PlacedNames:
     """Says on which device the tensors of a model are.
 
-    :ivar names: of the checkpoint's tensors
-    :ivar tensor_names: what the model's family calls them; None: it has no family, and one device
+    :ivar names: names of the checkpoint's tensors
+    :ivar tensor_names: naming scheme of the model's family; None: the model has no family, and is on one device
     """
 
     placement: Placement
@@ -63,7 +63,7 @@ class PlacedNames:
     tensor_names: TensorNames | None
 
     def devices_of(self, expression: Pattern[str]) -> tuple[torch.device, ...]:
-        """Return the devices of the tensors in whose names an expression is found."""
+        """Return the devices of the tensors whose names match an expression."""
         if self.placement.is_one_device or (own := self.tensor_names) is None:
             return self.placement.devices
         named = {name: self.placement.layers[layer] for name, layer in _layers_of(self.names, own).items()}
@@ -79,14 +79,14 @@ def place_model(
     names: Collection[str],
     tensor_names: TensorNames | None,
 ) -> Placement:
-    """Put each layer where a topology has it, with what it says nothing of on the model's own device. Embeddings are
-    with the first layer and the output projection with the last one, unless it says something of them.
+    """Place each layer on the device that the topology sets, or on the default device. Unless the topology selects
+    them, the embeddings are with the first layer and the output projection is with the last one.
 
-    :param topology: checked already
-    :param device: the model's own
-    :param names: of the checkpoint's tensors
-    :param tensor_names: what the model's family calls them; None: it has no family
-    :raises ConfigError: the parts of one layer are to be on several devices, or the layers of a model without family
+    :param topology: a topology that matches the model
+    :param device: the default device
+    :param names: names of the checkpoint's tensors
+    :param tensor_names: naming scheme of the model's family; None: the model has no family
+    :raises ConfigError: the topology puts one layer, or a model without family, on several devices
     """
     selectors = [] if topology is None else [each for each in topology.by_weight() if each.layer.device is not None]
     rules = [(expression_of(selector), _device_of(selector), selector) for selector in selectors]
@@ -120,13 +120,13 @@ def place_model(
 
 
 def _said(rules: Iterable[tuple[Pattern[str], torch.device, LayerSelector]], *names: str) -> str:
-    """Return the first selector with a device that selects one of some tensors."""
+    """Return the first selector with a device that matches one of the names, as text for errors."""
     selector = next(selector for expression, _, selector in rules if any(map(expression.search, names)))
     return f"{selector}: device {selector.layer.device}"
 
 
 def _layers_of(names: Collection[str], tensor_names: TensorNames) -> dict[str, int]:
-    """Return which layer each tensor of a layer is of."""
+    """Return the layer number of each tensor that belongs to a layer."""
     number = re.compile(rf"{re.escape(tensor_names.body)}{re.escape(tensor_names.layers)}\.(\d+)\.")
     found = ((name, number.match(name)) for name in names)
     return {name: int(match[1]) for name, match in found if match is not None}

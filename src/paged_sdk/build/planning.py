@@ -1,4 +1,4 @@
-"""Computes what memory a model would take, from the heads of its files: no weight is read."""
+"""Computes the memory that a model would take from the headers of its files, without reading weights."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from paged_sdk.weights.source import WeightSource
 __all__ = ["compute_plan", "weight_bits"]
 
 GROUP: Final = 64
-"""The columns that share a scale in types of groups."""
+"""Columns that share a scale in HQQ, AFQ and level types."""
 
 
 def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
-    """Return what :func:`~paged_sdk.build.memory_plan.plan_memory` promises."""
+    """Implement :func:`~paged_sdk.build.memory_plan.plan_memory`."""
     environment = read_environment()
     draft = resolve_draft(settings, environment)
     if draft is not None:
@@ -69,9 +69,9 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
     seats = choose_seats(settings)
-    shape = shape_of_ranks(plan.config, len(seats))  # what all ranks hold together
+    shape = shape_of_ranks(plan.config, len(seats))  # total over all ranks
     used = placed.placement.devices
-    if len(seats) > 1 and devices[0].type == "cuda":  # each has a memory of its own
+    if len(seats) > 1 and devices[0].type == "cuda":  # each rank has its own memory
         used = tuple(torch.device(seat.device or devices[0]) for seat in seats)
         config = _with_smallest_pool(config, plan.config, used, dtype, sum(weights.values()))
     else:
@@ -102,10 +102,10 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
 def _with_smallest_pool(
     config: EngineConfig, shape: DecoderConfig, devices: Sequence[torch.device], dtype: torch.dtype, weight_bytes: int
 ) -> EngineConfig:
-    """Fill in as many blocks as every rank can hold of a model that is divided among devices.
+    """Fill in the number of blocks that every rank of a divided model can hold.
 
-    :param shape: the whole model's
-    :param weight_bytes: of all its weights
+    :param shape: shape of the whole model
+    :param weight_bytes: size of all weights
     """
     size = len(devices)
     parts = [shard_of(shape, rank, size).local(shape) for rank in range(size)]
@@ -119,7 +119,7 @@ def _with_smallest_pool(
 def _bytes_by_device(
     source: WeightSource, policy: WeightPolicy, placed: PlacedNames, dtype: torch.dtype
 ) -> dict[torch.device, int]:
-    """Return how many bytes of weights each device would hold."""
+    """Return the size of the weights on each device, in bytes."""
     found: dict[torch.device, int] = {}
     own, placement = placed.tensor_names, placed.placement
     roles = {} if own is None else {own.table: Role.EMBEDDING, f"{own.head}.weight": Role.HEAD}
@@ -135,9 +135,9 @@ def _bytes_by_device(
 def _bytes_of(
     source: WeightSource, name: str, policy: WeightPolicy, role: Role, dtype: torch.dtype, *, is_decoded: bool
 ) -> int:
-    """Return how many bytes a tensor would take.
+    """Return the size of a loaded tensor in bytes.
 
-    :param is_decoded: whether what is stored quantized is decoded on its device
+    :param is_decoded: whether quantized tensors are decoded on its device
     """
     shape = source.shape(name)
     elements = torch.Size(shape).numel()
@@ -153,7 +153,7 @@ def _bytes_of(
 
 
 def weight_bits(isq: IsqType, cols: int) -> float:
-    """Return the bits that a weight takes with its share of the scales."""
+    """Return the bits per weight, including its share of the scales."""
     blocks = blocks_for(isq, cols)
     if blocks is not None:
         form = BLOCK_FORMATS[tensor_type_of(blocks)]

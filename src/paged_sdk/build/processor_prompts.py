@@ -1,4 +1,4 @@
-"""Puts images into prompts as a checkpoint's whole processor does, and makes sure that it is so."""
+"""Inserts images into prompts for checkpoints whose whole processor is used, and checks the result against it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["SIZES", "ProcessorPrompts"]
 _log = get_logger(__name__)
 
 SIZES: Final = ((96, 64), (56, 112))
-"""Of the images that are tried: of two shapes, since processors cut and pad by shape."""
+"""Heights and widths of the trial images: two shapes, since processors cut and pad by shape."""
 
 
 class ProcessorPrompts:
-    """Makes prompts with images, in transformers' way and in this package's.
+    """Makes prompts with images, both as transformers' processor and as this engine does.
 
     :param path: the checkpoint
-    :param model: transformers' model, of which the text decoder is not needed
-    :raises UnsupportedArchitectureError: the processor does not say which text takes an image's place
+    :param model: transformers' model; its text decoder is not needed
+    :raises UnsupportedArchitectureError: the processor does not define the text that replaces an image's placeholder
     :raises CheckpointError: the checkpoint lacks something that images need
     :raises ConfigError: a package that reads images is not installed
     """
@@ -50,7 +50,7 @@ class ProcessorPrompts:
         self._prompts = self.make(ImageLimits(), is_whole=False)
 
     def make(self, limits: ImageLimits, *, is_whole: bool) -> ImagePrompts:
-        """Make what puts images into prompts.
+        """Make the object that inserts images into requests' prompts.
 
         :param is_whole: whether the tokens of an image attend to one another in both directions
         """
@@ -59,9 +59,10 @@ class ProcessorPrompts:
         return ImagePrompts(family, self._path, config, self._tokenizer, limits, self._processor)
 
     def limited(self, limits: ImageLimits) -> ImageLimits:
-        """Return the limits within which the tokens of a prompt are those that the processor gives.
+        """Return the limits within which this engine makes the same tokens as the processor: as given, or one image per
+        request.
 
-        :raises UnsupportedArchitectureError: there are none
+        :raises UnsupportedArchitectureError: the tokens differ even with one image
         """
         if self._has_same_tokens(SIZES):
             return limits
@@ -71,7 +72,7 @@ class ProcessorPrompts:
         return evolve(limits, max_images=1)
 
     def made(self, sizes: Sequence[tuple[int, int]]) -> tuple[Sequence[int], PromptMedia]:
-        """Return the tokens of a prompt with images of these sizes, as requests have them."""
+        """Return the tokens of a prompt with images of these sizes, as made for requests."""
         token_ids = self._tokenizer.encode(self._text(len(sizes)), add_special_tokens=False)
         try:
             made, media = self._prompts.insert(token_ids, [Image.parse(_picture(*size)) for size in sizes])
@@ -81,7 +82,7 @@ class ProcessorPrompts:
         return made, media
 
     def given(self, sizes: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        """Return what transformers' processor makes of the same, for its model."""
+        """Return the inputs that transformers' processor makes of the same prompt for transformers' model."""
         pictures = [_picture(*size) for size in sizes]
         return self._processor.prompt(self._text(len(sizes)), pictures, self._model)
 
@@ -91,14 +92,14 @@ class ProcessorPrompts:
             given = self.given(sizes)
         except PagedError:
             raise
-        except Exception as error:  # whatever a stranger's processor raises
+        except Exception as error:  # a processor from elsewhere may raise anything
             _log.info("A prompt with %d images cannot be prepared: %s", len(sizes), shown(str(error)))
             return False
         tokens: list[int] = given["input_ids"][0].tolist()
         return list(token_ids) == tokens
 
     def _text(self, num_images: int) -> str:
-        # Line breaks may join others.
+        # Line breaks around the placeholder: they may merge with line breaks that the processor inserts.
         return "What is this?\n" + f"{self._processor.placeholder}\nAnd that?" * num_images
 
     def _refusal(self, reason: str) -> UnsupportedArchitectureError:
@@ -109,7 +110,7 @@ class ProcessorPrompts:
 
 
 def _picture(height: int, width: int) -> npt.NDArray[np.uint8]:
-    """Return an image no two parts of which are the same."""
+    """Return an image whose parts all differ."""
     rows, columns = np.arange(height)[:, None], np.arange(width)
     channels = (rows * 255 // height + 0 * columns, columns * 255 // width + 0 * rows, rows * columns % 251)
     return np.stack(np.broadcast_arrays(*channels), axis=-1).astype(np.uint8)

@@ -40,7 +40,7 @@ class LoadingBar:
 
 
 def _progress() -> Progress:
-    # Imported here: it takes 40 ms, which a start without a bar needs not wait for.
+    # Imported here: importing takes 40 ms, and most starts show no bar.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

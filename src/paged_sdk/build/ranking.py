@@ -1,4 +1,4 @@
-"""Find out how a model's texts are ranked, by its layers, its files and its settings."""
+"""Determine how a model ranks documents, from its layers, files and settings."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _TEMPLATE = "a chat template that writes a message of the role 'query' and one o
 def find_ranking(
     checkpoint: Checkpoint, model: AnyModel, shape: DecoderConfig, text: TextProcessor, settings: BuildSettings
 ) -> RankRecipe | None:
-    """Return how texts are ranked; None: they are not.
+    """Return how a model ranks documents; None if it does not.
 
-    :raises ConfigError: the settings name tokens, or a chat template, that this model cannot be ranked by
+    :raises ConfigError: the model cannot rank by the tokens or the chat template in the settings
     :raises CheckpointError: a file of the checkpoint cannot be read
     """
     head = model.rank_head if isinstance(model, RankingModel) else None
@@ -78,8 +78,8 @@ def _padding(checkpoint: Checkpoint) -> int | None:
 def _with_form(
     recipe: RankRecipe, name: str, said: RankModules | None, text: TextProcessor, settings: BuildSettings
 ) -> RankRecipe:
-    """Say how pairs are written: as the checkpoint says, or by a chat template that was written for them. A text of
-    another form than the model was trained with would be ranked by chance.
+    """Add the form of pairs: the one in the checkpoint, or a chat template written for pairs. With another form than in
+    training, scores would be meaningless.
     """
     if said is not None and said.why_not is not None:
         return evolve(recipe, why_not=said.why_not)

@@ -1,4 +1,4 @@
-"""Quantizes the weights of a loaded model again, to another type."""
+"""Requantizes the weights of a loaded model to another type."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _T = TypeVar("_T")
 
 
 class WeightRequantizer:
-    """Implements a :class:`~paged_sdk.runner.model_runner.Requantizer` over the files that a model was loaded from.
+    """Implements :class:`~paged_sdk.runner.model_runner.Requantizer` by reading the model's files again.
 
-    What is held quantized is not what the new weights are made of: it would keep the errors of both types. Where
-    several ranks hold the model, the first has the others do the same; what one of them cannot do is done by none.
+    New weights are not made from the quantized ones in memory, since they would have the errors of both types. With
+    several ranks, rank 0 makes the others do the same; if a rank fails, all ranks restore their old weights.
 
-    :param loaded: the model; only the caller, which lets go of it first, holds its layers otherwise
-    :param make_device_decoding: makes what runs steps on the device, of the new weights
+    :param loaded: the model; the caller must drop its own references to the layers before calling
+    :param make_device_decoding: makes the device decoding for the new weights
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class WeightRequantizer:
         self._group = loaded.model.group if isinstance(loaded.model, DecoderModel) else None
 
     def __call__(self, isq: IsqType, go_on: Callable[[], None]) -> Requantized:
-        """Do what :meth:`~paged_sdk.runner.model_runner.Requantizer.__call__` says."""
+        """Implement :meth:`~paged_sdk.runner.model_runner.Requantizer.__call__`."""
         old, start = self._loaded, time.monotonic()
         replaced: set[int] = set()
         if self._group is not None and self._group.rank == 0:
@@ -74,10 +74,10 @@ class WeightRequantizer:
         with alone_on(*old.placement.devices):
             try:
                 made = self._requantized(isq, replaced.add, go_on)
-            except ModelClosedError:  # nobody will use the weights
+            except ModelClosedError:  # the weights are not needed any more
                 raise
             except Exception as error:
-                clear_frames(error)  # which may hold keys and values by now
+                clear_frames(error)  # its frames may hold the new KV pool
                 if replaced:
                     _log.warning("The weights are brought back to what they were: %s", error)
                 self._together(lambda: replaced and self._reload(old, sorted(replaced), lambda part: None, go_on))
@@ -97,15 +97,15 @@ class WeightRequantizer:
         return made
 
     def _together(self, do: Callable[[], _T]) -> _T:
-        """Do what all ranks do, as far as none of them cannot.
+        """Call a function that all ranks call, and raise on all of them if it fails on one.
 
-        :raises Exception: what has gone wrong here, or a :class:`~paged_sdk.errors.ModelLoadError` of another rank's
+        :raises Exception: this rank's error, or a :class:`~paged_sdk.errors.ModelLoadError` for another rank's
         """
         if self._group is None:
             return do()
         try:
             made = do()
-        except ModelClosedError:  # which ends the other ranks
+        except ModelClosedError:  # closing ends the other ranks
             raise
         except Exception as error:
             self._group.first_error(error)
@@ -115,9 +115,9 @@ class WeightRequantizer:
         return made
 
     def _parts(self, loaded: LoadedModel) -> Requantized:
-        """Make what runs the weights; keys and values are stored as suits them."""
+        """Make KV storage, layers and device decoding for the weights."""
         storage = make_storage(loaded, self._config, self._workspace)
-        return_cached_memory()  # of weights that went one by one, in pieces: the pool wants one
+        return_cached_memory()  # the old weights left it in pieces, and the pool needs contiguous memory
         backend = self._together(lambda: storage.make(self._config.num_blocks))
         fused = fuse(loaded.model, backend, loaded.settings)
         decoding = self._make_device_decoding(fused, backend)
@@ -126,10 +126,10 @@ class WeightRequantizer:
     def _reload(
         self, loaded: LoadedModel, parts: Iterable[int], on_replaced: Callable[[int], None], go_on: Callable[[], None]
     ) -> bool:
-        """Load some parts of the model as its settings say; return whether matrices are quantized then."""
+        """Load some parts of the model again by its settings; return whether the matrices are then quantized."""
         path, workspace, model = loaded.path, self._workspace, loaded.model
         if not isinstance(model, DecoderModel):
-            # Its layers are known to transformers alone.
+            # Only transformers knows the layers of such a model.
             raise ConfigError.of("re_isq_model", model.config.model_type, "a model of a family that has a decoder here")
         with memory_must_do(path), weights_must_fit(path, loaded.placement.devices):
             if file_stamps(path) != loaded.files:
@@ -151,7 +151,7 @@ class WeightRequantizer:
 
                     def replaced(part: int) -> None:
                         on_replaced(part)
-                        return_free_memory()  # else a third of a small model's size piles up on the heaps
+                        return_free_memory()  # otherwise free heap memory grows to a third of a small model's size
 
                     def progress(done: int, total: int) -> None:
                         go_on()

@@ -1,4 +1,4 @@
-"""Resolves an engine's settings: from the builder first, then the environment, then defaults for model and machine."""
+"""Resolves an engine's settings: from the builder, then the environment, then defaults for the model and machine."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _log = get_logger(__name__)
 
 DEFAULT_PREFIX_CACHE_N = 16
 DEFAULT_BATCHED_TOKENS = {"cpu": 512}
-"""A CPU computes 512 prompt tokens of a small model in about a quarter of a second, which other texts can wait for."""
+"""Prefilling 512 tokens of a small model takes a CPU about a quarter of a second, an acceptable wait for others."""
 DEFAULT_BATCHED_TOKENS_ELSEWHERE = 2048
 DEFAULT_SLOWDOWN = {"cpu": 3.0}
-"""Beside 8 texts of SmolLM2 a prompt of 3,000 tokens takes 2.0 times as long as alone, and 99 % of their tokens at most
-4.3 times as long; with the whole budget 1.0 and 32 times. Elsewhere nothing was measured: there a step takes what its
-budget allows, unless a factor is asked for."""
+"""Beside 8 decoding sequences of SmolLM2, a prompt of 3,000 tokens takes 2.0 times as long as alone, and 99 % of the
+sequences' tokens at most 4.3 times as long; without limit, 1.0 and 32 times. On other devices this was not measured,
+and steps use their whole token budget by default."""
 PAGED_BY_DEFAULT = frozenset({"cpu", "cuda"})
 
 
 def resolve_max_model_len(settings: BuildSettings, model: DecoderConfig) -> int:
-    """Return the most tokens that a sequence may have.
+    """Return the maximum number of tokens of a sequence.
 
-    :raises ConfigError: the setting is more than the model's own context
+    :raises ConfigError: the setting exceeds the model's context
     """
     asked = settings.max_model_len or model.max_position
     if asked > model.max_position:
@@ -49,20 +49,19 @@ def resolve_engine_config(
     devices: Sequence[torch.device],
     max_model_len: int,
 ) -> EngineConfig:
-    """Fill in settings that were left open: from the builder, then the environment, then defaults for model and
-    machine.
+    """Resolve the engine's settings: from the builder, then the environment, then defaults for the model and machine.
 
-    The size of the pool stays open, because it depends on the memory that the weights leave: see
+    The number of blocks stays 0, because it depends on the memory that the weights leave: see
     :func:`~paged_sdk.build.kv_memory.size_pool`.
 
-    :param devices: those that have part of the model
+    :param devices: the devices that hold part of the model
     """
-    # A step takes as long as its slowest part.
+    # A step takes as long as its slowest device.
     device = next((each for each in devices if each.type == "cpu"), devices[0])
     prefix_cache_n = next(
         n for n in (settings.prefix_cache_n, environment.prefix_cache_n, DEFAULT_PREFIX_CACHE_N) if n is not None
     )
-    if model.bidirectional:  # keys and values of a text's beginning depend on its end
+    if model.bidirectional:  # KV of a prefix depends on the tokens after it
         prefix_cache_n = 0
     asked = _paged_meta(settings, environment, devices)
     meta = asked or PagedAttentionMeta()
@@ -85,11 +84,11 @@ def resolve_engine_config(
 
 
 def resolve_draft(settings: BuildSettings, environment: Environment) -> DraftSource | None:
-    """Return which smaller model guesses tokens; None: none does."""
+    """Return the draft model to load; None: no draft model."""
     location = environment.draft_model
     if settings.draft is not None or location is None or settings.gamma == 0:
         return settings.draft
-    # What is no GGUF file by its name is what its directory or repository has.
+    # Without .gguf in the name, the format depends on the files in the directory or repository.
     model = ModelSource(location=location, gguf=True if location.lower().endswith("gguf") else None)
     return DraftSource(model=model, settings=BuildSettings())
 

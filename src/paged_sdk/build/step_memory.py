@@ -1,4 +1,4 @@
-"""Measures what steps need of a device's memory beside weights and KV, before the KV pool takes what is left."""
+"""Measures the device memory that steps need besides weights and KV, before the KV pool takes the rest."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _log = get_logger(__name__)
 
 _T = TypeVar("_T")
 
-# For what no trial shows: kernels that are loaded later, and memory that is free in pieces.
+# For what trial steps do not show: kernels that are loaded later, and fragmentation.
 _RESERVE: Final = 128 * 2**20
 
-# Workspaces of cuBLAS's belong to a thread and a stream: the worker has one, each thread that compiles kernels, and
-# the stream of recordings.
+# cuBLAS has a workspace per thread and stream: those of the worker, of each compiling thread, and of the recording
+# stream.
 _NUM_WORKSPACES: Final = COMPILING_THREADS + 2
-_WORKSPACE_BYTES: Final = 33 * 2**20  # on Hopper, with cuBLASLt's, where torch does not say it
+_WORKSPACE_BYTES: Final = 33 * 2**20  # Hopper's, with cuBLASLt's; used if torch does not report the sizes
 
-# The driver keeps some kilobytes for each node of a recorded step, and there are some hundreds.
+# The driver keeps some kilobytes per node of a recorded step, and a step has several hundred nodes.
 _LEAST_PER_GRAPH: Final = 256 * 2**10
 _NUM_WEIGHED: Final = 4
 
@@ -59,11 +59,11 @@ def activations_of(
     placement: Placement,
     group: Group | None = None,
 ) -> dict[torch.device, int]:
-    """Measure the bytes that steps need beside weights and KV, on each CUDA device: what the largest step takes when it
-    is launched, what recorded steps keep, what sampling takes, and workspaces.
+    """Measure the bytes that steps need besides weights and KV on each CUDA device: the largest launched step, recorded
+    steps, sampling, workspaces, scratch and a reserve.
 
-    :param processors: logits processors, which may keep state on the device of the logits
-    :param group: the ranks that compute the model, which all call this at the same time; None: there is one
+    :param processors: logits processors, which may keep state on the logits' device
+    :param group: the tensor-parallel ranks, all of which call this at the same time; None: one process
     :raises OutOfMemoryError: the weights leave too little memory
     """
     if group is not None:
@@ -99,10 +99,11 @@ def activations_of(
 
 
 def most_logits(config: EngineConfig) -> int:
-    """Return the most tokens whose logits are computed at once: every text's drafts and one, or a tile of a prompt's.
+    """Return the maximum number of tokens whose logits are computed at once: ``gamma + 1`` per sequence, or a tile of
+    prompt logprobs.
 
-    Texts whose grammar leaves no choice have drafts without speculation, too. Those are not counted: should all texts
-    have them at once and memory be too small for it, their requests begin anew.
+    Tokens forced by grammars are drafts even without speculation, and are not counted: if all sequences had them at
+    once and memory ran out, the sequences would restart.
     """
     return max(LOGITS_TILE, config.max_num_seqs * (config.gamma + 1))
 
@@ -127,7 +128,7 @@ def _launched_bytes(device: torch.device, model: CausalModel, storage: KvStorage
             f"the weights leave on {device}: a smaller with_max_num_batched_tokens, or quantized weights, need less",
             available=available,
         ) from error
-    torch.cuda.empty_cache()  # frees the pool that the step ran on
+    torch.cuda.empty_cache()  # frees the KV memory of the trial step
     return shown
 
 
@@ -143,7 +144,7 @@ def _recorded_bytes(
         torch.cuda.synchronize(device)
         return device_memory(device).free
 
-    # Results, and the logits of the largest step in the memory of the recordings.
+    # Two sets of logits: in the steps' results, and in the recordings' memory.
     num_graphs, floor = _num_graphs(config), 2 * config.max_num_seqs * vocab_size * torch.float32.itemsize
     floor += num_graphs * _LEAST_PER_GRAPH
     record: Record = CudaGraphRecorder(device, is_trial=True)
@@ -152,7 +153,7 @@ def _recorded_bytes(
     try:
         with torch.inference_mode():
             measured = recorded_bytes(model, storage, config, record=record, free=free)
-    except launch_errors() as error:  # not even what they would write to has room
+    except launch_errors() as error:  # not even the steps' results fit
         clear_frames(error)
         measured = 0
     torch.cuda.empty_cache()
@@ -162,13 +163,13 @@ def _recorded_bytes(
 def recorded_bytes(
     model: CausalModel, storage: KvStorage, config: EngineConfig, *, record: Record, free: Callable[[], int]
 ) -> int:
-    """Measure the bytes that recorded steps keep, by what a device says is free before and after.
+    """Measure the bytes that recorded steps keep, by the device's free memory before and after recording.
 
-    The largest step of each kind is recorded, in whose memory the others' fits, and some small ones, from which follows
-    what each takes besides. A kind whose largest step cannot be recorded counts as nothing.
+    The largest step of each kind is recorded, since the others fit into its memory, and a few small ones, which show
+    what each step takes besides. If the largest step of a kind cannot be recorded, that kind counts as 0.
 
-    :param free: returns how many bytes are free on the device
-    :raises Exception: there is no memory for what the steps write to, or for the small ones
+    :param free: returns the free bytes of the device
+    :raises Exception: there is no memory for the steps' results, or for the small steps
     """
     backend = storage.make(1)
     recordable = backend.decode_backend
@@ -197,25 +198,23 @@ def recorded_bytes(
 
 
 def _if_possible(record: Callable[[], _T]) -> _T | None:
-    """Record steps; None: they cannot be. What keeps them from it is said when they are to be, on the memory that is
-    theirs.
-    """
+    """Record steps; None if that fails. The reason is not logged here but when the real steps are recorded."""
     try:
         return record()
     except launch_errors() as error:
         clear_frames(error)
-    return_cached_memory()  # it is not kept
+    return_cached_memory()  # memory of the failed recording must not count
     return None
 
 
 def _num_graphs(config: EngineConfig) -> int:
-    """Return how many steps will be recorded."""
+    """Return the number of steps that will be recorded."""
     num_sizes = len(token_counts(config.max_num_batched_tokens)) + len(batch_sizes(config.max_num_seqs))
     return num_sizes * len(context_bounds(config.max_model_len))
 
 
 def workspace_bytes() -> int:
-    """Return how many bytes cuBLAS and cuBLASLt take for each thread and stream that has matrices multiplied."""
+    """Return the bytes of the workspaces that cuBLAS and cuBLASLt allocate per thread and stream."""
     sizes = [getattr(torch.backends.cuda, name, None) for name in ("cublas_workspace_size", "cublaslt_workspace_size")]
     if any(size is None for size in sizes):
         return _WORKSPACE_BYTES

@@ -1,4 +1,4 @@
-"""Compare a topology with the model that it is for."""
+"""Check a topology against its model, and translate its selectors to tensor names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paged_sdk.weights.gguf.names import ARCHITECTURES
 
 __all__ = ["check_topology", "expression_of", "gguf_overrides", "isq_by_name"]
 
-# An output projection that is tied to the embeddings has a name, though the checkpoint has no such tensor.
+# An output projection tied to the embeddings can be selected too, although the checkpoint has no such tensor.
 _HEAD: Final = "lm_head.weight"
 
 
 def check_topology(topology: Topology, *, num_layers: int, names: Collection[str]) -> None:
-    """Check that every selector selects something.
+    """Check that every selector matches something.
 
-    :param num_layers: the model's layers
-    :param names: of the checkpoint's tensors
+    :param num_layers: number of the model's layers
+    :param names: names of the checkpoint's tensors
     :raises ConfigError: naming the selector
     """
     for selector in topology.selectors:
@@ -48,7 +48,7 @@ def _check_expression(selector: LayerSelector, expression: Pattern[str], names: 
 
 
 def isq_by_name(topology: Topology) -> list[tuple[Pattern[str], IsqType]]:
-    """Return a checked topology as expressions with types, of which the first that is found in a name counts."""
+    """Return a checked topology as pairs of expression and type: the first expression that matches a name decides."""
     return [
         (expression_of(selector), selector.layer.isq)
         for selector in topology.by_weight()
@@ -57,7 +57,7 @@ def isq_by_name(topology: Topology) -> list[tuple[Pattern[str], IsqType]]:
 
 
 def expression_of(selector: LayerSelector) -> Pattern[str]:
-    """Return what is found in the names of the tensors that a selector selects."""
+    """Return the regular expression that matches the names of a selector's tensors."""
     if isinstance(selector.selection, re.Pattern):
         return selector.selection
     return re.compile(rf"(?:^|\.)(?:layers|h|blocks)\.(?:{'|'.join(map(str, selector.selection))})\.")
@@ -66,9 +66,9 @@ def expression_of(selector: LayerSelector) -> Pattern[str]:
 def gguf_overrides(
     topology: Topology, architecture: str, shapes: Mapping[str, tuple[int, ...]], *, num_layers: int
 ) -> list[tuple[str, str]]:
-    """Return what a topology says of a GGUF file's matrices: expressions that are a tensor's name, with types.
+    """Return a topology's types for a GGUF file, as pairs of an expression for one tensor's name and a type.
 
-    :param architecture: GGUF's name of it
+    :param architecture: GGUF's name of the architecture
     :param shapes: the shape of each tensor, by GGUF name
     :raises ConfigError: naming the selector, or a type that GGUF has no blocks for
     """

@@ -1,4 +1,4 @@
-"""Loads what a model needs to take images."""
+"""Loads a model's image support: processor and encoder."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _log = get_logger(__name__)
 
 @frozen(eq=False)
 class LoadedVision:
-    """Holds what a model needs to take images.
+    """Holds a model's image support.
 
-    :ivar prompts: puts images into prompts
-    :ivar encoder: makes vectors of them
+    :ivar prompts: inserts images into prompts
+    :ivar encoder: encodes images as vectors
     :ivar both_ways: whether tokens of an image attend to one another in both directions
     """
 
@@ -57,9 +57,9 @@ def load_vision(
 ) -> LoadedVision:
     """Load a checkpoint's image processor and encoder.
 
-    :param policy: the text decoder's. The encoder stays as it is but for matrices that an expression of the topology
-        names: ranges are of the decoder's layers
-    :raises UnsupportedArchitectureError: the model's family takes no images
+    :param policy: the text decoder's. Of the encoder, only matrices that match a regular expression of the topology are
+        quantized: ranges select the decoder's layers
+    :raises UnsupportedArchitectureError: the model's family has no image support
     :raises CheckpointError: the checkpoint is a GGUF file, or lacks something that images need
     :raises ConfigError: a package that reads images is not installed
     """
@@ -72,7 +72,7 @@ def load_vision(
         )
     model_type = str(checkpoint.config.get("model_type"))
     is_nested = isinstance(supported_families().get(model_type), NestedFamily)
-    # A family may have a decoder here and leave images to its whole processor.
+    # A family may have a decoder in models/ and use transformers' whole processor for images.
     family = None if is_nested and model_type not in vision_families() else find_vision_family(checkpoint.config)
     prompts = None
     if family is not None:
@@ -106,8 +106,8 @@ def load_encoder_file(
 ) -> tuple[LoadedVision, TextProcessor]:
     """Load the image encoder of a GGUF model; other parameters are those of :func:`load_vision`.
 
-    :returns: also the text processor, whose chat template shows images
-    :raises CheckpointError: the file lacks something, or the tokenizer the token that stands for images
+    :returns: also the text processor, with a chat template that renders images if possible
+    :raises CheckpointError: the file lacks something, or the tokenizer has no image token
     :raises UnsupportedArchitectureError: the file holds something that this kind of encoder does not have
     """
     path, family = encoder.path, vision_families()[encoder.config["model_type"]]
@@ -126,10 +126,10 @@ def load_encoder_file(
 
 
 def _showing_images(text: TextProcessor, placeholder: int, after: str) -> TextProcessor:
-    """Return a text processor whose chat template writes a token for each image. Those of GGUF files were often made
-    for texts alone: llama.cpp replaces images by a mark before it renders them.
+    """Return a text processor whose chat template writes a token for each image, if possible. Templates of GGUF files
+    often accept text only: llama.cpp replaces images by a marker before it renders them.
 
-    :param after: what is to follow the token where the template does not see images
+    :param after: text to insert after the token if the template does not support images
     """
     if text.template is None or _shows_images(text, placeholder):
         return text
@@ -145,7 +145,7 @@ def _shows_images(text: TextProcessor, placeholder: int) -> bool:
     picture = Image.parse(np.zeros((1, 1, 3), np.uint8))
     try:
         ids = text.encode_chat([Message.of_parts("user", [picture, {"type": "text", "text": "What?"}])])
-    except InvalidRequestError:  # of a template that wants texts, or another conversation
+    except InvalidRequestError:  # the template accepts text only, or expects another conversation
         return False
     return ids.count(placeholder) == 1
 
@@ -153,7 +153,7 @@ def _shows_images(text: TextProcessor, placeholder: int) -> bool:
 def _own_policy(policy: WeightPolicy, topology: Topology | None, device: torch.device) -> WeightPolicy:
     selectors = () if topology is None else topology.selectors
     expressions = Topology(tuple(each for each in selectors if not isinstance(each.selection, range)))
-    workspace = policy.workspace if device.type == "cpu" else None  # of which one call at a time is made
+    workspace = policy.workspace if device.type == "cpu" else None  # serves one call at a time: make another
     if workspace is not None:
         workspace = Workspace(workspace.library, num_threads=workspace.num_threads)
     return evolve(policy, workspace=workspace, isq=None, isq_by_name=isq_by_name(expressions), keep_blocks=False)

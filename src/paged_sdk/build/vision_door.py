@@ -1,4 +1,4 @@
-"""Loads what a model that runs through transformers' classes needs to take images, and tries it with one."""
+"""Loads image support for models that run through transformers' classes, and checks it with a trial image."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["load_vision_door"]
 
 
 def load_vision_door(path: Path, model: TransformersModel, tokenizer: Tokenizer, limits: ImageLimits) -> LoadedVision:
-    """Load a checkpoint's processor, and compare what it and the model's class make of images with what is made here.
+    """Load a checkpoint's processor, and compare the results of transformers' processor and class with this engine's.
 
     :param path: the checkpoint
-    :raises UnsupportedArchitectureError: they are not the same
+    :raises UnsupportedArchitectureError: the results differ
     :raises CheckpointError: the checkpoint lacks something that images need
     :raises ConfigError: a package that reads images is not installed
     """
@@ -41,7 +41,7 @@ def load_vision_door(path: Path, model: TransformersModel, tokenizer: Tokenizer,
 
 
 def _prompt(model: TransformersModel, prompts: ProcessorPrompts, encoder: ImageEncoder) -> PromptWithImage:
-    """Return a prompt with one image."""
+    """Return a prompt with one image, prepared by transformers and by this engine."""
     sizes = SIZES[:1]
     token_ids, media = prompts.made(sizes)
     (span,) = media.spans
@@ -49,7 +49,7 @@ def _prompt(model: TransformersModel, prompts: ProcessorPrompts, encoder: ImageE
     try:
         with torch.inference_mode():
             encoded = encoder.encode(span.inputs, lambda: None)
-    except Exception as error:  # a class of another form
+    except Exception as error:  # a class with an unexpected interface
         reason = shown(next(iter(str(error).splitlines()), type(error).__name__))
         raise refusal(model_type, f"its encoder cannot be tried ({reason})") from error
     if len(encoded.vectors) != len(span.places):

@@ -14,10 +14,10 @@ _log = get_logger(__name__)
 
 
 def check_same_tokens(target: Tokenizer, draft: Tokenizer, location: str) -> None:
-    """Check that every token of a target is the same token of the model that is to guess for it.
+    """Check that every token of a target is the same token in its draft model.
 
-    :param location: the smaller model, for messages
-    :raises ConfigError: one is not
+    :param location: the draft model, for messages
+    :raises ConfigError: a token differs
     """
     token_id = target.first_difference(draft)
     if token_id is not None:
@@ -31,17 +31,17 @@ def check_same_tokens(target: Tokenizer, draft: Tokenizer, location: str) -> Non
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int, path: Path, *, is_own: bool) -> None:
-    """Look for token ids that the model has no embedding for.
+    """Check that the model has an embedding for every token.
 
-    A model with more embeddings than tokens is usual (Qwen2.5 has 151,936 for 151,665 tokens). The other way round,
-    checkpoints are in use whose tokenizer has a few added tokens, such as one for padding, that the model was never
-    given: these load with a warning, and a request that holds such a token is refused by itself.
+    Models often have more embeddings than tokens (Qwen2.5 has 151,936 for 151,665 tokens). There are also checkpoints
+    whose tokenizer has a few added tokens, such as one for padding, without embeddings: these load with a warning, and
+    requests with such a token are refused.
 
-    :param vocab_size: how many embeddings the model has
+    :param vocab_size: number of the model's embeddings
     :param path: the checkpoint, for messages
-    :param is_own: the token list is that of the GGUF file itself, to which embeddings belong one by one
-    :raises CheckpointError: a GGUF file has more tokens than embeddings, as llama.cpp refuses it too; or the tokenizer
-        puts a token without an embedding around every text, so that none could be answered
+    :param is_own: whether the token list is that of the GGUF file itself, in which each token must have an embedding
+    :raises CheckpointError: a GGUF file has more tokens than embeddings, which llama.cpp refuses too; or the tokenizer
+        adds a token without an embedding to every text, so that every request would be refused
     """
     around = [id for id in (*tokenizer.special.prefix, *tokenizer.special.suffix) if id >= vocab_size]
     if around:

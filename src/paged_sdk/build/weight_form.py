@@ -1,4 +1,4 @@
-"""Decides what form a model's weights take: as they are stored, quantized while loading, or decoded."""
+"""Decides the form of a model's weights: as stored, quantized while loading, or decoded."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def weight_policy(
     workspace: Workspace | None,
     importance: CheckpointImportance | None,
 ) -> WeightPolicy:
-    """Choose the form that the weights take.
+    """Choose the form of the weights.
 
-    :param importance: what errors of quantized weights are weighted by
-    :raises ConfigError: weights are to be quantized where that is not possible
+    :param importance: weights the errors that quantization minimizes
+    :raises ConfigError: weights cannot be quantized as requested
     """
     isq, setting = settings.isq, "isq"
     if isq is not None and checkpoint.is_quantized:
@@ -64,7 +64,7 @@ def weight_policy(
         unused = "%s has no effect before re_isq_model is called: with_isq (--isq) and topologies quantize weights."
         _log.warning(unused, importance.source)
     return WeightPolicy(
-        # A dtype that was asked for is the weights' dtype; with "auto" they keep the form they are stored in.
+        # With an explicit dtype, weights are decoded to it; with "auto", they keep their stored form.
         keep_blocks=settings.dtype == "auto" and len(without_blocks) < len(devices),
         decoded_on=without_blocks,
         workspace=workspace,
@@ -77,7 +77,7 @@ def weight_policy(
 
 
 def _why_no_blocks(device: torch.device) -> str | None:
-    """Say why blocks cannot be multiplied on a device; None: they can."""
+    """Return why a device cannot multiply by GGUF blocks; None if it can."""
     return None if device.type == "cpu" else availability.why_not(device)
 
 
@@ -92,8 +92,8 @@ def check_isq(
 ) -> None:
     """Check that weights can be quantized to a type on some devices.
 
-    :param has_library: whether the native kernels are there
-    :param setting: what asks for the type
+    :param has_library: whether the native kernels are available
+    :param setting: the setting that requests the type, for errors
     :raises ConfigError: they cannot
     """
     for device in devices:

@@ -1,4 +1,4 @@
-"""Hold everything that a builder can say about how its model runs."""
+"""Hold the settings that a builder collects for its model."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ DTYPES = {
     "f64": "float64",
 }
 MAX_SOURCE = 4096
-"""So long is the longest path, and a token is shorter."""
+"""Maximum length of a token source: the longest path of Linux; tokens are shorter."""
 MAX_THREADS = 1024
-"""Threads of one tensor operation are started at once, and a number that no machine has is a slip."""
+"""A larger number must be a typo, and would start all of these threads at once."""
 MAX_RANKS = 1024
-"""No model has as many heads, and a number that is far beyond is a slip."""
+"""A larger number must be a typo: no model has as many heads."""
 TOKEN_SOURCES = ("cache", "none", "literal:", "env:", "path:")
 
 
@@ -90,7 +90,7 @@ def _are_ranks(instance: object, attribute: Attribute[Any], value: object) -> No
 
 
 def is_encoder_name(name: str) -> bool:
-    """Tell by the name of a GGUF file whether it holds an image encoder (mmproj) and no model."""
+    """Tell whether a GGUF file, by its name, holds an image encoder (mmproj) and not a model."""
     return "mmproj" in Path(name).name.lower()
 
 
@@ -98,10 +98,11 @@ def is_encoder_name(name: str) -> bool:
 class ModelSource:
     """Says which model to load.
 
-    :ivar location: a path, or a hub id
-    :ivar filenames: GGUF files below it; empty: the ones that it holds
-    :ivar gguf: look a hub id up for GGUF files (True), for a Hugging Face checkpoint (False), or for what it has (None)
-    :ivar mmproj: the GGUF file of its image encoder: a path, or a name there; None: whichever lies beside it alone
+    :ivar location: a path or a Hub id
+    :ivar filenames: GGUF files below the location; empty: the files found there
+    :ivar gguf: True: look for GGUF files; False: for a Hugging Face checkpoint; None: for either
+    :ivar mmproj: GGUF file of the image encoder: a path, or a file name at the location; None: the mmproj file there,
+        if there is exactly one
     """
 
     location: str
@@ -114,8 +115,8 @@ class ModelSource:
 class AdapterSource:
     """Says which adapter to load.
 
-    :ivar location: a path, or a hub id
-    :ivar name: what requests call it
+    :ivar location: a path or a Hub id
+    :ivar name: the name by which requests select the adapter
     """
 
     location: str
@@ -123,12 +124,12 @@ class AdapterSource:
 
     @classmethod
     def of(cls, setting: str, path: str | PathLike[str], name: str | None) -> AdapterSource:
-        """Make it of what a user says.
+        """Make an adapter source from a user's arguments.
 
-        :param setting: where it is said, for errors
-        :param path: a path, or a hub id
-        :param name: None: the last part of the path
-        :raises ConfigError: it is no path
+        :param setting: name of the builder's method, for errors
+        :param path: a path or a Hub id
+        :param name: the adapter's name; None: the last part of the path
+        :raises ConfigError: the path is invalid
         """
         location = path_text(setting, path, "a path or a hub id")
         return cls(location, Path(location).name.removesuffix(".gguf") if name is None else name)
@@ -145,10 +146,10 @@ def _adapters(value: Iterable[AdapterSource]) -> tuple[AdapterSource, ...]:
 
 @frozen(kw_only=True)
 class DraftSource:
-    """Says which model guesses tokens for another.
+    """Says which draft model proposes tokens for another model.
 
-    :ivar model: the model
-    :ivar settings: its own settings, of which those of weights and files count
+    :ivar model: the draft model
+    :ivar settings: its settings; only those of weights and files are used
     """
 
     model: ModelSource
@@ -182,29 +183,30 @@ def _are_ranking_tokens(instance: object, attribute: Attribute[Any], value: tupl
 
 @frozen(kw_only=True)
 class BuildSettings:
-    """Holds the explicit settings; None leaves one to the environment, the checkpoint and the machine, in this order.
+    """Holds the explicit settings. None: taken from the environment, the checkpoint or the machine, in this order.
 
-    :ivar tok_model_id: where another tokenizer is: a directory, a file or a hub id
+    :ivar tok_model_id: a tokenizer other than the checkpoint's: a directory, a file or a Hub id
     :ivar isq: the type to quantize weights to while loading
-    :ivar topology: what single layers are to be instead
-    :ivar imatrix: an importance matrix of llama.cpp's, by which errors of quantized weights are weighted
-    :ivar calibration_file: a text from which one is collected
-    :ivar isq_cache: a directory that keeps what quantizing makes, for the next start
-    :ivar batch_invariance: whether to use one arithmetic for every row count
-    :ivar lean_memory: whether each weight is to be held once only, as it is in any case
-    :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
-        takes
-    :ivar gamma: the most drafts of a text in one step; 0: none
-    :ivar token_healing: whether the end of a text that is to be continued may be tokenized anew, with what follows
-    :ivar ranking_tokens: what a model answers where a document goes with a query, and where not; None as the second:
-        the first alone says it
-    :ivar images: how large and how many images may be; None: the model takes none
-    :ivar draft: the smaller model that guesses tokens
-    :ivar adapters: what is loaded with the model, for requests to name
-    :ivar tensor_parallel: how many processes compute the model together, each with a part of every matrix; "auto": one
-        for each device of the model's kind; None: one, or as many as the topology has devices
+    :ivar topology: settings of single layers, which take precedence
+    :ivar imatrix: llama.cpp's importance matrix, which weights the errors that quantization minimizes
+    :ivar calibration_file: a text from which an importance matrix is collected
+    :ivar isq_cache: a directory that caches quantized weights for the next start
+    :ivar batch_invariance: whether results must not depend on the number of rows in a step
+    :ivar lean_memory: no effect: every model holds each quantized weight only once
+    :ivar max_slowdown: maximum factor by which prefill may lengthen a step for decoding sequences; 0: no limit but the
+        token budget
+    :ivar gamma: maximum number of draft tokens per sequence and step; 0: no drafts
+    :ivar token_healing: whether the last tokens of a prompt may be replaced by ones that also cover the start of the
+        completion
+    :ivar ranking_tokens: a ranking model's answers for relevant and for irrelevant documents; None as the second: only
+        the first answer's logit counts
+    :ivar images: limits of images; None: the model accepts no images
+    :ivar draft: the draft model
+    :ivar adapters: adapters to load with the model
+    :ivar tensor_parallel: number of tensor-parallel ranks; "auto": one for each device of the model's kind; None: one,
+        or the number of the topology's devices
     :ivar paged_attn: whether the KV cache is paged; True and False are explicit requests
-    :ivar paged_meta: the settings of the KV pool, taken as a whole
+    :ivar paged_meta: the settings of the KV pool; replaces those of the environment as a whole
     """
 
     dtype: str = field(default="auto", converter=_dtype)
@@ -246,12 +248,12 @@ class BuildSettings:
 
     @staticmethod
     def call_of(name: str) -> str:
-        """Return what sets a setting, a builder's method or parameter: errors name that."""
+        """Return the builder's method that sets a field, for errors to name."""
         return _CALLS.get(name, f"with_{name}")
 
     @property
     def is_to_be_divided(self) -> bool:
-        """Say whether several processes were asked for, though it may turn out to be one."""
+        """Tell whether tensor parallelism was requested, even if "auto" then finds a single device."""
         return self.tensor_parallel not in (None, 1) or (
             self.topology is not None and self.topology.devices is not None
         )

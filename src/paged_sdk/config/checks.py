@@ -15,13 +15,13 @@ from attrs import Attribute
 from paged_sdk.errors import ConfigError
 
 MAX_PATH = 4096
-"""Linux has no longer path, and no other system does."""
+"""Maximum length of a path: Linux's limit."""
 
 
 def plain(value: Any) -> Any:
-    """Return a number of another library, such as numpy's, as Python's own.
+    """Return a number of another library, such as numpy's, as a Python int or float.
 
-    What is no number stays as it is, for a validator to judge; so do bools, numpy's too.
+    Bools (numpy's too) and values that are not numbers are returned unchanged, for a validator to judge.
     """
     if isinstance(value, bool | str) or type(value) in (int, float, NoneType):
         return value
@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
     return float(value) if isinstance(value, numbers.Real) else value
 
 
-# attrs takes the type of a parameter from its converter.
+# attrs derives a parameter's type from its converter: hence one function per type.
 def as_int(value: int) -> int:
     """Return :func:`plain` ``(value)``."""
     number: int = plain(value)
@@ -56,9 +56,10 @@ def as_optional_float(value: float | None) -> float | None:
 
 
 def as_tuple(value: Any) -> Any:
-    """Return the items of a list, of an array or of another iterable, as Python's own values.
+    """Return the items of a list, an array or another iterable as a tuple of Python values.
 
-    What has no items in an order of its own - numbers, bytes, mappings - stays as it is, for a validator to judge.
+    A string becomes a tuple of one. Bytes, mappings and values that are not iterable are returned unchanged, for a
+    validator to judge.
     """
     if isinstance(value, bytes | bytearray | memoryview | Mapping):
         return value
@@ -69,9 +70,9 @@ def as_tuple(value: Any) -> Any:
 
 
 def path_text(setting: str, value: str | PathLike[str], allowed: str) -> str:
-    """Return the text of a path that the operating system can be asked for.
+    """Return a path as text.
 
-    :raises ConfigError: it is none
+    :raises ConfigError: the value is not a path that the operating system can take
     """
     try:
         text = fspath(value)
@@ -94,7 +95,7 @@ def is_finite(value: object) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Tell whether a string can be encoded: a lone surrogate is no character."""
+    """Tell whether a string can be encoded as UTF-8: lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -103,14 +104,14 @@ def is_unicode(text: str) -> bool:
 
 
 def name_of(instance: object, attribute: Attribute[Any]) -> str:
-    """Return a field's name for the text of an error: as applications have it, where the class says how that is."""
+    """Return a field's name for the text of an error: the builder's method if the class has ``call_of``."""
     name = attribute.alias or attribute.name
     call_of: Callable[[str], str] | None = getattr(instance, "call_of", None)
     return f"{type(instance).__name__}.{name}" if call_of is None else call_of(name)
 
 
 class IsInt:
-    """Accepts ints, but no bools."""
+    """Accepts ints, but not bools."""
 
     def __call__(self, instance: object, attribute: Attribute[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -180,7 +181,7 @@ def is_optional_slowdown(instance: object, attribute: Attribute[Any], value: obj
 
 
 def _members(kind: type[Enum]) -> str:
-    """List an enumeration's members so that many of them fit a message, too."""
+    """List an enumeration's members in words; from 8 members on by short names, to keep messages short."""
     names = [member.name for member in kind]
     return " or ".join(map(str, kind)) if len(names) < 8 else f"a member of {kind.__name__}: {', '.join(names)}"
 
@@ -228,8 +229,8 @@ def are_texts(instance: object, attribute: Attribute[Any], value: object) -> Non
 
 
 class AreFewTexts:
-    """Accepts a tuple of strings as :func:`are_texts` does, if they are few and not long: the engine reads them while
-    other requests wait.
+    """Accepts a tuple of strings as :func:`are_texts` does, up to a number and a total length: the engine's thread
+    searches for each of them while other requests wait.
     """
 
     def __init__(self, max_number: int, max_characters: int) -> None:

@@ -1,4 +1,4 @@
-"""Describe the shape of a decoder-only transformer, as the shared blocks understand it."""
+"""Describe the shape of a decoder-only transformer built from the shared blocks."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Activation(Enum):
 
 
 class NormKind(Enum):
-    """Says what norms divide by, and whether they take the mean off before."""
+    """Names the kind of norms: RMSNorm, or LayerNorm, which also subtracts the mean."""
 
     RMS = "rms"
     LAYER = "layer"
 
 
 class QkNormWeights(Enum):
-    """Says which weights norms of queries and keys have: one vector for all heads, one for each head, or one norm for
-    all heads at once.
+    """Says how queries and keys are normalized: per head with one weight vector shared by all heads, per head with a
+    weight vector for each, or over all heads together.
     """
 
     SHARED = "shared"
@@ -73,17 +73,17 @@ class RopeConfig:
     :ivar rotary_dim: leading elements of each head that are rotated (even, <= head_dim)
     :ivar theta: base of the frequencies
     :ivar factor: context extension
-    :ivar original_max_position: tokens of context that the model was trained on: llama3, yarn and longrope need it
-    :ivar attention_factor: multiplies cos and sin; None: the kind's own formula
-    :ivar gguf_attn_factor: multiplies cos and sin once more, whatever the kind (GGUF's attn_factor)
-    :ivar axis_of_frequency: one entry per frequency: by which of a token's positions it turns, 0 in time, 1 in height
-        or 2 in width (Wang et al., 2024, arXiv 2409.12191); empty: a token has one position
+    :ivar original_max_position: trained context in tokens; required by llama3, yarn and longrope
+    :ivar attention_factor: multiplies cos and sin; None: computed from the kind's formula
+    :ivar gguf_attn_factor: a further factor on cos and sin, for every kind (GGUF's attn_factor)
+    :ivar axis_of_frequency: the position axis of each frequency: 0 time, 1 height, 2 width (M-RoPE: Wang et al., 2024,
+        arXiv 2409.12191); empty: tokens have one position
     :ivar short_factor: longrope, one divisor per frequency up to ``original_max_position`` tokens
     :ivar long_factor: longrope, one divisor per frequency beyond that
-    :ivar inv_freq_divisors: one divisor per frequency, before the kind's own formula (GGUF's rope_freqs)
-    :ivar interleaved: element 2i of a head is paired with element 2i + 1, not element i with one half the rotated
-        elements further on (glm, cohere)
-    :ivar rotates: False: nothing is rotated, whatever the other settings say (:data:`NO_ROPE`)
+    :ivar inv_freq_divisors: one divisor per frequency, applied before the kind's formula (GGUF's rope_freqs)
+    :ivar interleaved: True: element 2i of a head is paired with element 2i + 1 (glm, cohere); False: element i with
+        element i + rotary_dim / 2
+    :ivar rotates: False: nothing is rotated, and the other settings have no effect (:data:`NO_ROPE`)
     """
 
     rotary_dim: int
@@ -109,35 +109,36 @@ class RopeConfig:
 
     @property
     def switch(self) -> int | None:
-        """Return the length of a text beyond which other frequencies rotate all of it; None: there is no such
-        length.
+        """Return the sequence length beyond which all keys use the long frequencies; None if frequencies never
+        change.
         """
         switches = self.kind is RopeKind.LONGROPE and self.short_factor != self.long_factor
         return self.original_max_position if switches else None
 
 
-# Two elements turned by no angle: every kernel computes it, and those that need at least one frequency have one.
+# One frequency whose angle is always 0: kernels need no special case for no rotation, nor for zero frequencies.
 NO_ROPE: Final = RopeConfig(rotary_dim=2, rotates=False)
-"""The rotary embedding of layers that know no positions."""
+"""The rotary embedding of layers without positions (NoPE)."""
 
 
 @frozen(kw_only=True)
 class MoeConfig:
-    """Describes layers whose MLP is many experts, each token using a few (Shazeer et al., 2017, arXiv 1701.06538).
+    """Describes mixture-of-experts layers (Shazeer et al., 2017, arXiv 1701.06538).
 
-    :ivar layers: which layers, by index; the others have one MLP for all tokens
-    :ivar num_experts_per_token: how many of a layer's ``num_experts`` each token uses
-    :ivar intermediate_size: the intermediate size of one expert
-    :ivar shared_intermediate_size: the intermediate size of one more expert, which serves every token and whose output
-        is weighed by a gate of its own (qwen2_moe); None: there is none
-    :ivar sparse_mixer: two experts are chosen, each weighed by a softmax over those whose scores are near its own: the
-        share by which they may be less (phimoe); ``renormalize`` does not count then
-    :ivar has_biases: whether the router and all experts add biases (gpt-oss)
-    :ivar swiglu_limit: experts compute ``(up + 1) * gate * sigmoid(swiglu_alpha * gate)`` with both clamped to it, the
-        gate from above only (gpt-oss); None: ``up * silu(gate)``
-    :ivar alternates: whether checkpoints that have all experts in one tensor have gate and up in turns, row by row
-    :ivar renormalize: True: the weights of a token's experts are scaled to add up to 1; False: they are the softmax's
-        over all experts
+    :ivar layers: indices of the mixture-of-experts layers; the other layers have a dense MLP
+    :ivar num_experts_per_token: number of experts that a token is routed to
+    :ivar intermediate_size: intermediate size of one expert
+    :ivar shared_intermediate_size: intermediate size of a shared expert, which every token uses and whose output is
+        scaled by its own gate (qwen2_moe); None: no shared expert
+    :ivar sparse_mixer: SparseMixer's threshold (phimoe): two experts are chosen, and the weight of each is a softmax
+        over the experts whose scores are less than its own by at most this fraction. ``renormalize`` has no effect
+        then. None: top-k routing
+    :ivar has_biases: whether the router and all experts have biases (gpt-oss)
+    :ivar swiglu_limit: experts compute ``(up + 1) * gate * sigmoid(swiglu_alpha * gate)``, with ``up`` clamped to
+        ``[-swiglu_limit, swiglu_limit]`` and ``gate`` from above only (gpt-oss); None: ``up * silu(gate)``
+    :ivar alternates: whether checkpoints with all experts in one tensor interleave gate and up rows
+    :ivar renormalize: True: the weights of a token's experts are rescaled to sum to 1; False: they are the
+        probabilities of a softmax over all experts
     """
 
     layers: frozenset[int]
@@ -157,41 +158,43 @@ class MoeConfig:
 class DecoderConfig:
     """Describes a decoder-only transformer made of the shared blocks.
 
-    Per-layer settings have one entry per layer, so that a block never asks which family it belongs to.
+    Families differ only in these values: no block asks which family it belongs to.
 
     :ivar model_type: Hugging Face's ``model_type``, which is also the name of the file in ``models/``
-    :ivar sliding_windows: per layer: tokens that a query attends to, itself included; None: all
-    :ivar ropes: per layer: its rotary embedding (layers of one kind share one value)
+    :ivar sliding_windows: per layer: number of tokens that a query attends to, itself included; None: all
+    :ivar ropes: per layer: its rotary embedding
     :ivar attention_scale: multiplies q.k
-    :ivar attention_sinks: whether each head's softmax has one more logit, a learned one without a value (gpt-oss)
-    :ivar alibi_slopes: per head: what a key's score loses for each token between it and the query (Press et al., 2021,
-        arXiv 2108.12409); empty: nothing
+    :ivar attention_sinks: whether each head's softmax has an extra learned logit without a value (gpt-oss)
+    :ivar alibi_slopes: per head: subtracted from a key's score per token of distance to the query (ALiBi: Press et al.,
+        2021, arXiv 2108.12409); empty: no ALiBi
     :ivar attention_softcap: scores become ``cap * tanh(score / cap)``
     :ivar logit_softcap: the same for the logits
-    :ivar logit_scale: multiplies the logits, before their cap (cohere, granite)
+    :ivar logit_scale: multiplies the logits, before the soft cap (cohere, granite)
     :ivar embedding_scale: multiplies the token embeddings (gemma)
     :ivar embedding_norm: whether the token embeddings are normalized before the first layer (bloom)
-    :ivar residual_scale: multiplies what attention and the MLP add to the residual stream (granite)
-    :ivar norm: of all norms, those of queries and keys included
-    :ivar norm_bias: whether norms of layers, and the last one, add a bias
+    :ivar residual_scale: multiplies the outputs of attention and the MLP before the residual addition (granite)
+    :ivar norm: kind of all norms, including those of queries and keys
+    :ivar norm_bias: whether the layers' norms and the final norm have biases
     :ivar norm_offset: added to the weights of norms (1 for gemma)
-    :ivar norm_in_float32: whether the product with a norm's weight is rounded once, not the normalized vector too
+    :ivar norm_in_float32: True: norms multiply by the weight in float32 and round once; False: they round the
+        normalized vector to the model's dtype before the multiplication
     :ivar gated_mlp: False: MLPs are ``down(activation(up(x)))``
-    :ivar qk_norm: whether queries and keys are normalized; ``qk_norm_weights`` and ``qk_norm_bias`` say how
+    :ivar qk_norm: whether queries and keys are normalized, as ``qk_norm_weights`` and ``qk_norm_bias`` specify
     :ivar input_norms: norms before attention and before the MLP (all but olmo2 and its kin)
     :ivar sandwich_norms: norms after attention and after the MLP, before the residual (gemma)
-    :ivar parallel_residual: attention and the MLP read the same normalized rows, and what both give is added at once
-    :ivar parallel_norms: each of the two has a norm of its own there (falcon)
-    :ivar qkv_groups: in how many groups of rows, each with its queries, keys and values, a checkpoint has them in one
-        tensor (codegen: 4)
-    :ivar qkv_values_first: whether values come before keys there (codegen)
-    :ivar qkv_clip: the largest magnitude of elements of queries, keys and values, after their norms (olmoe)
-    :ivar head_bias: whether the output projection adds a bias
-    :ivar moe: mixture of experts; None: every layer has one MLP
-    :ivar bidirectional: whether tokens attend to later ones too, a window's worth of them: an encoder
-    :ivar num_image_layers: after how many of the first layers vectors of images are added to the residual stream
-        (Qwen3-VL's DeepStack: Meng et al., 2024, arXiv 2406.04334)
-    :ivar max_position: tokens of context
+    :ivar parallel_residual: attention and the MLP read the same input, and both outputs are added to the residual at
+        once
+    :ivar parallel_norms: with ``parallel_residual``: attention and the MLP have separate input norms (falcon)
+    :ivar qkv_groups: number of groups of rows in a checkpoint's fused QKV tensor, each with its own queries, keys and
+        values (codegen: 4)
+    :ivar qkv_values_first: whether the values of a group precede its keys (codegen)
+    :ivar qkv_clip: queries, keys and values are clamped to this magnitude, after their norms (olmoe)
+    :ivar head_bias: whether the output projection has a bias
+    :ivar moe: mixture-of-experts layers; None: every layer has a dense MLP
+    :ivar bidirectional: whether tokens also attend to later tokens, within the window (encoders)
+    :ivar num_image_layers: number of first layers after which image vectors are added to the residual stream
+        (DeepStack of Qwen3-VL: Meng et al., 2024, arXiv 2406.04334)
+    :ivar max_position: context length in tokens
     """
 
     model_type: str
@@ -242,19 +245,19 @@ class DecoderConfig:
 
     @property
     def rope_switch(self) -> int | None:
-        """Return the length of a text beyond which its keys are rotated otherwise, the earlier ones too; None: there is
-        no such length.
+        """Return the sequence length beyond which all keys, earlier ones included, use other frequencies; None if
+        frequencies never change.
         """
         # A config whose layers switch at different lengths is refused.
         return next((rope.switch for rope in self.ropes if rope.switch is not None), None)
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Return the KV elements per token over all layers, E of the pool-size formula."""
+        """Return the KV elements per token over all layers: E in the pool-size formula of docs/architecture.md."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def of_layers(self, layers: Sequence[int]) -> DecoderConfig:
-        """Return the shape of some of the layers alone, as what keeps their keys and values takes it."""
+        """Return the shape restricted to some layers, for KV storage that holds only these. ``moe`` is unchanged."""
         if list(layers) == list(range(self.num_layers)):
             return self
         return evolve(
@@ -266,8 +269,8 @@ class DecoderConfig:
 
     @property
     def window(self) -> int | None:
-        """Return the widest sliding window, beyond which no KV is read again; None if any layer attends to
-        everything, or tokens to later ones.
+        """Return the widest sliding window, beyond which KV is never read again; None if a layer has full attention or
+        attention is bidirectional.
         """
         if self.bidirectional:
             return None

@@ -1,4 +1,4 @@
-"""Say how texts become vectors."""
+"""Describe how a model embeds texts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["DenseLayer", "EmbeddingRecipe"]
 
 @frozen(eq=False)
 class DenseLayer:
-    """Multiplies the vectors of texts.
+    """Computes a dense layer on pooled vectors.
 
     :ivar weight: ``[out_features, in_features]`` float32
-    :ivar bias: ``[out_features]`` float32; None: nothing is added
-    :ivar tanh: whether the hyperbolic tangent is taken of the product
+    :ivar bias: ``[out_features]`` float32; None: no bias
+    :ivar tanh: whether tanh is applied to the result
     """
 
     weight: npt.NDArray[np.float32]
@@ -42,18 +42,18 @@ class DenseLayer:
 
 @frozen(kw_only=True)
 class EmbeddingRecipe:
-    """Holds what a checkpoint says of how its texts become vectors.
+    """Holds a checkpoint's settings for embeddings.
 
-    :ivar pooling: None: it says nothing
-    :ivar dense: what multiplies the pooled vectors, in order
-    :ivar normalize: whether vectors are divided by their length
-    :ivar prompts: texts to put before a text, by name
-    :ivar default_prompt: the name of the one that is put there where none is named; None: none is
-    :ivar pools_prompt: whether the tokens of such a prompt are pooled with those of the text
-    :ivar max_tokens: the longest text that the model is made for; None: it says nothing
-    :ivar lower_case: whether texts are turned to lower case first
-    :ivar why_not: what it asks for that is not computed here; None: nothing
-    :ivar ranks: how texts are ranked; None: they are not
+    :ivar pooling: None: not specified
+    :ivar dense: dense layers applied to the pooled vectors, in order
+    :ivar normalize: whether vectors are divided by their L2 norm
+    :ivar prompts: prefixes of texts, by name
+    :ivar default_prompt: name of the prefix used if a call names none; None: no prefix
+    :ivar pools_prompt: whether the prefix's tokens are pooled with those of the text
+    :ivar max_tokens: maximum length of a text in tokens; None: not specified
+    :ivar lower_case: whether texts are lower-cased first
+    :ivar why_not: what the checkpoint requires that is not supported; None: nothing
+    :ivar ranks: how documents are ranked; None: the model does not rank
     """
 
     pooling: Pooling | None = None

@@ -1,4 +1,4 @@
-"""Hold the resolved settings of one engine, for which the environment is not read any more."""
+"""Hold the resolved settings of one engine; defaults and the environment are already applied."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ __all__ = ["EngineConfig"]
 class EngineConfig:
     """Holds the settings of the scheduler and of the KV memory.
 
-    :ivar paged: block-level paged KV; False: contiguous KV per sequence
-    :ivar gpu_memory: how much memory the pool may take; None: what suits the device
-    :ivar num_blocks: blocks in the pool; 0 if it has not been sized yet, or there is none
+    :ivar paged: True: paged KV in blocks; False: contiguous KV per sequence
+    :ivar gpu_memory: size of the pool; None: the device's default
+    :ivar num_blocks: blocks in the pool; 0 if the pool has not been sized yet, or KV is contiguous
     :ivar block_size: tokens per block
-    :ivar cache_type: the type that a KV element is stored as
-    :ivar prefix_cache_n: 0 turns the prefix cache off; otherwise it is on when paged, and keeps so many finished
-        sequences when not
-    :ivar max_num_seqs: sequences that hold KV at once
-    :ivar max_num_batched_tokens: the token budget of one step
-    :ivar max_slowdown: by what factor a text's tokens may take longer beside a prompt; 0: as long as the token budget
-        takes
-    :ivar gamma: the most drafts of a text in one step, guesses at the tokens that follow; 0: none
-    :ivar max_model_len: tokens in a sequence, prompt and output together
-    :ivar max_queue: requests that may wait
+    :ivar cache_type: storage type of KV elements
+    :ivar prefix_cache_n: 0: prefix cache off; otherwise on with paged KV, and the number of finished sequences to keep
+        with contiguous KV
+    :ivar max_num_seqs: maximum number of sequences that hold KV at once
+    :ivar max_num_batched_tokens: token budget of one step
+    :ivar max_slowdown: maximum factor by which prefill may lengthen a step for decoding sequences; 0: no limit but the
+        token budget
+    :ivar gamma: maximum number of draft tokens per sequence and step; 0: no drafts
+    :ivar max_model_len: maximum number of tokens of a sequence, prompt and output together
+    :ivar max_queue: maximum number of waiting requests
     :ivar sliding_window: the widest window if every layer has one, else None
-    :ivar rope_switch: tokens of a sequence beyond which all its keys are rotated otherwise; None: at no length
+    :ivar rope_switch: sequence length in tokens beyond which all keys use other rotary frequencies (LongRoPE); None:
+        frequencies never change
     """
 
     paged: bool = True

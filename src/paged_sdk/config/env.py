@@ -55,38 +55,40 @@ GAMMA = "MISTRALRS_SPECULATIVE_GAMMA"
 DRAFT_MODEL = "MISTRALRS_SPECULATIVE_DRAFT_MODEL"
 """Path or Hub id of a draft model: a smaller one with the same vocabulary."""
 SILENT_SECONDS = "PAGED_SDK_SILENT_SECONDS"
-"""A replica in its own process has hung if nothing is heard from it for so many seconds; ``none`` and ``false``: no
+"""Seconds without any message after which a replica in its own process counts as hung; ``none`` and ``false``: no
 limit. Default: 60.
 """
 STEP_SECONDS = "PAGED_SDK_STEP_SECONDS"
-"""It has also hung if one of its engine's steps takes so many seconds; ``none`` and ``false``: no limit. Default: 600.
+"""Seconds of a single engine step after which such a replica counts as hung; ``none`` and ``false``: no limit. Default:
+600.
 """
 WORLD_SIZE = "WORLD_SIZE"
-"""Number of processes that share a model, if they are started one by one, as by torchrun. It affects only models with
+"""Number of ranks of a model, if they are launched separately, as by torchrun. Affects only models with
 ``with_tensor_parallel``.
 """
 RANK = "RANK"
-"""This process's number among them, from 0; number 0 runs the application."""
+"""This process's rank, from 0; rank 0 runs the application."""
 MASTER_ADDR = "MASTER_ADDR"
-"""Name or address of number 0's machine, by which all reach it."""
+"""Host name or address of rank 0's machine, reachable from all ranks."""
 MASTER_PORT = "MASTER_PORT"
-"""Port at which number 0, or torchrun there, listens while the others find each other."""
+"""Port of the rendezvous store, on which rank 0 or torchrun listens."""
 LOCAL_RANK = "LOCAL_RANK"
-"""This process's number on its machine. Default: 0."""
+"""This process's rank on its machine. Default: 0."""
 LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-"""Number of processes on its machine, which divide the processors. Default: 1."""
+"""Number of ranks on this machine, which divide the CPUs among them. Default: 1."""
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""``True`` if torchrun itself listens at the port; set by torchrun."""
+"""``True`` if torchrun hosts the store at the port; set by torchrun."""
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has restarted the processes; set by torchrun."""
 
 _INTERPRETER = ("SYSTEMROOT", "WINDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TZ", "TZDIR")
-# What CUDA's libraries and compilers read; NCCL has dozens of its own.
+# Read by CUDA's libraries and compilers. NCCL's variables are passed by prefix.
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "PATH", "HOME", "CC", "TRITON_CACHE_DIR")
-# torch would end the process, rank 0's application among them, where another one ends or is late.
+# With these on, torch's NCCL watchdog ends this process, rank 0's application included, if another rank ends or is
+# late.
 _NCCL_LEAVES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
 MAX_DIGITS = 18
-"""A number of 18 digits fits 64 bits, and no setting needs more."""
+"""Numbers of up to 18 digits fit into 64 bits; no setting needs more."""
 
 _ON = frozenset({"true", "1", "on"})
 _OFF = frozenset({"false", "0", "off"})
@@ -94,15 +96,15 @@ _OFF = frozenset({"false", "0", "off"})
 
 @frozen(kw_only=True)
 class Environment:
-    """Holds what the environment says; None where it says nothing.
+    """Holds the settings read from the environment; None for unset ones.
 
-    :ivar paged_attn: whether paged attention is requested or forbidden
+    :ivar paged_attn: True: paged attention is requested; False: forbidden
     :ivar paged_meta: the settings of the KV pool
     :ivar prefix_cache_n: 0 turns the prefix cache off
-    :ivar isq: the type to quantize weights to while loading; checkpoints that are quantized already are left alone
-    :ivar gamma: the most drafts of a text in one step
-    :ivar draft_model: the path or hub id of the model that makes them
-    :ivar hang_limits: when replicas in processes of their own have hung
+    :ivar isq: the type to quantize weights to while loading; does not apply to quantized checkpoints
+    :ivar gamma: maximum number of draft tokens per sequence and step
+    :ivar draft_model: path or Hub id of the draft model
+    :ivar hang_limits: when replicas in their own processes count as hung
     """
 
     paged_attn: bool | None = None
@@ -116,15 +118,15 @@ class Environment:
 
 @frozen(kw_only=True)
 class Launch:
-    """Says what this process is among those that were started one by one to compute a model together.
+    """Describes this process among the ranks of a model that were launched separately.
 
-    :ivar rank: its number
-    :ivar size: how many there are
-    :ivar local_rank: its number among those of its machine
-    :ivar local_size: how many there are on its machine
-    :ivar address: where they find each other, with ``port``
-    :ivar has_agent: whether someone else than the first one listens there
-    :ivar attempt: tells apart what was written there before they were started again
+    :ivar rank: this process's rank
+    :ivar size: number of ranks
+    :ivar local_rank: this process's rank on its machine
+    :ivar local_size: number of ranks on its machine
+    :ivar address: host of the rendezvous store, with ``port``
+    :ivar has_agent: whether torchrun's agent hosts the store; otherwise rank 0 does
+    :ivar attempt: number of restarts; prefixes the store's keys, so that a restart does not read old entries
     """
 
     rank: int
@@ -138,23 +140,24 @@ class Launch:
 
 
 def interpreter_variables() -> dict[str, str]:
-    """Return the variables without which a Python interpreter may not start or may not know the time zone.
+    """Return the variables that a Python interpreter may need to start and to know the time zone.
 
-    Processes that this package starts get these and no others: what the application keeps in its environment, keys and
-    tokens among it, is none of their business.
+    Child processes get only these, and those on CUDA also :func:`device_variables`: an application's environment may
+    hold keys and tokens.
     """
     return {name: os.environ[name] for name in _INTERPRETER if name in os.environ}
 
 
 def device_variables() -> dict[str, str]:
-    """Return the variables beside these that a process needs which computes on a CUDA device with others."""
+    """Return the further variables that a rank on a CUDA device needs."""
     return {name: value for name, value in os.environ.items() if name in _DEVICES or name.startswith("NCCL_")}
 
 
 @contextmanager
 def nccl_leaves_the_process() -> Iterator[None]:
-    """Have connections that torch makes through NCCL within the block fail without ending the process, which torch is
-    told by its environment alone.
+    """Set torch's NCCL variables so that process groups made within the block fail without ending the process.
+
+    torch reads this setting from the environment only.
     """
     before = {name: os.environ.get(name) for name in _NCCL_LEAVES}
     os.environ.update(dict.fromkeys(_NCCL_LEAVES, "0"))
@@ -204,9 +207,10 @@ def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
 
 
 def read_launch(variables: Mapping[str, str] | None = None) -> Launch | None:
-    """Read whether this process was started as one of several, as torchrun starts them; None: it is alone.
+    """Read whether this process was launched as one rank of several, as by torchrun.
 
     :param variables: the variables to read instead of the process's own
+    :returns: None if this process is the only rank
     :raises ConfigError: naming the variable, its value and what is allowed
     """
     source = os.environ if variables is None else variables
@@ -248,7 +252,7 @@ def _seconds(given: Mapping[str, str], name: str, usual: float | None) -> float 
     if value.lower() in {"false", "none"}:
         return None
     try:
-        seconds = float(value) if value.isascii() and "_" not in value else 0.0  # which float() would take
+        seconds = float(value) if value.isascii() and "_" not in value else 0.0  # float() accepts these
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
@@ -257,7 +261,7 @@ def _seconds(given: Mapping[str, str], name: str, usual: float | None) -> float 
 
 
 def _needed(given: Mapping[str, str], name: str, allowed: str, *, minimum: int = 0) -> int:
-    """Return a number that has to be there, since others are."""
+    """Return the number of a variable that is required once RANK or WORLD_SIZE is set."""
     number = _whole_number(given, name, allowed=allowed, minimum=minimum)
     if number is None:
         raise _missing(name, f"{allowed}, beside {RANK if name == WORLD_SIZE else WORLD_SIZE}")
@@ -333,7 +337,7 @@ def _memory(given: Mapping[str, str]) -> MemoryGpuConfig | None:
     if GPU_MEM_USAGE in given:
         value = given[GPU_MEM_USAGE]
         try:
-            if not value.isascii() or "_" in value:  # which float() would take
+            if not value.isascii() or "_" in value:  # float() accepts these
                 raise ValueError
             return MemoryGpuConfig.Fraction(float(value))
         except ValueError:

@@ -1,4 +1,4 @@
-"""Holds a mapping that never changes, as a setting."""
+"""Hold an immutable mapping, for use in settings."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ V_co = TypeVar("V_co", covariant=True)
 
 
 class FrozenMapping(Mapping[K, V_co]):
-    """Holds a copy of a mapping. Other than ``types.MappingProxyType`` it can be hashed, copied and pickled, so that
-    settings with one can.
+    """Holds a copy of a mapping. Unlike ``types.MappingProxyType``, it can be hashed, copied and pickled, and so can
+    settings that contain one.
 
-    :param items: the mapping, whose values can be hashed
+    :param items: the mapping to copy; its values must be hashable
     """
 
     __slots__ = ("_items",)

@@ -16,19 +16,19 @@ class IsqFamily(Enum):
     """32 weights share a float16 scale, in some types a float16 minimum too."""
 
     K = "K"
-    """256 weights share float16 units, of which groups of 16 or 32 have small multiples."""
+    """256 weights share a float16 super-scale; each group of 16 or 32 has a scale that is a small multiple of it."""
 
     HQQ = "HQQ"
-    """64 weights share a scale and a zero point, which is optimized for few large errors."""
+    """64 weights share a scale and a zero point, which is optimized to leave few large errors."""
 
     AFQ = "AFQ"
     """64 weights share a scale and a minimum, as in MLX's checkpoints."""
 
     LEVELS = "levels"
-    """64 weights share a scale, and codes stand for levels at unequal distances."""
+    """64 weights share a scale, and codes index unevenly spaced levels."""
 
     ROW = "row"
-    """A row shares a scale."""
+    """All weights of a row share a scale."""
 
 
 class IsqType(Enum):
@@ -49,7 +49,7 @@ class IsqType(Enum):
     Q5_1 = ("Q5_1", 5, IsqFamily.LEGACY)
     Q8_0 = ("Q8_0", 8, IsqFamily.LEGACY)
     Q8_1 = ("Q8_1", 8, IsqFamily.LEGACY)
-    """It is stored as Q8_0, whose numbers it has: what ggml's form adds are sums that products of activations use."""
+    """Stored as Q8_0: ggml's Q8_1 has the same codes and scales, and adds only block sums for use as activations."""
     HQQ4 = ("HQQ4", 4, IsqFamily.HQQ)
     HQQ8 = ("HQQ8", 8, IsqFamily.HQQ)
     AFQ2 = ("AFQ2", 2, IsqFamily.AFQ)

@@ -12,7 +12,7 @@ from paged_sdk.errors import ConfigError
 __all__ = ["MemoryGpuConfig"]
 
 LARGEST = 2**53
-"""Larger numbers are no floats, which sizes are shown as; no machine has so much memory."""
+"""The largest size: floats, in which sizes are shown, represent integers exactly up to here."""
 
 
 class MemoryGpuConfig:
@@ -31,7 +31,7 @@ class MemoryGpuConfig:
         Fraction: type[Fraction]
         MB: type[MB]
 
-    # A size is one of the three: this class alone says nothing. The subclasses have constructors of their own.
+    # Only the three subclasses, which have their own constructors, can be instantiated.
     def __init__(self, *args: object, **fields: object) -> None:
         given = fields or (args[0] if len(args) == 1 else args)
         raise ConfigError.of("MemoryGpuConfig", given, ".ContextSize(tokens), .Fraction(fraction) or .MB(megabytes)")
@@ -68,6 +68,6 @@ class MB(MemoryGpuConfig):
 
 
 for _variant in (ContextSize, Fraction, MB):
-    # Read as variants of the one type, in tracebacks and reprs too.
+    # Shown as MemoryGpuConfig.MB, for example, in reprs and tracebacks.
     _variant.__qualname__ = f"MemoryGpuConfig.{_variant.__name__}"
     setattr(MemoryGpuConfig, _variant.__name__, _variant)

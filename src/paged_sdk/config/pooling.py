@@ -1,4 +1,4 @@
-"""Name the ways in which hidden states become one vector."""
+"""Name the poolings that turn a text's hidden states into one vector."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal, TypeAlias, get_args
 __all__ = ["POOLINGS", "Pooling"]
 
 Pooling: TypeAlias = Literal["last", "mean", "cls", "max", "weighted_mean"]
-"""How the hidden states of a text become one vector.
+"""Names how the hidden states of a text are pooled into one vector.
 
-``last``: the last token's, which alone has seen the whole text of a decoder. ``mean``: the mean of all. ``cls``: the
-first token's. ``max``: the largest of each element. ``weighted_mean``: the mean, with each token as many times as its
-place says, from 1 on.
+``last``: the last token's; in a decoder only this token has attended to the whole text. ``mean``: the mean over all
+tokens. ``cls``: the first token's. ``max``: the elementwise maximum. ``weighted_mean``: the mean weighted by position,
+counted from 1.
 """
 
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)

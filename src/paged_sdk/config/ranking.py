@@ -1,4 +1,4 @@
-"""Say how a model makes one number of a query and a document."""
+"""Describe how a model scores a query and a document."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["AnswerTokens", "PairForm", "RankRecipe"]
 
 @frozen(kw_only=True)
 class AnswerTokens:
-    """Names the tokens whose logits make the number.
+    """Names the tokens whose logits make the score.
 
-    :ivar true: a model answers this where a document goes with a query
-    :ivar false: it answers this where it does not, and the logit is subtracted; None: nothing is
+    :ivar true: the token that a model answers for relevant documents
+    :ivar false: the token that it answers for irrelevant documents, whose logit is subtracted; None: nothing is
+        subtracted
     """
 
     true: int
@@ -26,10 +27,10 @@ class AnswerTokens:
 
 @frozen(kw_only=True)
 class PairForm:
-    """Says how a chat template is asked for a pair: by a message of the role "query" and one of the role "document".
+    """Says how a chat template renders a pair, given as a message with role "query" and one with role "document".
 
     :ivar add_generation_prompt: whether the text ends with the opening of the model's turn
-    :ivar variables: what else the template gets
+    :ivar variables: further variables of the template
     """
 
     add_generation_prompt: bool = False
@@ -38,15 +39,16 @@ class PairForm:
 
 @frozen(kw_only=True)
 class RankRecipe:
-    """Holds what is known of how texts are ranked.
+    """Holds how a model ranks documents.
 
-    :ivar pooling: which vector of both texts goes through layers that make a number of it; None: ``answer`` does
-    :ivar answer: the tokens whose logits make it
-    :ivar form: how the chat template writes both texts; None: they are written as the tokenizer writes a pair
-    :ivar instruction: what the checkpoint has said before each query, by a system message where there is a template
-    :ivar padding: a token that is left off the end of a text, where transformers' class reads the last one that is
-        another
-    :ivar why_not: why nothing can be ranked; None: it can
+    :ivar pooling: how the hidden states of a pair become the vector that the rank head scores; None: ``answer`` makes
+        the score
+    :ivar answer: the tokens whose logits make the score
+    :ivar form: how the chat template renders a pair; None: the tokenizer joins the two texts
+    :ivar instruction: the checkpoint's instruction before each query; a system message if there is a chat template
+    :ivar padding: a token to strip from the end of a pair, where transformers' class reads the last token that is not
+        padding
+    :ivar why_not: why the model cannot rank; None if it can
     """
 
     pooling: Pooling | None = None

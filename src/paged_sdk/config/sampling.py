@@ -34,7 +34,7 @@ GREEDY_BELOW = 1e-7
 """A temperature below this is greedy: dividing by it would only overflow."""
 
 
-# A request's texts look out for them character by character, on the engine's thread too.
+# Stop strings and DRY breakers are searched for in every text, partly on the engine's thread.
 _are_few_texts = AreFewTexts(max_number=256, max_characters=16_384)
 
 
@@ -55,7 +55,7 @@ def _top_k(value: int | None) -> int | None:
 
 def _frozen_bias(value: Mapping[int, float] | None) -> Mapping[int, float] | None:
     if not isinstance(value, Mapping):
-        return value  # the validator says what is wrong with it
+        return value  # for the validator to reject
     return FrozenMapping({plain(token): plain(bias) for token, bias in value.items()})
 
 
@@ -64,7 +64,7 @@ def _is_bias(instance: object, attribute: Attribute[Any], value: object) -> None
     if value is not None and not isinstance(value, Mapping):
         raise ConfigError.of(name_of(instance, attribute), value, allowed)
     for token, bias in (value or {}).items():
-        # NaN and +inf would decide the whole distribution.
+        # NaN or +inf would make every probability NaN.
         if not (is_token_id(token) and (bias == -math.inf or is_finite(bias))):
             raise ConfigError.of(name_of(instance, attribute), {token: bias}, allowed)
 
@@ -183,7 +183,7 @@ class SamplingParams:
             raise ConfigError.of("SamplingParams.min_tokens", value, f"at most max_len = {limit}")
 
     def __attrs_post_init__(self) -> None:
-        if self._max_tokens is not None:  # kept in one place, so that evolve() can change it
+        if self._max_tokens is not None:  # stored under one name only, so that evolve(max_len=...) works
             object.__setattr__(self, "max_len", self._max_tokens)
             object.__setattr__(self, "_max_tokens", None)
 

@@ -11,7 +11,7 @@ from paged_sdk.config.checks import IntAtLeast, as_int
 __all__ = ["MOST_DRAFTS", "SpeculativeConfig"]
 
 MOST_DRAFTS: Final = 1024
-"""No model is so sure of its next thousand tokens; a larger number is a slip."""
+"""A larger number must be a typo: a thousand drafts are never all accepted."""
 
 
 @frozen

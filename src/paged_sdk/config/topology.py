@@ -58,7 +58,7 @@ class LayerSelector:
     layer: LayerTopology = field(validator=IsA(LayerTopology))
 
     def __str__(self) -> str:
-        """Return the selector as a file has it."""
+        """Return the selector as written in a YAML file."""
         if isinstance(self.selection, range):
             return f"{self.selection.start}-{self.selection.stop}"
         return f"/{self.selection.pattern}/"
@@ -169,7 +169,7 @@ class Topology:
         return topology
 
     def by_weight(self) -> list[LayerSelector]:
-        """Return the selectors, those first that count before others."""
+        """Return the selectors by precedence, highest first."""
         later_first = self.selectors[::-1]
         ranges = [(each.selection.stop, each) for each in later_first if isinstance(each.selection, range)]
         expressions = [each for each in later_first if not isinstance(each.selection, range)]
@@ -186,8 +186,8 @@ def _compiled(pattern: str | re.Pattern[str]) -> re.Pattern[str]:
 
 
 def _entries(text: str, file: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """Return each selector of a YAML file and what it says, as text."""
-    # Imported here: it takes 20 ms, and few models have such a file.
+    """Yield each selector of a YAML file with its settings, all as text."""
+    # Imported here: importing takes 20 ms, and few models have a topology file.
     import yaml
 
     form = f"selectors, each with isq and device, in {file.name}"
@@ -211,12 +211,12 @@ def _entries(text: str, file: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _mapping(node: Node) -> dict[str, Node] | None:
-    """Return the values of a node by their keys; None if it is no mapping of words."""
+    """Return the values of a node by key; None if the node is not a mapping with scalar keys."""
     if not isinstance(node.value, list):
         return None
     found: dict[str, Node] = {}
     for each in node.value:
-        if not isinstance(each, tuple):  # of a list, not of a mapping
+        if not isinstance(each, tuple):  # an item of a list
             return None
         key, value = each
         name = _text(key)

@@ -1,4 +1,4 @@
-"""Measures how much memory steps need beside weights and KV, by running the largest step."""
+"""Measures the memory that steps need besides weights and KV, by running the largest step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["PeakBytes", "activation_bytes", "cuda_peak_bytes"]
 _NUM_RUNS: Final = 3
 
 PeakBytes: TypeAlias = Callable[[Callable[[], None]], int]
-"""Runs a function, and returns how many bytes more than before were in use at the peak."""
+"""Runs a function and returns its peak memory use above the previous level, in bytes."""
 
 
 def activation_bytes(
@@ -30,13 +30,14 @@ def activation_bytes(
     num_logits: int,
     peak_bytes: PeakBytes,
 ) -> int:
-    """Measure the bytes that the largest step takes: it has the most tokens, rows and logits that a step may have.
-    They are no less than its hidden states and its logits, whatever other threads free meanwhile.
+    """Measure the peak memory of the largest step, which has the maximum number of tokens, rows and logits, in bytes.
 
-    :param make_backend: allocates KV memory of so many blocks, which is freed on return and not counted
-    :param num_tokens: the most tokens of a step
-    :param num_rows: the most rows of a step
-    :param num_logits: the most tokens of a step whose logits are computed at once
+    The result is at least the size of its hidden states and logits, even if other threads free memory meanwhile.
+
+    :param make_backend: allocates KV memory of a number of blocks, which is not counted and freed on return
+    :param num_tokens: maximum number of tokens of a step
+    :param num_rows: maximum number of rows of a step
+    :param num_logits: maximum number of tokens of a step whose logits are computed at once
     """
     num_rows = min(num_rows, num_tokens)
     counts = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
@@ -64,15 +65,15 @@ def activation_bytes(
 
 
 def cuda_peak_bytes(device: torch.device) -> PeakBytes:
-    """Make a measurement by the counters of torch's allocator; it also empties the allocator's cache.
+    """Return a function that measures with the counters of torch's allocator; it empties the allocator's cache.
 
-    They count what other threads do as well, so that it is the highest of several: one that another model has freed
-    memory in shows too little, and too much only leaves memory free. What torch takes of the device for it counts, if
-    that is more: it takes whole pieces, and keeps what lies between tensors.
+    The counters include other threads, so the result is the maximum of several runs: a run in which another model frees
+    memory shows too little, whereas too much only leaves memory unused. The growth of memory reserved on the device
+    counts if it is larger: the allocator reserves whole segments and keeps the gaps between tensors.
     """
 
     def peak_bytes(run: Callable[[], None]) -> int:
-        run()  # compiles kernels and allocates the workspaces of libraries, which stay
+        run()  # compiles kernels and allocates the permanent workspaces of libraries
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         reserved = torch.cuda.memory_reserved(device)

@@ -1,4 +1,4 @@
-"""Records work on a CUDA device as a graph that one launch replays."""
+"""Records functions as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["CudaGraphRecorder"]
 
 
 class CudaGraphRecorder:
-    """Records functions as CUDA graphs, which share one pool of memory: only one of them runs at a time. After a
-    recording that has failed, those that follow share another.
+    """Records functions as CUDA graphs that share a memory pool: only one of them may run at a time. After a failed
+    recording, later graphs share a new pool.
 
     :param device: the device of all tensors that the functions use, with its index
-    :param is_trial: whether nothing that is recorded will be replayed
+    :param is_trial: whether the recorded graphs will never be replayed
     """
 
     def __init__(self, device: torch.device, *, is_trial: bool = False) -> None:
@@ -27,37 +27,38 @@ class CudaGraphRecorder:
         self._is_trial = is_trial
         self._pool: Any = None
         self._stream: Any = None
-        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # of that pool
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # graphs of the current pool
         self._has_failed = False
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run a function twice, the second time to record it, and return what replays it on the current stream.
+        """Run a function, then run it again while recording it, and return a function that replays the graph on the
+        current stream.
 
-        :raises RuntimeError: the function waits for the device, or does something else that cannot be recorded
+        :raises RuntimeError: the function does something that cannot be recorded, such as waiting for the device
         """
         with torch.cuda.device(self._device):
-            if self._has_failed:  # amid a recording torch takes no memory back from what that has left
+            if self._has_failed:  # during a capture torch could not reclaim the memory of the failed recording
                 return_cached_memory()
                 self._has_failed = False
             if not self._graphs:
                 self._begin_pool()
-            # This run compiles kernels. It is not on the stream of the recording: a workspace that cuBLAS allocated
-            # there would not belong to the graph, and others might free it.
+            # This run compiles kernels. It is not on the recording's stream: a workspace that cuBLAS allocated for that
+            # stream here would not belong to the graph's pool, and could be freed while the graph uses it.
             function()
             graph = torch.cuda.CUDAGraph()
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-            # Not torch.cuda.graph(), which empties torch's cache first: other models at work had to fill theirs again
-            # after each of some dozen recordings. Where a recording fails, it also leaves its stream current.
+            # Not torch.cuda.graph(): it empties torch's cache first, so models that are serving would have to allocate
+            # again after each of some dozen recordings; and if a recording fails, it leaves its stream current.
             with torch.cuda.stream(self._stream):
                 self._record(graph, function)
         return graph.replay
 
     def _begin_pool(self) -> None:
-        """Have graphs share another pool than before: torch refuses one whose last graph has gone.
+        """Start a new memory pool: torch refuses a pool whose last graph has been destroyed.
 
-        For each stream, cuBLAS keeps a workspace that is memory of the pool whose graphs were the first to multiply
-        there. An application that compiles models of its own with torch may have it freed once they have gone, so no
-        graph that is replayed gets a stream of others'.
+        cuBLAS keeps one workspace per stream, allocated from the pool of the first graph that ran a matrix product on
+        that stream. torch may free it once that pool's graphs are destroyed, for example if the application uses
+        torch.compile. So graphs that are replayed do not share a stream with other recorders.
         """
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _stream_of_trials(self._device) if self._is_trial else _make_stream(self._device)
@@ -65,8 +66,8 @@ class CudaGraphRecorder:
     def _record(self, graph: torch.cuda.CUDAGraph, function: Callable[[], None]) -> None:
         try:
             try:
-                # Other threads may use the device meanwhile, since another model may be at work. This may fail when the
-                # allocator has begun already.
+                # thread_local: other threads may use the device meanwhile, such as another model's. capture_begin may
+                # fail after the allocator has switched to the pool.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 function()
             finally:
@@ -76,20 +77,21 @@ class CudaGraphRecorder:
                     self._end_pool()
                     raise
         except BaseException:
-            # Of a pool that the driver has refused to end, torch's allocator of pinned memory goes on recording.
+            # The pool is not used again: if the driver refuses to end its capture, torch's pinned-memory allocator
+            # keeps recording into it.
             self._graphs.clear()
             self._has_failed = True
             raise
         self._graphs.add(graph)
 
     def _end_pool(self) -> None:
-        """Let the allocator leave the pool of a recording that has failed: torch has not if the driver refused to end
-        it. The pool would keep its memory, and blocks that wait for other streams would never be free again.
+        """Detach the allocator from the pool of a failed recording, which torch omits if the driver refused to end the
+        capture. Otherwise the pool would keep its memory, and blocks that wait for other streams would never be freed.
         """
         index = self._device.index or 0
         try:
             torch._C._cuda_endAllocateToPool(index, self._pool)
-        except RuntimeError:  # torch has left it
+        except RuntimeError:  # torch has detached it
             return
         torch._C._cuda_releasePool(index, self._pool)
 

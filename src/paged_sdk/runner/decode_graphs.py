@@ -1,4 +1,4 @@
-"""Records decode steps once and replays them: one launch replaces some hundreds."""
+"""Records decode steps and replays them: one launch replaces several hundred."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from paged_sdk.runner.step_table import Record, StepTable
 
 __all__ = ["DecodeGraphs", "batch_sizes", "context_bounds"]
 
-# A recorded step is launched for the longest context that it may meet. Attention cuts longer ones than this into parts
-# even where rows alone keep a device busy, and most steps would launch those parts for nothing.
+# A recorded step is launched for the longest context within its bound. Attention splits longer contexts than this one
+# even if the rows alone occupy the device; in most steps, the programs of those splits would have no work.
 _USUAL_CONTEXT: Final = 8192
-# Longer steps are launched for less than twice so many times their context; each bound takes another recording of every
-# number of rows.
+# Factor between bounds. Beyond the first bound, a step is launched for less than twice this factor times its context.
+# Each bound adds a recording for every number of rows.
 _BOUND_STEP: Final = 4
 
-# Of the largest value: cuBLAS may add up in another order while it is recorded. Other memory gives other values.
+# Tolerance as a fraction of the largest value: cuBLAS may sum in another order while it is recorded. A replay that read
+# the wrong memory would differ by more.
 _MOST_DIFFERENCE: Final = 0.05
 
-# Up to each bound, sizes grow by so many rows: beyond 16 rows a step is padded by a quarter at most.
+# (bound, increment) of the numbers of rows: beyond 16 rows, at most 7 of a step's 24 rows are padding.
 _STEPS: Final = ((4, 1), (16, 4), (64, 8), (256, 16), (1 << 30, 32))
 
 
@@ -48,17 +49,17 @@ def context_bounds(max_model_len: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """Runs recorded decode steps of any number of rows and any context, up to the largest that was recorded.
+    """Runs recorded decode steps, up to the largest number of rows and the longest context recorded.
 
-    One copy sends a step's input to the device. Tokens that the previous step sampled are read from where that step
-    left them on the device. A step computes the logits of all rows, and which token is the likeliest.
+    One copy sends a step's input to the device. Tokens that the previous step sampled are read on the device. A step
+    computes the logits of all rows and their likeliest tokens.
 
     :param sizes: numbers of rows to record steps for
     :param bounds: context lengths to record each size for
-    :param record: records a step; it may call the step's function any number of times
-    :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
-    :ivar largest: how many rows the largest step has
-    :raises Exception: the first of these errors: no step that serves every context could be recorded
+    :param record: records a step; may call the step's function any number of times
+    :ivar errors: errors of failed recordings; the next larger step or context bound is used in place of each
+    :ivar largest: number of rows of the largest step
+    :raises Exception: the first of these errors, if no step for the longest context could be recorded
     """
 
     def __init__(
@@ -80,13 +81,13 @@ class DecodeGraphs:
         self.largest: int = self._table.largest
 
     def check(self) -> None:
-        """Replay every recorded step once, of padding alone, and compare one of a single row with what it is when it is
-        launched. To be called before there are sequences: the row writes to the first block.
+        """Replay every recorded step once on padding only, and compare a replayed step of one row with its launched
+        form. Call this before there are sequences: the row writes to block 0.
 
         :raises RuntimeError: the device refuses a replay, or the two results differ
         """
         self._table.replay_all()
-        seat = self._layers.backend.seats([-1], [0], [[0]])  # of a sequence that there never is
+        seat = self._layers.backend.seats([-1], [0], [[0]])  # no sequence has id -1
         recorded = self._table.find(1, 1)
         input_ = recorded.step.input
         padding = input_.clone()
@@ -116,14 +117,14 @@ class DecodeGraphs:
         :param versions: versions of their block tables: see :attr:`~paged_sdk.types.step.StepRow.kv_version`
         :param tables: their block tables
         :param positions: positions of the tokens, below the largest bound
-        :param token_ids: the tokens, where the host knows them; None: it knows none
-        :param sources: index of each token among those that the previous step sampled; -1: the host knows it
-        :param places: of the rows' adapters in the slots; -1: a row has none
+        :param token_ids: token ids, ignored where ``sources`` is not -1; None: all are read on the device
+        :param sources: index of each token among the tokens that the previous step sampled; -1: take ``token_ids``
+        :param places: adapter slots of the rows; -1: none
         """
         num_rows = len(tables)
         recorded = self._table.find(num_rows, max(positions) + 1)
         seats = self._layers.backend.seats(seq_ids, versions, tables)
-        # No name holds the pinned memory while the step is replayed, which may find that the device has failed: see
+        # No variable holds the pinned input during the replay, which may find that the device has failed: see
         # HostCopies.
         recorded.step.input.copy_(
             self._input(recorded.size, num_rows, seats, positions, token_ids, sources, places), non_blocking=True
@@ -132,7 +133,7 @@ class DecodeGraphs:
         return self._layers.results.of(num_rows, list(range(num_rows)))
 
     def _input(self, size: int, num_rows: int, *columns: Sequence[int] | npt.NDArray[np.int64] | None) -> Tensor:
-        """Make a step's input on the host; None: a column is that of padding."""
+        """Make a step's input on the host; a column that is None keeps the padding's values."""
         host = self._empty_input(size)
         for column, values in zip(host.numpy(), columns, strict=True):
             if values is not None:
@@ -140,7 +141,7 @@ class DecodeGraphs:
         return host
 
     def _empty_input(self, size: int) -> Tensor:
-        """Make input of padding rows only: seats, positions, tokens, sources, places of adapters."""
+        """Make input of padding rows only: seats, positions, tokens, sources, adapter slots."""
         host = self._layers.host_input(5, size)
         for column, value in zip(host.numpy(), (self._layers.backend.empty_seat, -1, 0, -1, -1), strict=True):
             column.fill(value)
@@ -150,7 +151,7 @@ class DecodeGraphs:
 class _DecodeStep:
     """Runs a step of a fixed number of rows, over contexts up to a bound, so that it can be recorded.
 
-    :ivar input: ``[5, size]`` int64: seats, positions, tokens, sources, places of adapters
+    :ivar input: ``[5, size]`` int64: seats, positions, tokens, sources, adapter slots
     """
 
     def __init__(self, layers: RecordableLayers, input_: Tensor, bound: int) -> None:
@@ -159,7 +160,7 @@ class _DecodeStep:
         self._layers = layers
 
     def run(self) -> None:
-        """Run the step by operations on the device alone, whose shapes do not depend on values of the input."""
+        """Run the step with device operations only, whose shapes do not depend on values of the input."""
         seats, positions, token_ids, sources, places = self.input.unbind()
         layers = self._layers
         attention = layers.backend.decode(seats, positions, self._bound)

@@ -27,8 +27,8 @@ __all__ = [
     "return_cached_memory",
 ]
 
-# How errors of other classes than those for it say that there was no memory: torch of the host's, cuBLAS and cuDNN of
-# theirs, and CUDA of what torch's allocator has no part in: pinned memory, events, graphs, and kernels that are loaded.
+# Messages of out-of-memory errors that are not OutOfMemoryError or MemoryError: torch's for host memory, cuBLAS's and
+# cuDNN's, and CUDA's for what torch's allocator does not allocate: pinned memory, events, graphs and loaded kernels.
 _LACKS: Final = (
     "can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -39,8 +39,8 @@ _LACKS: Final = (
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; "auto" is CUDA where there is one, else the CPU. A CUDA device gets its index:
-    without one it would mean another device in each thread.
+    """Return the device of that name; "auto" is CUDA if available, else the CPU. A CUDA device gets its index: without
+    one it would mean each thread's current device.
 
     :raises ConfigError: the device is unknown, or this machine does not have it
     """
@@ -60,14 +60,14 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError.of("device", name, f"a device that this machine has: {allowed}")
     if device.type == "cuda":
         return torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
-    return torch.device(device.type)  # there is one of it, whether its number was said or not
+    return torch.device(device.type)  # there is only one; drop an index
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of that name; "auto" is bfloat16 where the hardware computes in it, or the native kernels lose
-    nothing by it, else float32 (CPU) or float16.
+    """Return the dtype of that name; "auto" is bfloat16 if the hardware computes in it or the native kernels are as
+    fast in it, else float32 (CPU) or float16.
 
-    torch's own products in bfloat16 are four times slower than those in float32 on a CPU with AVX2 alone.
+    On a CPU with AVX2 only, torch's matrix products are four times slower in bfloat16 than in float32.
     """
     if name != "auto":
         dtype = getattr(torch, name)
@@ -95,8 +95,8 @@ def device_memory(device: torch.device) -> DeviceMemory:
 
 
 def is_lack_of_memory(error: BaseException) -> bool:
-    """Say whether an operation has failed because there was no memory for it: devices are as sound as before it. After
-    other errors of CUDA's every operation fails.
+    """Tell whether an operation failed for lack of memory, after which devices still work. After other CUDA errors,
+    every operation fails.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -104,18 +104,18 @@ def is_lack_of_memory(error: BaseException) -> bool:
 
 
 def return_cached_memory() -> None:
-    """Give memory of CUDA devices back that torch keeps for later tensors: other models and processes may need it."""
+    """Free the CUDA memory that torch caches for later tensors: other models and processes may need it."""
     is_initialized: Callable[[], bool] = torch.cuda.is_initialized  # it has no annotations
     if is_initialized():
-        with suppress(RuntimeError):  # a device that has failed refuses everything
+        with suppress(RuntimeError):  # on a failed device every call fails
             torch.cuda.empty_cache()
 
 
 def process_memory(root: Path = Path("/")) -> DeviceMemory:
-    """Return what this process may use: the machine's memory, or the limits of the process and of its control groups if
-    they are less (Linux).
+    """Return the memory that this process may use: the machine's, or less if the process or its cgroups are limited
+    (Linux).
 
-    :param root: where ``proc`` and ``sys`` lie; another directory in tests
+    :param root: parent of ``proc`` and ``sys``; another directory in tests
     """
     limits = [_machine_memory(root), *_group_memory(root)]
     space = address_space(root)
@@ -125,7 +125,7 @@ def process_memory(root: Path = Path("/")) -> DeviceMemory:
 
 
 def _group_memory(root: Path) -> Iterator[DeviceMemory]:
-    """Yield what each control group of the process may use, where it is limited."""
+    """Yield the memory of each cgroup of the process that has a limit."""
     for group in control_groups("memory", root):
         limit_file, used_file, prefix = (
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
@@ -134,8 +134,8 @@ def _group_memory(root: Path) -> Iterator[DeviceMemory]:
         )
         limit, used = group.read(limit_file).strip(), group.read(used_file).strip()
         if limit.isdigit():
-            # What was read of files counts as used, of a model as much as it has, and gives way to whatever needs the
-            # memory: MemAvailable, which is of the machine, counts it as free.
+            # The usage includes the page cache, such as a model's files, which the kernel reclaims when memory is
+            # needed: count it as free, like the machine's MemAvailable.
             lines = [line.split() for line in group.read("memory.stat").splitlines()]
             files = (f"{prefix}active_file", f"{prefix}inactive_file")
             cached = sum(int(line[1]) for line in lines if line[0] in files)
@@ -144,13 +144,13 @@ def _group_memory(root: Path) -> Iterator[DeviceMemory]:
 
 
 def address_space(root: Path = Path("/")) -> DeviceMemory | None:
-    """Return how many bytes of addresses this process may have and how many are left (``ulimit -v``); None: no limit.
+    """Return the limit of this process's address space and what is left of it (``ulimit -v``); None: no limit.
 
-    Mapped files count, and so does what is reserved and never touched.
+    Mapped files count, and so does memory that is reserved and never touched.
     """
     if sys.platform == "win32":
         return None
-    import resource  # which Windows has not
+    import resource  # not on Windows
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
@@ -168,7 +168,7 @@ def _machine_memory(root: Path) -> DeviceMemory:
     except OSError:  # not Linux
         if sys.platform == "win32":
             return _memory_of_windows()
-        # What is free cannot be told apart from caches without another library.
+        # Without another library, free memory cannot be distinguished from caches.
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return DeviceMemory(total=total, free=total)
     kilobytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}

@@ -1,4 +1,4 @@
-"""Decodes on a device, where only the choice of rows is left to the host, so that it never waits for Python."""
+"""Runs recorded steps and samples on the device, so that decoding never waits for the host: it only selects rows."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from paged_sdk.types.step import AWAITED, StepRow
 __all__ = ["DeviceDecoding", "Way"]
 
 _MOST_WITHHELD: Final = 1
-"""So many texts may be withheld for each that the device samples; with more of them, all wait for the host.
+"""Maximum number of withheld rows per row sampled on the device. With more, all rows wait for the host.
 
-A withheld text gets a token in every second step. With as many as there are others, a step has three quarters of its
-tokens, which pays where the host takes a third as long as the device: some 30 rows with masks in a step of 10 ms. The
-fewer they are, the less is lost.
+A withheld sequence gets a token in every second step. If half of the sequences are withheld, steps yield three quarters
+of the tokens, which pays if sampling on the host takes at least a third of the device's time: some 30 rows with masks
+in a step of 10 ms. The fewer sequences are withheld, the less is lost.
 """
 
 
@@ -39,26 +39,26 @@ class Way(Enum):
     """Says how a step is run on a device. :meth:`DeviceDecoding.way` decides."""
 
     REPEATED = "repeated"
-    """A recorded graph runs it, and it is sampled like the step before: it has the same rows, each with the token that
-    it got there, so nothing about them has to be worked out again. Most steps are like this."""
+    """A recorded graph runs the step, with the rows and sampling settings of the step before and the tokens that it
+    sampled: nothing has to be prepared again. Most steps are like this."""
     RECORDED = "recorded"
-    """A recorded graph runs its layers: every row has one token."""
+    """A recorded graph runs the layers: every row has one token."""
     MIXED = "mixed"
-    """A recorded graph runs its layers: some rows are chunks of prompts, or have drafts."""
+    """A recorded graph runs the layers: some rows are chunks of prompts, or have drafts."""
     LAUNCHED = "launched"
-    """Its operations are launched one at a time."""
+    """Operations are launched one at a time (eager)."""
 
 
 class DeviceDecoding:
-    """Runs recorded decode steps and samples on the device; tokens go from step to step without the host.
+    """Runs recorded steps and samples on the device; tokens pass from step to step without the host.
 
-    :param sampler: chooses tokens on the device
+    :param sampler: samples on the device
     :param overlap: keeps the sampled tokens on the device for the next step
-    :param graphs: recorded steps; None: layers are launched one operation at a time
+    :param graphs: recorded decode steps; None: decodes are launched one operation at a time
     :param mixed: recorded steps whose rows have any number of tokens; None: only decodes are recorded
-    :param slots: where recorded steps find the adapters of their rows; None: they know no adapters
-    :ivar beside: where the host samples while the next step runs
-    :ivar compilations: notices kernels that are compiled for a step; None: nothing is compiled
+    :param slots: table in which recorded steps find the adapters of their rows; None: rows with adapters are launched
+    :ivar beside: the side stream on which host-sampled rows are sampled while the next step runs
+    :ivar compilations: detects kernels that are compiled during a step; None: nothing is compiled
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DeviceDecoding:
         self._is_recorded = False
 
     def way(self, scheduled: Sequence[ScheduledSequence]) -> Way:
-        """Decide how a step is run. To be called first, for every step."""
+        """Decide how a step is run. Call this first, for every step."""
         self._num_withheld_before, self._num_withheld = self._num_withheld, 0
         way = self._choose(scheduled)
         self._is_recorded = way is not Way.LAUNCHED
@@ -100,9 +100,9 @@ class DeviceDecoding:
         if (
             are_decodes
             and last is not None
-            and last.is_recorded  # what makes rows recordable holds as long as they live
+            and last.is_recorded  # a decode row stays recordable
             and [row.sequence for row in scheduled] == last.sequences
-            # A row that was preempted meanwhile starts at another position.
+            # A sequence that was preempted meanwhile starts at another position.
             and [row.start for row in scheduled] == last.next_positions
         ):
             return Way.REPEATED
@@ -116,7 +116,7 @@ class DeviceDecoding:
         return Way.MIXED if self._is_mixed(scheduled) else Way.LAUNCHED
 
     def repeat(self, scheduled: Sequence[ScheduledSequence]) -> Drawn:
-        """Run and sample a whole step of the way :attr:`Way.REPEATED`.
+        """Run and sample a step in the way :attr:`Way.REPEATED`.
 
         :returns: the sampled tokens, as :meth:`sample` returns them
         """
@@ -136,11 +136,11 @@ class DeviceDecoding:
         return self._draw(recorded.logits, last, recorded.likeliest)
 
     def run(self, way: Way, rows: Sequence[StepRow]) -> tuple[Recorded, Sequence[int]]:
-        """Run the layers of a step of the way :attr:`Way.RECORDED` or :attr:`Way.MIXED`.
+        """Run the layers of a step in the way :attr:`Way.RECORDED` or :attr:`Way.MIXED`.
 
         :returns: the results, and the index of each row's first token
         """
-        self._last = None  # the step leaves its likeliest tokens where those of the last one are
+        self._last = None  # the step overwrites the tokens of the last one
         awaited = [row.seq_id for row in rows if row.token_ids[-1] == AWAITED]
         found = dict(zip(awaited, self.overlap.places(awaited), strict=True))
         sources = [found.get(row.seq_id, -1) for row in rows]
@@ -160,7 +160,7 @@ class DeviceDecoding:
         return recorded, range(len(rows))
 
     def serves(self, row: SampleRow) -> bool:
-        """Say whether the device can sample a row."""
+        """Tell whether the device can sample a row."""
         return self._sampler.serves(row)
 
     def sample(
@@ -170,12 +170,11 @@ class DeviceDecoding:
         rows: Sequence[SampleRow],
         likeliest: Tensor | None = None,
     ) -> Drawn:
-        """Choose a token for each of some rows, and keep the tokens on the device for the next step.
+        """Sample a token for each row, and keep the tokens on the device for the next step.
 
         :param logits: float32 ``[len(rows), vocab_size]``; overwritten
-        :param rows: the rows of ``scheduled``, each of which :meth:`serves` accepts
-        :param likeliest: the likeliest tokens that a recorded step of just these rows has left; None: they are not
-            known yet
+        :param rows: the rows of ``scheduled``; :meth:`serves` must accept each
+        :param likeliest: the likeliest tokens as left by a recorded step of exactly these rows; None: not known
         """
         self._last = _Batch(
             sequences=[row.sequence for row in scheduled],
@@ -188,31 +187,31 @@ class DeviceDecoding:
         return self._draw(logits, self._last, likeliest)
 
     def num_on_host(self, request: Request) -> int:
-        """Return how many tokens of a text, from the first on, the host may choose instead of the device."""
+        """Return the number of first output tokens of a request that may be sampled on the host."""
         return self._sampler.num_on_host(request)
 
     def may_withhold(self, num_rows: int, num_drawn: int) -> bool:
-        """Say whether the step may withhold the rows that the host samples, so that its other rows are in the next step
-        before the host has them. If it says so, the step has to.
+        """Decide whether the step withholds its host-sampled rows, so that the next step runs without them while the
+        host samples. If this returns True, the step must withhold them.
 
-        :param num_rows: how many rows these are
-        :param num_drawn: how many rows the device samples
+        :param num_rows: number of rows that the host samples
+        :param num_drawn: number of rows that the device samples
         """
-        # Those of the step under way are to be counted, which take turns with these.
+        # Rows withheld by the step in flight count too: they alternate with these.
         if not num_rows or num_rows + self._num_withheld_before > _MOST_WITHHELD * num_drawn:
             return False
         self._num_withheld = num_rows
         return True
 
     def warm_up(self, logits: Tensor) -> None:
-        """Compile the kernels that choose tokens, so that no request waits for that.
+        """Compile the sampling kernels, so that no request waits for that.
 
         :param logits: float32, one row as wide as the vocabulary; overwritten
         """
         self._sampler.warm_up(logits)
 
     def forget_step(self) -> None:
-        """Repeat nothing: the last step has failed somewhere on its way."""
+        """Forget the last step, which has failed: the next one does not repeat it."""
         self._last = None
 
     def forget(self, seq_ids: Iterable[int]) -> None:
@@ -220,23 +219,23 @@ class DeviceDecoding:
         self._sampler.forget(seq_ids)
 
     def _holds(self, adapter: AdapterUse) -> bool:
-        """Say whether recorded steps find an adapter."""
+        """Tell whether recorded steps can use an adapter: it has a slot."""
         return self._slots is not None and self._slots.place(adapter.number) is not None
 
     def _is_recordable(self, row: ScheduledSequence) -> bool:
-        """Say whether recorded steps can have a row, if it does not have too many tokens for them."""
+        """Tell whether a recorded step can contain a row, apart from its number of tokens."""
         sequence, request = row.sequence, row.sequence.request
         if request.adapter is not None and not self._holds(request.adapter):
             return False
-        # What was recorded takes a token's place in its sequence as its position, and looks up every token.
+        # Recorded steps use the token's index in its sequence as its position, and embed every token by its id.
         media = request.media
         if media is not None and (media.positions is not None or row.start < sequence.num_prompt_tokens):
             return False
-        # The last token of a text alone says by its position how long the text is.
+        # LongRoPE's frequencies follow from the sequence length, which only the last token's position tells.
         return not sequence.is_long or (row.num_new_tokens == 1 and bool(row.num_samples))
 
     def _is_mixed(self, scheduled: Sequence[ScheduledSequence]) -> bool:
-        """Say whether a recorded step of rows of any lengths serves rows that each are recordable."""
+        """Tell whether a recorded mixed step fits rows that are each recordable."""
         return (
             self._mixed is not None
             and sum(row.num_new_tokens for row in scheduled) <= self._mixed.largest
@@ -248,7 +247,7 @@ class DeviceDecoding:
         return -1 if place is None else place
 
     def _next_place(self, row: ScheduledSequence) -> int:
-        """Return the place of the adapter that the token after a row goes through."""
+        """Return the slot of the adapter that applies to the token after a row; -1: none."""
         request = row.sequence.request
         number = None if request.adapter is None else request.adapter.number
         return self._adapter_place(number, is_adapted=request.adapter_start <= row.end)
@@ -266,10 +265,10 @@ class DeviceDecoding:
 class _Batch:
     """Holds the rows of the last step whose tokens were kept on the device.
 
-    :ivar sampled: the same rows as the sampler keeps them
+    :ivar sampled: the sampler's batch of these rows
     :ivar next_positions: the positions of the next step's tokens
-    :ivar places: of the adapters that these go through, in the slots; -1: none
-    :ivar is_recorded: whether recorded steps can have the rows
+    :ivar places: adapter slots of the next step's tokens; -1: none
+    :ivar is_recorded: whether the step was run by a recorded graph
     :ivar takes_likeliest: see :attr:`~paged_sdk.sampling.device_sampler.DeviceBatch.takes_likeliest`
     """
 

@@ -1,4 +1,4 @@
-"""Proposes what a smaller model says next."""
+"""Proposes drafts made by a smaller model."""
 
 from __future__ import annotations
 
@@ -28,44 +28,43 @@ from paged_sdk.types.step import StepRow
 __all__ = ["DraftModel"]
 
 PRIOR: Final = 0.7
-"""So likely is a draft of a new pair of models expected to be right."""
+"""Prior acceptance rate of drafts, for a new pair of models."""
 FIRST_PAUSE: Final = 16
-"""Where drafts of a text do not pay, one is made after so many steps to see whether they would now, then after twice as
-many, up to :data:`LONGEST_PAUSE`. The next text begins with the last one's pause, unless drafts have paid since: with
-this pause for each, drafts of a third of a model's layers cost texts of 160 tokens 5 % instead of 1 %."""
+"""Steps without drafts before a trial draft, if drafts of a sequence do not pay. Each trial doubles the pause, up to
+:data:`LONGEST_PAUSE`, until drafts pay. New sequences start with the longest pause reached since drafts last paid: with
+this pause for each, drafting with a third of a model's layers cost sequences of 160 tokens 5 % instead of 1 %."""
 LONGEST_PAUSE: Final = 512
 FIRST_CHUNK: Final = 32
-"""So many tokens of a text are read at once before it is known how long that takes."""
+"""Size of the first prefill chunk, before any chunk's time has been measured."""
 LEAST_CHUNK: Final = 16
-"""And at least so many: products take rows in tiles of about as many."""
+"""Minimum size of a prefill chunk: matrix products compute rows in tiles of about this size."""
 READ_SHARE: Final = 1.0
-"""Reading makes a step longer by so much of what it takes without drafts. The first 8 of 28 layers of
-Qwen2.5-Coder-1.5B read 1,000 tokens in 1 s: at once, that held up all texts for as long as 40 steps."""
+"""Time that prefill may add to a step, as a fraction of a step without drafts. The first 8 of 28 layers of
+Qwen2.5-Coder-1.5B take 1 s to prefill 1,000 tokens: in one chunk, that delayed all sequences by 40 steps."""
 
 
 class DraftModel:
-    """Lets a smaller model with the same tokens guess (Leviathan et al., "Fast Inference from Transformers via
+    """Drafts with a smaller model that has the same vocabulary (Leviathan et al., "Fast Inference from Transformers via
     Speculative Decoding", 2023).
 
-    It has KV memory of its own, of the same kind and for as many tokens, with a prefix cache. It reads what it does not
-    know of a text when it is first asked for drafts, some tokens a step so that no other text waits long. Then it
-    guesses the likeliest token after each: as the target draws every token from its own distribution, given the text
-    before it, nothing is gained by drawing drafts. It guesses no further than a constraint allows.
+    The draft model has its own KV memory, of the same kind and for as many tokens as the target's, with a prefix cache.
+    It prefills a sequence when drafts are first requested for it, in chunks so that other sequences do not wait long.
+    Drafts are the likeliest tokens: since the target draws every token from its own distribution, sampled drafts would
+    gain nothing. Drafting stops where the constraint allows no further token.
 
-    How many drafts there are follows from how many were right, and from the measured times of its own steps and of the
-    target's.
+    The number of drafts depends on the acceptance rate and on the measured step times of both models.
 
-    :param model: the smaller model
-    :param backend: keeps its KV, under the ids of ``kv``
-    :param kv: its KV memory
-    :param vocab_size: how many tokens it has
-    :param target_vocab_size: how many the target has
-    :param gamma: the most drafts of one text
-    :param max_tokens: the longest text that it can read
-    :param max_batched_tokens: how many tokens it computes at once
-    :param times: how long steps of the target take
-    :param balance: whether drafts have paid so far
-    :ivar compilations: notices kernels that are compiled for a step; None: nothing is compiled
+    :param model: the draft model
+    :param backend: holds the draft model's KV, under the ids of ``kv``
+    :param kv: manages the draft model's KV memory
+    :param vocab_size: vocabulary size of the draft model
+    :param target_vocab_size: vocabulary size of the target
+    :param gamma: maximum number of drafts per sequence and step
+    :param max_tokens: the draft model's context length
+    :param max_batched_tokens: maximum number of tokens of a prefill chunk
+    :param times: step times of the target
+    :param balance: time that drafts have gained and lost so far
+    :ivar compilations: detects kernels that are compiled during a step; None: nothing is compiled
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class DraftModel:
         self._max_batched_tokens = max_batched_tokens
         self._times = times
         self._own_times = StepTimes()
-        self._reading_seconds = 0.0  # for a token; 0: not known
+        self._reading_seconds = 0.0  # prefill time per token; 0: not measured
         self._balance = balance
         self._acceptance = Acceptance(priors=(PRIOR,))
         self._pause = _Pause()
@@ -101,11 +100,11 @@ class DraftModel:
 
     @property
     def num_followed(self) -> int:
-        """Return of how many sequences it keeps KV."""
+        """Return the number of sequences that have state here, such as KV."""
         return len(self._texts)
 
     def propose(self, sequences: Texts[Sequence]) -> list[list[int]]:
-        """Propose the tokens that follow each sequence, as many as should pay."""
+        """Propose drafts for each sequence, as many as are expected to pay."""
         texts = [self._text_of(sequence) for sequence in sequences]
         if not self._balance.allows:
             return [[] for _ in texts]
@@ -129,7 +128,7 @@ class DraftModel:
         return [text.drafts for text in texts]
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Give back the KV of sequences that have ended; later texts that begin like them find it."""
+        """Free the KV of sequences that have ended; it stays in the prefix cache."""
         for seq_id in seq_ids:
             text = self._texts.pop(seq_id, None)
             if text is not None:
@@ -138,11 +137,11 @@ class DraftModel:
                     self._kv.free(text.table, text.sequence.token_ids, text.num_computed)
 
     def reset(self) -> None:
-        """Forget what is kept of texts that have ended."""
+        """Clear the prefix cache."""
         self._kv.reset_prefix_cache()
 
     def _text_of(self, sequence: Sequence) -> _Text:
-        """Return what is known of a sequence, which may have got tokens since."""
+        """Return the state of a sequence, updated with the tokens that it has got since."""
         text = self._texts.get(sequence.seq_id)
         if text is None:
             text = self._texts[sequence.seq_id] = _Text(sequence, Acceptance(self._acceptance), self._pause)
@@ -152,17 +151,19 @@ class DraftModel:
         return text
 
     def _most_drafts(self, text: _Text) -> int:
-        """Return how many drafts of a text may be made: the last of them is not read, and one token follows it."""
+        """Return the maximum number of drafts for a sequence. The draft model does not compute the last draft, and the
+        target adds one token after it.
+        """
         sequence = text.sequence
         num_tokens = len(sequence.token_ids)
-        if text.largest_token >= self._vocab_size:  # the smaller model may have fewer
+        if text.largest_token >= self._vocab_size:  # the draft model's vocabulary may be smaller
             return 0
         return min(self._gamma, sequence.max_length - num_tokens - 1, self._max_tokens - num_tokens + 1)
 
     def _make_room(self, text: _Text) -> bool:
-        """Get KV memory for the drafts of a text, or for fewer; tell whether there is any."""
+        """Allocate KV memory for a sequence's drafts, or for fewer drafts; return whether there is room for any."""
         token_ids, table = text.sequence.token_ids, text.table
-        text.num_wanted = min(text.num_wanted, self._most_drafts(text))  # it may have grown while it was read
+        text.num_wanted = min(text.num_wanted, self._most_drafts(text))  # the sequence may have grown during prefill
         if not table.ids:
             prefix = self._kv.match(table, token_ids)
             if not self._kv.fits(prefix, len(token_ids) + text.num_wanted, num_growing=len(self._texts)):
@@ -174,17 +175,17 @@ class DraftModel:
         return text.num_wanted > 0
 
     def _read(self, texts: list[_Text], plain: float) -> list[_Text]:
-        """Read what is not known of texts yet, as much as a step has time for.
+        """Prefill sequences, within the time that a step allows.
 
-        They are read here rather than while the target reads their prompts: a text may end before it gets drafts.
+        This happens here and not along with the target's prefill, since a sequence may end before it gets drafts.
 
-        :param plain: how long a step without drafts takes; 0 if that is not known
-        :returns: the texts that are known
+        :param plain: time of a step without drafts; 0: not known
+        :returns: the sequences that are ready for drafting
         """
         known: list[_Text] = []
         left = int(READ_SHARE * plain / self._reading_seconds) if plain and self._reading_seconds else FIRST_CHUNK
         left = min(max(left, LEAST_CHUNK), self._max_batched_tokens)
-        most = max(self._gamma + 1, LEAST_CHUNK)  # so many are read with the first guess
+        most = max(self._gamma + 1, LEAST_CHUNK)  # this many tokens are computed along with the first draft
         for text in texts:
             text.is_being_read = text.num_unread > most
             if text.is_being_read and left:
@@ -200,7 +201,7 @@ class DraftModel:
         return known
 
     def _draft(self, texts: list[_Text]) -> None:
-        """Make the drafts of texts for which there is room, one of each in a step."""
+        """Draft tokens, one per sequence and draft model step."""
         for text in texts:
             text.follow_grammar()
         while texts:
@@ -217,7 +218,7 @@ class DraftModel:
             return self._step(rows)
 
     def _step(self, rows: list[StepRow]) -> list[int]:
-        """Compute some tokens, and return the likeliest one after each row that asks for logits."""
+        """Compute rows, and return the likeliest next token of each; nothing if the rows ask for no logits."""
         if copies := self._kv.take_copies():
             self._backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
         self._backend.release(self._kv.take_released())
@@ -232,7 +233,7 @@ class DraftModel:
 
 
 class _Pause:
-    """Holds for how many steps a new text goes without drafts before one is tried, where they have not paid so far."""
+    """Holds the number of steps without drafts with which a new sequence starts; see :data:`FIRST_PAUSE`."""
 
     __slots__ = ("num_steps",)
 
@@ -241,13 +242,13 @@ class _Pause:
 
 
 class _Text:
-    """Holds what is known of one sequence.
+    """Holds the draft model's state of one sequence.
 
-    :ivar num_computed: how many tokens of it, drafts included, have KV
-    :ivar drafts: the tokens that were proposed last
-    :ivar num_wanted: how many drafts are to be made
-    :ivar is_being_read: whether drafts are wanted, and the text is too long to be read in one step
-    :ivar largest_token: the largest token id of the text
+    :ivar num_computed: number of tokens with KV, drafts included
+    :ivar drafts: the last proposed tokens
+    :ivar num_wanted: number of drafts to make
+    :ivar is_being_read: whether the sequence is still being prefilled in chunks
+    :ivar largest_token: the largest token id of the sequence
     """
 
     __slots__ = (
@@ -284,11 +285,11 @@ class _Text:
 
     @property
     def num_unread(self) -> int:
-        """Return how many tokens have no KV yet, drafts included."""
+        """Return the number of tokens without KV, drafts included."""
         return len(self.sequence.token_ids) + len(self.drafts) - self.num_computed
 
     def take_in(self) -> None:
-        """Compare the drafts with the tokens that the sequence has got since they were made."""
+        """Compare the drafts with the tokens that the sequence has got since, and drop the drafts."""
         token_ids, known = self.sequence.token_ids, self._num_known
         if len(token_ids) == known and not self.drafts and self.num_computed < known:
             return
@@ -299,14 +300,14 @@ class _Text:
             if draft != token:
                 break
             num_right += 1
-        # Beyond the drafts that were right, the KV is another text's. The last token is read again where it was a draft
-        # that the step did not verify: what follows it is asked for.
+        # KV beyond the accepted drafts belongs to rejected tokens. The last token is always computed again, since the
+        # next draft needs its logits.
         self.num_computed = min(self.num_computed, known + num_right, len(token_ids) - 1)
         self.drafts = []
         self._num_known = len(token_ids)
 
     def follow_grammar(self) -> None:
-        """Move the request's constraint, if there is one, to the end of the text."""
+        """Advance the request's constraint, if any, to the end of the sequence."""
         sequence = self.sequence
         if sequence.request.grammar is None:
             return
@@ -317,11 +318,11 @@ class _Text:
         text.move_to(sequence.num_output_tokens)
 
     def add(self, token: int, vocab_size: int) -> None:
-        """Take in the next draft. One that no sentence of the constraint goes on with is wrong, and none follows it. So
-        is what is no token of the target: a number of the columns by which the smaller model has more logits, or, on a
-        device, the one that stands for logits that are not finite.
+        """Append the next draft. A token that the constraint forbids counts as a rejected draft and ends drafting. So
+        does a token outside of the target's vocabulary: the draft model may have more logits columns, and on a device
+        -1 marks non-finite logits.
 
-        :param vocab_size: how many tokens the target has
+        :param vocab_size: vocabulary size of the target
         """
         is_token, grammar = 0 <= token < vocab_size, self._grammar
         if not is_token or (grammar is not None and grammar.num_allowed([*self.drafts, token]) <= len(self.drafts)):
@@ -331,12 +332,12 @@ class _Text:
             self.drafts.append(token)
 
     def chances(self, most: int) -> list[float]:
-        """Return how likely the first draft is right, the first two are, and so on."""
+        """Return the probabilities that the first draft is accepted, the first two are, and so on."""
         rate = self._acceptance.rates[0]
         return [rate**count for count in range(1, most + 1)]
 
     def choose(self, count: int) -> int:
-        """Take a number of drafts to make, and return how many are made: one, now and then, where none would pay."""
+        """Set the number of drafts to make and return it; if none pays, this is 1 after each pause, as a trial."""
         if count:
             self._pause, self._num_paused = FIRST_PAUSE, 0
             self._first_pause.num_steps = FIRST_PAUSE
@@ -349,7 +350,7 @@ class _Text:
         return count
 
     def row(self, num_tokens: int, *, num_logits: int) -> StepRow:
-        """Make a step's row of its next tokens without KV."""
+        """Make a step's row of the next tokens without KV."""
         start, sequence = self.num_computed, self.sequence
         num_known = len(sequence.token_ids)
         token_ids = sequence.token_ids[start : start + num_tokens]

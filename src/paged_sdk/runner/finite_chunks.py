@@ -1,4 +1,4 @@
-"""Look whether the keys and values are whole of chunks whose logits nobody computes."""
+"""Check prefill chunks for NaN: their logits are never computed, so the sampler cannot notice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ __all__ = ["check_chunks"]
 
 
 def check_chunks(late: LateResults, states: StepStates) -> None:
-    """Let a row fail that ends within its prompt, if NaN has come into the prompt. Its blocks would be found by others
-    until the prompt's end shows it: even by those that share no more than tokens before the one that has made it, as
-    attention gives that one a weight of 0 there, which it makes NaN.
+    """Fail rows that sample nothing and whose prompt holds NaN.
 
-    The last token shows it, which attends to those before it, by its hidden state before the last norm, or before the
-    last layer where fused layers leave out rows that nobody reads: what is infinite in an earlier layer is NaN there.
-    What another token is after that layer alone is in that token's own keys and values at most, which only those find
-    who share the token.
+    Otherwise other requests would find the chunk's blocks in the prefix cache until the end of the prompt shows the
+    NaN. Blocks before the token that caused it are affected too: attention gives later tokens weight 0, and 0 * NaN is
+    NaN.
+
+    The chunk's last token shows it, since it attends to all earlier tokens: its hidden state before the last norm is
+    checked (before the last layer, where fused layers leave out rows that are not read). An infinity of an earlier
+    layer is NaN there. A NaN that another token gets only after that layer is at most in that token's own KV, which
+    only requests that share the token can find.
     """
     indices = [index for index, row in enumerate(late.scheduled) if not row.num_samples]
     if not indices:

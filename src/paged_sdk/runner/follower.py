@@ -1,4 +1,4 @@
-"""Run the steps that rank 0 has made, in a process that holds another part of the model."""
+"""Run the steps that rank 0 sends, on another rank."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def follow(
     adapters: AdapterBank,
     path: DeviceDecoding | None = None,
 ) -> IsqType | None:
-    """Compute this rank's part of every step, until rank 0 says that it was the last.
+    """Compute this rank's part of every step, until rank 0 ends it.
 
-    :param backend: keeps the keys and values of this rank's heads
-    :param adapters: this rank's part of those that rows may go through
-    :param path: has recorded the same steps as the first rank, on this rank's device; None: that one has not, either
-    :returns: the type in which the weights are to be held before more steps come; None: there are no more
+    :param backend: holds the KV of this rank's heads
+    :param adapters: this rank's shards of the loaded adapters
+    :param path: holds the same recorded steps as rank 0's, on this rank's device; None: steps are not recorded
+    :returns: the type to quantize the weights to before more steps arrive; None: rank 0 has ended
     :raises EngineDeadError: another rank has ended
     """
     way = Way.LAUNCHED
@@ -70,7 +70,7 @@ def follow(
                         model.forward(batch.token_ids, batch.positions, context)
                     way = Way.LAUNCHED
                 case kind if kind == WAY:
-                    # What the first rank does not work out again is the same as in the step before.
+                    # REPEATED runs as RECORDED: only rank 0 skips the preparation of its rows.
                     way = Way.MIXED if Way(message[1]) is Way.MIXED else Way.RECORDED
                 case kind if kind == DRAWN:
                     assert path is not None

@@ -1,4 +1,4 @@
-"""Samples the rows of a step that the host has to."""
+"""Samples the rows of a step that need the host."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["HostRows"]
 
 @frozen(eq=False)
 class HostRows:
-    """Holds the tokens of a step that the host chooses.
+    """Holds the tokens of a step that are sampled on the host.
 
-    :param scheduled: the rows of the step
-    :param targets: the tokens
+    :param scheduled: all rows of the step
+    :param targets: the tokens to sample
     """
 
     sampler: Sampler
@@ -32,7 +32,7 @@ class HostRows:
 
     @classmethod
     def prepare(cls, sampler: Sampler, scheduled: Sequence[ScheduledSequence], targets: Sequence[Target]) -> Self:
-        """Do the part of it that needs no logits."""
+        """Do the part of sampling that needs no logits."""
         return cls(sampler, scheduled, targets, sampler.prepare([target.row for target in targets]))
 
     @property
@@ -42,7 +42,7 @@ class HostRows:
 
     @property
     def settled(self) -> set[int]:
-        """Return the places of the targets that need no logits, among all targets of the step."""
+        """Return the places, among all targets of the step, of targets that need no logits."""
         return {self.targets[each].place for each in self.prepared.settled}
 
     @property
@@ -52,15 +52,15 @@ class HostRows:
 
     @property
     def places(self) -> list[int]:
-        """Return the places of these among all targets of the step that need logits."""
+        """Return the places of :attr:`asked` among all targets of the step that need logits."""
         return [target.place for target in self.asked]
 
     def sample(self, logits: Callable[[], Tensor], once_more: Callable[[], Tensor], result: RunnerOutput) -> None:
-        """Sample all together or, should that raise, one at a time: whichever raises then fails alone.
+        """Sample all targets together; if that raises, one at a time, so that only those that raise fail.
 
-        :param logits: makes logits, float32, one row for each of :attr:`asked`, which are overwritten
-        :param once_more: makes the same, if that has raised
-        :param result: gets the tokens
+        :param logits: makes float32 logits, one row for each of :attr:`asked`; they are overwritten
+        :param once_more: makes the same logits again, for the second attempt
+        :param result: receives the tokens
         """
         asked = self.prepared.without_settled()
         try:
@@ -70,10 +70,9 @@ class HostRows:
         note_sampled(self.scheduled, self.targets, sampled.with_settled(self.prepared), self.prepared.forced, result)
 
     def sample_later(self, logits: Tensor, result: RunnerOutput) -> None:
-        """Do the same while the next step is under way. Texts that have lost their KV since, or have ended, get no
-        token.
+        """Sample while the next step is in flight. Sequences that have been preempted or have ended since get no token.
 
-        :param logits: as :meth:`sample` takes them, but not overwritten
+        :param logits: float32, one row for each of :attr:`asked`; not overwritten
         """
         current = [each for each, target in enumerate(self.targets) if self.scheduled[target.index].is_current]
         rows = self

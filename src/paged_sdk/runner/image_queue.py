@@ -1,6 +1,6 @@
-"""Orders the images that are to be encoded, for whom they are, and keeps what was made of the last ones.
+"""Queues images for encoding, tracks which sequences need them, and caches the vectors of recent images.
 
-No tensors are used here. The engine's thread asks and takes, one other thread encodes.
+This module uses no tensors. The engine's thread requests and takes images; the encoder's thread encodes them.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from paged_sdk.types.media import ImageSpan
 __all__ = ["MOST_BYTES", "AbandonedError", "ImageQueue"]
 
 MOST_BYTES: Final = 1 << 28
-"""Vectors are kept up to 256 MiB. One image of 1,000 tokens of a 7B model has 8 MiB in bfloat16."""
+"""Memory for image vectors: 256 MiB. An image of 1,000 tokens takes 8 MiB for a 7B model in bfloat16."""
 _T = TypeVar("_T")
 _BESIDE: Final = 2.0
-"""Beside an encoder a step takes at most so many times as long: each of two calls has half the threads at least."""
+"""Maximum slowdown of a step that runs beside the encoder: each of the two native calls gets at least half the
+threads.
+"""
 
 
 class AbandonedError(Exception):
-    """Nobody wants the image any more that is being encoded."""
+    """No sequence needs the image being encoded any more."""
 
 
 @define(eq=False)
 class _Image(Generic[_T]):
-    """Holds an image that sequences want, or have wanted.
+    """Holds an image that sequences need, or needed: its vectors stay cached.
 
-    :ivar num_bytes: how many bytes its vectors take
-    :ivar wanted_by: sequences that wait for it or have not computed all of its tokens yet
-    :ivar made: its vectors; None: they are not there
-    :ivar error: why it could not be encoded, until nobody wants it any more
+    :ivar num_bytes: size of its vectors in bytes
+    :ivar wanted_by: ids of sequences that have not computed all of its tokens yet
+    :ivar made: its vectors; None: not encoded
+    :ivar error: why encoding failed
     """
 
     span: ImageSpan
@@ -53,11 +55,11 @@ class _Image(Generic[_T]):
 
 @define(eq=False)
 class _Want(Generic[_T]):
-    """Holds what a sequence wants.
+    """Holds the images that a sequence needs.
 
     :ivar spans: its images by digest
-    :ivar images: the same images once there is memory for their vectors; None before
-    :ivar is_awaited: whether the scheduler is to hear when all have come
+    :ivar images: the same images once memory for their vectors is granted; None before
+    :ivar is_awaited: whether the scheduler must be told when all of them are settled
     """
 
     sequence: Sequence
@@ -74,32 +76,32 @@ class ImageQueue(Generic[_T]):
     """Implements the scheduler's :class:`~paged_sdk.scheduler.awaited_images.ImageGate`.
 
     Images are encoded in the order of their sequences: by priority, then by arrival. A sequence gets memory for all its
-    images or none, so that two never wait for each other; what has no room waits until others have computed with
-    theirs, and only those pass that need no more memory. An image that several want is encoded once. One that could
-    not be encoded counts as there: whoever computes with it hears why.
+    images or none, so that two sequences never wait for each other. A sequence without memory waits until others have
+    computed their image tokens; only sequences that need no new memory pass it. An image that several sequences need is
+    encoded once. An image that cannot be encoded counts as settled: :meth:`take` raises its error.
 
-    :param bytes_per_vector: how many bytes the vectors of one token take
-    :param max_slowdown: by what factor tokens of texts may take longer beside the encoder; 0 is no limit. Since the
-        encoder makes a step twice as long at most, 2 and more need nothing. With less it waits between its parts
-        for steps without it.
-    :ivar on_ready: called on the encoder's thread when a sequence's images have come
+    :param bytes_per_vector: bytes per image token, over all its vectors
+    :param max_slowdown: maximum factor by which the encoder may lengthen the average step of decoding sequences; 0: no
+        limit. The encoder at most doubles a step, so 2 and more have no effect. Below 2, the encoder pauses between its
+        parts while steps run without it.
+    :ivar on_ready: called on the encoder's thread when all images of a sequence are settled
     """
 
     def __init__(self, bytes_per_vector: int, *, max_slowdown: float = 0.0, most_bytes: int = MOST_BYTES) -> None:
         self.on_ready: Callable[[], object] = lambda: None
         self._bytes_per_vector = bytes_per_vector
         self._most_bytes = most_bytes
-        # With m steps beside the encoder and p without, tokens take (2 m + p) / (m + p) times as long on average.
+        # With m steps beside the encoder and p without, the average step takes (2 m + p) / (m + p) times as long.
         self._steps_between = (_BESIDE - max_slowdown) / (max_slowdown - 1) if 1 < max_slowdown < _BESIDE else 0.0
         self._changed = threading.Condition()
-        self._images: OrderedDict[bytes, _Image[_T]] = OrderedDict()  # the one used longest ago first
+        self._images: OrderedDict[bytes, _Image[_T]] = OrderedDict()  # least recently used first
         self._wants: dict[int, _Want[_T]] = {}
-        self._num_bytes = 0  # of all images that are there or will be
+        self._num_bytes = 0  # of all images, encoded or not
         self._ready: list[Sequence] = []
         self._current: _Image[_T] | None = None
         self._num_steps = 0
-        self._seen_steps = 0  # those that the encoder has counted
-        self._owed = 0.0  # steps that are to come before the encoder goes on
+        self._seen_steps = 0  # steps that the encoder has taken into account
+        self._owed = 0.0  # steps to wait for before the encoder resumes
         self._beside_texts = False
         self._is_closed = False
 
@@ -107,11 +109,11 @@ class ImageQueue(Generic[_T]):
 
     @property
     def has_ready(self) -> bool:
-        """Do what :attr:`ImageGate.has_ready` says."""
+        """Implement :attr:`ImageGate.has_ready`."""
         return bool(self._ready)
 
     def ask(self, sequence: Sequence, start: int) -> bool:
-        """Do what :meth:`ImageGate.ask` says."""
+        """Implement :meth:`ImageGate.ask`."""
         media = sequence.request.media
         spans = {} if media is None else {span.digest: span for span in media.spans if span.places[-1] >= start}
         if not spans:
@@ -126,44 +128,44 @@ class ImageQueue(Generic[_T]):
             return want.is_settled
 
     def take_ready(self) -> list[Sequence]:
-        """Do what :meth:`ImageGate.take_ready` says."""
+        """Implement :meth:`ImageGate.take_ready`."""
         with self._changed:
             ready, self._ready = self._ready, []
             return ready
 
     def let_go(self, seq_id: int) -> None:
-        """Do what :meth:`ImageGate.let_go` says."""
+        """Implement :meth:`ImageGate.let_go`."""
         if seq_id in self._wants:
             with self._changed:
                 self._drop(seq_id)
                 self._give_memory()
 
     def note_step(self, num_texts: int) -> None:
-        """Do what :meth:`ImageGate.note_step` says."""
+        """Implement :meth:`ImageGate.note_step`."""
         with self._changed:
             self._beside_texts = num_texts > 0
             self._num_steps += 1
             self._changed.notify_all()
 
     def is_wanted_by(self, seq_id: int) -> bool:
-        """Say whether a sequence has not let go of its images yet."""
+        """Tell whether a sequence has not released its images yet."""
         return seq_id in self._wants
 
     def take(self, digest: bytes) -> _T:
-        """Return what was made of an image that a sequence wants and that has come.
+        """Return the vectors of a settled image that a sequence needs.
 
-        :raises RequestFailedError: it could not be encoded
+        :raises RequestFailedError: encoding failed
         """
         with self._changed:
             image = self._images[digest]
             self._images.move_to_end(digest)
-            if image.error is not None:  # each request needs an error of its own
+            if image.error is not None:  # a new exception for each request
                 raise RequestFailedError(f"the image cannot be encoded: {image.error}") from image.error
             assert image.made is not None, "nobody has waited for the image"
             return image.made
 
     def close(self) -> None:
-        """Have the encoder's thread end, and let go of all vectors: who has closed an engine may hold it for long."""
+        """End the encoder's thread, and free all vectors, since a closed engine may be referenced for long."""
         with self._changed:
             self._is_closed = True
             self._images.clear()
@@ -175,7 +177,7 @@ class ImageQueue(Generic[_T]):
     # On the encoder's thread
 
     def next(self) -> ImageSpan | None:
-        """Wait for the next image that is to be encoded; None: the queue is closed. :meth:`done` must follow."""
+        """Wait for the next image to encode and return it; None: the queue is closed. :meth:`done` must follow."""
         with self._changed:
             while not self._is_closed:
                 self._current = self._first()
@@ -188,7 +190,7 @@ class ImageQueue(Generic[_T]):
     def go_on(self) -> None:
         """Wait until the encoder may compute its next part.
 
-        :raises AbandonedError: nobody wants the image any more
+        :raises AbandonedError: no sequence needs the image any more
         """
         with self._changed:
             self._owed += (self._num_steps - self._seen_steps) * self._steps_between
@@ -201,9 +203,9 @@ class ImageQueue(Generic[_T]):
                 raise AbandonedError
 
     def done(self, made: _T | None = None, error: BaseException | None = None) -> None:
-        """Take in what was made of the image of the last :meth:`next`, or why nothing was.
+        """Record the result for the image that :meth:`next` returned last.
 
-        :param made: the vectors; None: there is an error, or nobody wants them
+        :param made: the vectors; None: encoding failed or was abandoned
         """
         with self._changed:
             image, self._current = self._current, None
@@ -218,7 +220,7 @@ class ImageQueue(Generic[_T]):
     # Under the lock
 
     def _first(self) -> _Image[_T] | None:
-        """Return the image that is to be encoded first."""
+        """Return the first image by rank that is not settled."""
         wants = sorted((want for want in self._wants.values() if want.images), key=_rank)
         images = (image for want in wants for image in want.images or ())
         return next((image for image in images if not image.is_settled), None)
@@ -227,7 +229,7 @@ class ImageQueue(Generic[_T]):
         return image is not None and bool(image.wanted_by) and not self._is_closed
 
     def _give_memory(self) -> None:
-        """Give memory for images to those that wait for it, in order, and take it from images that nobody wants."""
+        """Grant memory to waiting sequences by rank, and evict images that no sequence needs."""
         num_wanted = sum(image.num_bytes for image in self._images.values() if image.wanted_by)
         is_full = False
         for want in sorted((each for each in self._wants.values() if each.images is None), key=_rank):
@@ -252,7 +254,7 @@ class ImageQueue(Generic[_T]):
         self._changed.notify_all()
 
     def _drop(self, seq_id: int) -> None:
-        """Forget what a sequence wanted, and images that nobody wants any more and that are not there."""
+        """Drop a sequence's needs, and images without vectors that no other sequence needs."""
         want = self._wants.pop(seq_id, None)
         for image in () if want is None else want.images or ():
             image.wanted_by.discard(seq_id)

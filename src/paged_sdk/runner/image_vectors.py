@@ -1,4 +1,4 @@
-"""Encodes images beside the steps, and gives steps the vectors of the images that their tokens stand for."""
+"""Encodes images in a thread of its own, and gives steps the vectors that replace the embeddings of image tokens."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ __all__ = ["ImageVectors"]
 
 
 class ImageVectors:
-    """Has a thread of its own encode the images that sequences wait for, so that no step does. What goes wrong with one
-    ends the requests that have it when they compute with it; what goes wrong as the thread begins, all that have any.
+    """Encodes images on a thread of its own, so that steps do not wait for it.
+
+    If encoding an image fails, its requests fail when a step needs its vectors; if ``on_start`` fails, all requests
+    with images do.
 
     :param encoder: makes the vectors
-    :param queue: says which image is next
+    :param queue: decides which image is next
     :param on_start: called first on the thread (thread-local settings of the tensor library)
     """
 
@@ -36,7 +38,7 @@ class ImageVectors:
         self, encoder: ImageEncoder, queue: ImageQueue[EncodedImage], *, on_start: Callable[[], None] = lambda: None
     ) -> None:
         self._queue = queue
-        # A daemon: an application that forgets to close must still be able to exit.
+        # A daemon, so that an application that forgets to close the model can exit.
         self._thread = threading.Thread(
             target=_run, args=(encoder, queue, on_start), name="paged-sdk-images", daemon=True
         )
@@ -52,11 +54,12 @@ class ImageVectors:
     def of(
         self, rows: Sequence[StepRow], first_tokens: Sequence[int], on_error: Callable[[int, Exception], None]
     ) -> InsertedRows | None:
-        """Return what takes the place of the embeddings of a step's tokens; None: nothing does. Sequences let go of
-        their images with the last of their tokens.
+        """Return the vectors that replace embeddings of a step's tokens; None: there are none. A sequence releases its
+        images with the step of their last token.
 
         :param first_tokens: the index in the step of each row's first token
-        :param on_error: told of a row whose image could not be encoded; its tokens keep their embeddings
+        :param on_error: called with the index of a row whose image could not be encoded; its tokens keep their
+            embeddings
         """
         places: list[npt.NDArray[np.int64]] = []
         images: list[tuple[Tensor, ...]] = []
@@ -83,7 +86,7 @@ class ImageVectors:
         return InsertedRows(on_device, vectors, tuple(later))
 
     def close(self) -> None:
-        """End the thread, within the time of one part of the encoder."""
+        """End the thread; this takes at most the time of one part of the encoder."""
         self._queue.close()
         if self._thread.is_alive():
             self._thread.join()
@@ -93,9 +96,9 @@ def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Calla
     failure: BaseException | None = None
     try:
         on_start()
-    except BaseException as error:  # nobody would hear of it, and requests would wait for ever
+    except BaseException as error:  # if it ended the thread, requests would wait for ever
         clear_frames(error)
-        drop_tracebacks(error)  # they lead here, to the encoder
+        drop_tracebacks(error)  # their frames would keep the encoder alive
         failure = error
     while (span := queue.next()) is not None:
         if failure is not None:
@@ -105,7 +108,7 @@ def _run(encoder: ImageEncoder, queue: ImageQueue[EncodedImage], on_start: Calla
             queue.done(_encoded(encoder, span, queue.go_on))
         except AbandonedError:
             queue.done()
-        except BaseException as error:  # whatever an encoder raises ends those requests alone
+        except BaseException as error:  # any error of the encoder ends only the requests of this image
             clear_frames(error)
             drop_tracebacks(error)
             queue.done(error=error)

@@ -1,4 +1,4 @@
-"""Makes tensors of a step's tokens."""
+"""Makes the input tensors of a step."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["InputBatch", "make_input_batch", "token_parts"]
 
 @frozen(kw_only=True)
 class InputBatch:
-    """Holds the tokens of all rows, one row after the other.
+    """Holds the tokens of all rows, concatenated.
 
     :ivar token_ids: ``[num_tokens]`` int64
-    :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence; ``[3, num_tokens]`` where one
-        of the sequences has images whose tokens have three
+    :ivar positions: ``[num_tokens]`` int64, the position of each token in its sequence; ``[3, num_tokens]`` if a
+        sequence has images with three-dimensional positions
     :ivar first_tokens: the index of each row's first token
-    :ivar is_long: ``[num_tokens]`` bool, as :class:`~paged_sdk.kernels.step.StepContext` has it
+    :ivar is_long: ``[num_tokens]`` bool; see :class:`~paged_sdk.kernels.step.StepContext`
     """
 
     token_ids: Tensor
@@ -39,7 +39,7 @@ class InputBatch:
 def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: OverlapTokens | None = None) -> InputBatch:
     """Make the input of a step of at least one row.
 
-    :param overlap: holds the tokens of the previous step that the host has not seen; None: there are none
+    :param overlap: holds tokens of the previous step that the host does not know yet; None: the host knows all tokens
     """
     token_ids: list[int] = []
     first_tokens: list[int] = []
@@ -62,7 +62,7 @@ def make_input_batch(rows: Sequence[StepRow], device: torch.device, overlap: Ove
         assert overlap is not None, "a runner without overlap knows every token"
         places = np.array(overlap.places(awaited_of))
         on_device, its_positions, targets, sources = to_device(device, tokens, positions, np.array(awaited), places)
-        # They were sampled with the logits, which may be on another device than the embeddings.
+        # The sampled tokens are on the logits' device, which may differ from the embeddings' device.
         on_device.index_copy_(0, targets, carried(overlap.tokens, device).index_select(0, sources))
     is_long = _is_long(rows, device) if any_long else None
     return InputBatch(token_ids=on_device, positions=its_positions, first_tokens=first_tokens, is_long=is_long)
@@ -89,7 +89,9 @@ def _is_long(rows: Sequence[StepRow], device: torch.device) -> Tensor:
 
 
 def token_parts(rows: Sequence[StepRow], device: torch.device) -> Tensor | None:
-    """Return which of two texts each token is of, as :class:`~paged_sdk.kernels.step.StepContext` has it."""
+    """Return for each token whether it belongs to the second text of a pair; None if there are no pairs. See
+    :class:`~paged_sdk.kernels.step.StepContext`.
+    """
     if all(row.second_part is None for row in rows):
         return None
     values = [

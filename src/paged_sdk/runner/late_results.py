@@ -1,4 +1,4 @@
-"""Takes in what a device computes of a step beside its tokens, once it is there."""
+"""Collects a step's results other than tokens, which a device computes while the next step is launched."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["LateResults"]
 
 
 class LateResults:
-    """Holds the results of a step, and what is still to become of them: copies from the device, in most cases, which
-    are under way while the next step is launched.
+    """Holds the results of a step, known and pending. Pending results are mostly copies from the device, which run
+    while the next step is launched.
 
     :param scheduled: the rows of the step
-    :param output: the results that are known, which all others are put into
-    :param waits: whether nothing comes late: every result is waited for, as on the CPU, where that takes no time
+    :param output: the known results; pending ones are added to it
+    :param waits: True: every result is completed at once, as on the CPU, where results are there already
     """
 
     def __init__(self, scheduled: Sequence[ScheduledSequence], output: RunnerOutput, *, waits: bool) -> None:
@@ -29,11 +29,11 @@ class LateResults:
 
     @property
     def is_done(self) -> bool:
-        """Say whether nothing is left to be taken in."""
+        """Tell whether no result is pending."""
         return not self._left
 
     def guard(self, index: int) -> RequestGuard:
-        """Have an exception end the request of a row, and nothing else.
+        """Return a guard within which an exception ends only the request of a row.
 
         :param index: the index of the row in the step
         """
@@ -41,11 +41,11 @@ class LateResults:
         return RequestGuard(request_id, partial(self.output.failed.__setitem__, index))
 
     def add(self, index: int, take_in: Callable[[], None]) -> None:
-        """Have a result taken in: at once where that waits for nothing, otherwise by :meth:`finish`.
+        """Add a pending result; it is completed at once if :attr:`waits`, otherwise by :meth:`finish`.
 
         :param index: the index of its row in the step
-        :param take_in: waits for the device, if it has to, and puts the result into :attr:`output`. If it raises, the
-            row fails
+        :param take_in: waits for the device, if needed, and writes the result to :attr:`output`. If it raises, the row
+            fails
         """
         if self.waits:
             self._take_in(index, take_in)
@@ -53,13 +53,13 @@ class LateResults:
             self._left.append((index, take_in))
 
     def finish(self, rows: Container[int] | None = None) -> None:
-        """Take in what is left, in the order in which it was added. To be called once that is done of the steps before:
-        what is gathered of a prompt comes chunk by chunk.
+        """Complete the pending results, in the order in which they were added. Call this in step order, since a
+        prompt's results accumulate chunk by chunk.
 
-        A row that has failed gets nothing, and neither does one whose text has ended or begun anew meanwhile; no device
-        is waited for on their account.
+        Rows that have failed, and those whose sequence has ended or restarted since, get nothing and are not waited
+        for.
 
-        :param rows: the indices of the rows whose results are wanted; None: of all
+        :param rows: the indices of the rows to complete; None: all
         """
         left, self._left = self._left, []
         for index, take_in in left:

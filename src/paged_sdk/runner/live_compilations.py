@@ -1,4 +1,4 @@
-"""Notices kernels that are compiled for requests."""
+"""Detects kernels that are compiled while requests run."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _log = get_logger(__name__)
 
 
 class KernelCounts(Protocol):
-    """Counts the kernels that are compiled so far."""
+    """Counts the kernels compiled so far."""
 
     @property
     def total(self) -> int:
-        """Return how many there are."""
+        """Return their number."""
         ...
 
     def by_name(self) -> Mapping[str, int]:
-        """Return how many variants there are of each."""
+        """Return the number of compiled variants by kernel name."""
         ...
 
 
 class LiveCompilations:
-    """Counts the kernels that steps of requests had to wait for, and warns of each: it takes a second or more, and is a
-    kernel that the steps for trial should have launched.
+    """Counts and logs kernels that steps of requests had to wait for. Each takes a second or more, and should have been
+    launched by the trial steps.
 
-    Those that another model's building compiles meanwhile on the same device are counted, too.
+    Kernels that another model compiles meanwhile, while it is built on the same device, are counted too.
 
-    :ivar count: so many so far
+    :ivar count: number of such kernels so far
     """
 
     def __init__(self, counts: KernelCounts) -> None:
@@ -42,7 +42,7 @@ class LiveCompilations:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Notice those that are compiled while the block launches a step."""
+        """Count the kernels that are compiled while the block launches a step."""
         start = self._counts.total
         yield
         new = self._counts.total - start

@@ -1,4 +1,4 @@
-"""Runs a model on all ranks by the same code: for trial, and to record steps, each rank its part of them."""
+"""Runs a model on all ranks in lockstep, each with the same code: for trial steps and for recording steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["LockstepModel", "recorded_alike"]
 
 
 class LockstepModel:
-    """Computes logits on all ranks at once, where the first one would have the others help otherwise."""
+    """Computes logits in lockstep on all ranks, while otherwise rank 0 sends the other ranks requests for logits."""
 
     def __init__(self, model: CausalModel, group: Group) -> None:
         self._model = model
@@ -31,23 +31,24 @@ class LockstepModel:
         return self._model.device
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: StepContext) -> Tensor:
-        """Do what :meth:`CausalModel.forward` says."""
+        """Implement :meth:`CausalModel.forward`."""
         return self._model.forward(token_ids, positions, ctx)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """Do what :meth:`CausalModel.normed` says."""
+        """Implement :meth:`CausalModel.normed`."""
         return self._model.normed(hidden)
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
-        """Do what :meth:`CausalModel.logits` says, on all ranks."""
+        """Implement :meth:`CausalModel.logits`, in lockstep on all ranks."""
         with self._group.in_lockstep():
             return self._model.logits(hidden, adapted)
 
 
 def recorded_alike(record: Record, group: Group) -> Record:
-    """Return what records steps on all ranks or on none: a step that one of them runs waits for the others' parts.
+    """Return a recording function whose steps are recorded on all ranks or on none.
 
-    Recording raises an EngineError where some ranks have failed: what they have left out, others wait for.
+    If it fails on all ranks, it raises their own errors, and another step can be tried. If it fails on some ranks only,
+    it raises an EngineError: the other ranks would wait for the operations that these have left out.
     """
 
     def record_alike(function: Callable[[], None]) -> Callable[[], None]:

@@ -1,11 +1,10 @@
-"""Records steps with chunks of prompts, by their number of tokens: as many rows of any lengths, with decodes or
-without.
+"""Records steps with prompt chunks, by number of tokens: the rows may have any lengths, with or without decodes.
 
-Layers are recorded with their attention, whose kernels read on the device how long each row is, and rows go through
-them together, as they do when they are launched. So a step reads the weights once, and every row finds what the others
-wrote as it would otherwise. Two ways were left out: a recorded decode step with the chunks launched beside it reads
-the weights twice (16 GB of 8 billion in bfloat16, 4.8 ms at 3.35 TB/s) and launches as much as before; and recordings
-of what lies between attention leave some four launches to every layer.
+Layers are recorded with their attention, whose kernels read each row's length on the device, and all rows go through
+them together, as in launched steps. So a step reads the weights once, and rows that share a prefix see each other's KV
+as in launched steps. Two alternatives were rejected: a recorded decode step with the chunks launched beside it reads
+the weights twice (16 GB for 8 billion in bfloat16, 4.8 ms at 3.35 TB/s) and launches as much as before; recording only
+the parts between attention leaves about four launches per layer.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from paged_sdk.types.step import StepRow
 
 __all__ = ["LONGEST_CHUNK_CONTEXT", "MixedGraphs", "token_counts"]
 
-# With more tokens a device computes longer than a host launches: 512 through 8 billion weights are 8.2 TFLOP, 14 ms at
-# 600 TFLOP/s, and 320 launches of 12 us are 4 ms.
+# Beyond 512 tokens, computing takes longer than launching: 512 tokens through 8 billion weights are 8.2 TFLOP, 14 ms at
+# 600 TFLOP/s, while 320 launches of 12 us are 4 ms.
 _COUNTS: Final = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 LONGEST_CHUNK_CONTEXT: Final = 16_384
-"""A row of several tokens over a longer context is launched: more programs for the keys of a row may then be worth more
-than the launches.
+"""Longest context of a recorded row with several tokens. Steps with longer ones are launched, since splitting the keys
+among more programs may then gain more than the launches cost.
 
-Launched, 16 tokens after 8,192 took an H200 26 ms through the 32 layers of Llama-3.1-8B; recorded, 9.5. Longer contexts
-and more tokens were not compared.
+With 16 tokens after 8,192 on an H200, the 32 layers of Llama-3.1-8B took 26 ms launched and 9.5 ms recorded. Longer
+contexts and more tokens were not compared.
 """
 
 
@@ -46,16 +45,16 @@ def token_counts(max_num_tokens: int) -> list[int]:
 
 
 class MixedGraphs:
-    """Runs recorded steps of any rows, up to the most tokens that were recorded.
+    """Runs recorded steps with rows of any lengths, up to the largest number of tokens recorded.
 
-    One copy sends a step's input to the device. Tokens that fill a step up belong to one more row, which has no keys.
+    One copy sends a step's input to the device. Padding tokens belong to an extra row without keys.
 
     :param counts: numbers of tokens to record steps for
-    :param bounds: context lengths to record each for
-    :param record: records a step; it may call the step's function any number of times
-    :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
-    :ivar largest: how many tokens the largest step has
-    :raises Exception: the first of these errors: no step that serves every context could be recorded
+    :param bounds: context lengths to record each number for
+    :param record: records a step; may call the step's function any number of times
+    :ivar errors: errors of failed recordings; the next larger step or context bound is used in place of each
+    :ivar largest: number of tokens of the largest step
+    :raises Exception: the first of these errors, if no step for the longest context could be recorded
     """
 
     def __init__(
@@ -80,22 +79,22 @@ class MixedGraphs:
         self.largest: int = self._table.largest
 
     def check(self) -> None:
-        """Replay every recorded step once, of padding alone.
+        """Replay every recorded step once on padding only.
 
-        :raises RuntimeError: the device refuses it
+        :raises RuntimeError: the device refuses a replay
         """
         self._table.replay_all()
 
     def forward(
         self, rows: Sequence[StepRow], sources: Sequence[int], places: Sequence[int]
     ) -> tuple[Recorded, list[int]]:
-        """Run a step, which computes logits after the last token of each row that wants them there alone.
+        """Run a step. It computes the logits of the last token of each row with ``num_logits == 1``.
 
-        :param rows: of at most :attr:`largest` tokens together
-        :param sources: of each row: the index of its last token among those that the previous step sampled; -1: the
-            host knows it
-        :param places: of each row: its adapter in the slots; -1: it has none
-        :returns: also the index of each row's first token
+        :param rows: rows of at most :attr:`largest` tokens in total
+        :param sources: per row: the index of its last token among the tokens that the previous step sampled; -1: the
+            host knows the token
+        :param places: per row: its adapter slot; -1: none
+        :returns: the results, and the index of each row's first token
         """
         ends = np.cumsum([row.num_new_tokens for row in rows])
         recorded = self._table.find(int(ends[-1]), max(row.end for row in rows))
@@ -112,7 +111,7 @@ class MixedGraphs:
         places: Sequence[int],
         wanted: Sequence[int],
     ) -> Tensor:
-        """Make a step's input on the host; what there are no rows for is padding."""
+        """Make a step's input on the host; the rest of the step is padding."""
         backend, host = self._layers.backend, self._layers.host_input(*step.input.shape)
         part = _Columns(host.numpy(), step.num_tokens, step.num_rows)
         part.row_of_token.fill(step.num_rows)
@@ -133,7 +132,7 @@ class MixedGraphs:
         row_of_token = np.repeat(np.arange(len(rows)), counts)
         part.row_of_token[used] = row_of_token
         part.positions[used] = np.arange(used.stop) + (starts + counts - ends)[row_of_token]
-        part.tokens[used] = np.maximum([token for row in rows for token in row.token_ids], 0)  # one may be awaited
+        part.tokens[used] = np.maximum([token for row in rows for token in row.token_ids], 0)  # AWAITED is < 0
         part.sources[ends - 1] = sources
         adapted = part.positions[used] >= np.array([row.adapter_start for row in rows])[row_of_token]
         part.places[used] = np.where(adapted, np.array(places)[row_of_token], -1)
@@ -148,13 +147,13 @@ class MixedGraphs:
 
 
 class _Columns:
-    """Gives the parts of a step's input names.
+    """Names the parts of a step's input.
 
-    :ivar row_of_token: the row of each token; ``positions``, ``tokens``, ``sources`` and ``places`` (of adapters)
-        likewise
-    :ivar seats: of each row and of the padding's; ``lengths`` of their contexts likewise
-    :ivar ends: the first token of each row and of the padding's, and the number of all tokens
-    :ivar wanted: the tokens whose logits are computed
+    :ivar row_of_token: per token: its row; ``positions``, ``tokens``, ``sources`` and ``places`` (adapter slots) are
+        also per token
+    :ivar seats: per row, and last for the padding's row; so are ``lengths``, the context lengths
+    :ivar ends: index of the first token of each row and of the padding's row, then the number of all tokens
+    :ivar wanted: indices of the tokens whose logits are computed
     """
 
     def __init__(self, whole: npt.NDArray[np.int64], num_tokens: int, num_rows: int) -> None:
@@ -170,10 +169,10 @@ def _sizes(num_tokens: int, num_rows: int) -> list[int]:
 
 
 class _MixedStep:
-    """Runs a step of a fixed number of tokens and the most rows, over contexts up to a bound, so that it can be
-    recorded.
+    """Runs a step of a fixed number of tokens, with a maximum number of rows and contexts up to a bound, so that it can
+    be recorded.
 
-    :ivar input: int64: see :class:`_Columns`
+    :ivar input: int64; see :class:`_Columns`
     """
 
     def __init__(self, layers: RecordableLayers, num_tokens: int, num_rows: int, bound: int) -> None:
@@ -184,7 +183,7 @@ class _MixedStep:
         self._layers = layers
 
     def run(self) -> None:
-        """Run the step by operations on the device alone, whose shapes do not depend on values of the input."""
+        """Run the step with device operations only, whose shapes do not depend on values of the input."""
         parts = torch.split(self.input, _sizes(self.num_tokens, self.num_rows))
         row_of_token, positions, token_ids, sources, places, seats, lengths, ends, wanted = parts
         layers = self._layers

@@ -47,9 +47,9 @@ __all__ = ["ModelRunner", "OtherRanks", "Requantized", "Requantizer"]
 
 @frozen(kw_only=True)
 class Requantized:
-    """Holds what a runner goes on with after its weights were to be held in another type.
+    """Holds the result of requantizing a runner's weights.
 
-    :ivar error: why they are as they were; None: they are as they were to be
+    :ivar error: why requantizing failed and the old weights were kept; None on success
     """
 
     model: CausalModel
@@ -59,39 +59,40 @@ class Requantized:
 
 
 class OtherRanks(Protocol):
-    """Stands for the processes that hold the rest of a model, and compute it in step with this one."""
+    """Drives the processes that hold the other shards of a tensor-parallel model."""
 
     def run(self, step: Step, inserted: InsertedRows | None) -> None:
-        """Have them begin a step, which this process must compute, too.
+        """Start a step on the other ranks; this process must compute it too.
 
-        :param inserted: what takes the place of its tokens' embeddings
-        :raises EngineDeadError: one of them has ended
+        :param inserted: vectors that replace embeddings of the step's tokens
+        :raises EngineDeadError: another rank has ended
         """
         ...
 
     def choose(self, way: str) -> None:
-        """Have them run the next step another way than one operation at a time: a value of :class:`Way`."""
+        """Make the other ranks run the next step in this way (a value of :class:`Way`) instead of eagerly."""
         ...
 
     def check(self) -> None:
-        """Look whether all that they had to compute since is whole.
+        """Check that no rank has ended, so that the results computed since are complete.
 
-        :raises EngineDeadError: one of them has ended
+        :raises EngineDeadError: another rank has ended
         """
         ...
 
     def close(self) -> None:
-        """End them; a second call does nothing."""
+        """End the other ranks; a second call does nothing."""
         ...
 
 
 class Requantizer(Protocol):
-    """Holds a model's weights in another type."""
+    """Quantizes a model's weights to another type."""
 
     def __call__(self, isq: IsqType, go_on: Callable[[], None]) -> Requantized:
-        """Do it, once nothing else holds the weights: see :meth:`paged_sdk.runner.output.Runner.requantize`.
+        """Requantize the weights; the caller must hold no other reference to them. See
+        :meth:`paged_sdk.runner.output.Runner.requantize`.
 
-        :raises Exception: the weights are neither as they were nor as they were to be
+        :raises Exception: requantizing failed, and the old weights could not be restored
         """
         ...
 
@@ -99,14 +100,14 @@ class Requantizer(Protocol):
 class ModelRunner:
     """Runs a model over the steps that a scheduler makes.
 
-    :param backend: keeps the KV, under the scheduler's ids
-    :param sampler: chooses tokens on the host
-    :param device_decoding: chooses tokens on the device where it can, so that steps overlap; None: all tokens are
-        chosen on the host
-    :param requantizer: holds the weights in another type; None: they stay as they are
-    :param adapters: the adapters that rows may go through; None: there are none
-    :param images: has the vectors of prompts' images; None: there are none
-    :param others: the ranks that hold the rest of the model; None: all of it is here
+    :param backend: holds the KV, under the scheduler's ids
+    :param sampler: samples on the host
+    :param device_decoding: samples on the device where possible, so that steps overlap; None: all tokens are sampled on
+        the host
+    :param requantizer: quantizes the weights to another type; None: not supported
+    :param adapters: the adapters of rows; None: no adapters
+    :param images: provides the vectors of prompts' images; None: no images
+    :param others: the other ranks of a tensor-parallel model; None: this process holds the whole model
     """
 
     def __init__(
@@ -125,18 +126,18 @@ class ModelRunner:
 
     @property
     def samples_on_device(self) -> bool:
-        """Say whether the device chooses the tokens that it can."""
+        """Tell whether tokens are sampled on the device where possible."""
         return self._parts is not None and self._parts.device_decoding is not None
 
     def num_on_host(self, request: Request) -> int:
-        """Return how many tokens of a text, from the first on, may be chosen on the host, as those of drafts are."""
+        """Return the number of first output tokens of a request that may be sampled on the host, as drafts require."""
         path = None if self._parts is None else self._parts.device_decoding
         return ALL_TOKENS if path is None else path.num_on_host(request)
 
     def submit(self, output: SchedulerOutput) -> PendingStep:
-        """Copy, compute and sample one step. Rows whose logits are not finite fail alone.
+        """Copy blocks, then compute and sample one step. Rows whose logits are not finite fail alone.
 
-        :raises StepMemoryError: there is no memory for the step
+        :raises StepMemoryError: the step ran out of memory
         :raises ModelClosedError: after :meth:`close`
         """
         if self._parts is None:
@@ -145,14 +146,14 @@ class ModelRunner:
             return self._parts.submit(output)
 
     def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
-        """Do what :meth:`paged_sdk.runner.output.Runner.requantize` says."""
+        """Implement :meth:`paged_sdk.runner.output.Runner.requantize`."""
         if self._parts is None or self._requantizer is None:
             raise ModelClosedError("the runner is closed")
         sampler, adapters = self._parts.sampler, self._parts.adapters
         images, others = self._parts.images, self._parts.others
-        self._parts = None  # so that old weights go while new ones come
-        # Else new weights lie in pieces of what keys and values had, which leave no room for these, and what recorded
-        # steps had is of no use to anybody.
+        self._parts = None  # so that old weights are freed while new ones are made
+        # Otherwise new weights would be allocated in pieces of the old KV pool, which leaves no contiguous memory for
+        # the new pool, and the memory of recorded steps would stay cached and unused.
         return_cached_memory()
         try:
             made = self._requantizer(isq, go_on)
@@ -182,7 +183,7 @@ def _close(*parts: ImageVectors | OtherRanks | AdapterBank | None) -> None:
 
 
 class _CheckedStep:
-    """Gives the results of a step that other ranks have computed a part of, if they all have."""
+    """Provides the results of a tensor-parallel step, after checking that no rank has ended."""
 
     def __init__(self, step: PendingStep, others: OtherRanks) -> None:
         self._step = step
@@ -223,7 +224,7 @@ class _Parts:
 
     @tells_parts.default
     def _ask_model(self) -> bool:
-        # Once: rows of other models are not looked through for pairs.
+        # Asked once, so that steps of other models do not search their rows for pairs.
         head = self.model.rank_head if isinstance(self.model, RankingModel) else None
         return head is not None and head.tells_parts
 
@@ -251,7 +252,8 @@ class _Parts:
                 pending = self._run(output, way, step, inserted, result)
             return pending if self.others is None else _CheckedStep(pending, self.others)
         except (RuntimeError, MemoryError) as error:
-            # Other ranks would have computed it. What was copied above is another matter: it could not be told.
+            # Other ranks have computed the step regardless. The copies above are not covered: it would not be known
+            # which of them were made.
             if self.others is not None or not is_lack_of_memory(error):
                 raise
             if self.device_decoding is not None:
@@ -269,8 +271,9 @@ class _Parts:
     ) -> PendingStep:
         """Compute and sample a step.
 
-        :param step: what other ranks were told of it, if there are any; ``inserted`` likewise
-        :param result: what is known of it
+        :param step: the step as sent to the other ranks, if there are any
+        :param inserted: the vectors sent to the other ranks, if there are any
+        :param result: receives the results; may already hold failed rows
         """
         scheduled = output.scheduled
         if not scheduled:
@@ -301,13 +304,13 @@ class _Parts:
         positions = [states.first_tokens[target.index] + target.offset for target in targets]
         make_logits = partial(states.logits, positions)
         if recorded is not None and recorded.positions != positions:
-            recorded = None  # these are not the rows whose logits it has
+            recorded = None  # it has computed the logits of other tokens
         logits = states.hidden[:0] if not positions else make_logits() if recorded is None else recorded.logits
         likeliest = None if recorded is None or on_host else recorded.likeliest
         return self._sample(logits, on_device, host, make_logits, late, likeliest)
 
     def _place(self, targets: list[Target]) -> tuple[list[Target], list[Target]]:
-        """Divide targets into those that the host samples and those that the device does."""
+        """Divide targets into those sampled on the host and those sampled on the device."""
         path = self.device_decoding
         if path is None:
             return targets, []
@@ -325,9 +328,10 @@ class _Parts:
         inserted: InsertedRows | None,
         result: RunnerOutput,
     ) -> tuple[StepStates, Recorded | None]:
-        """Compute the hidden states of a step's tokens, and say what else a recorded step has computed.
+        """Compute the hidden states of a step's tokens.
 
-        :param inserted: what other ranks were told to take for embeddings
+        :param inserted: the vectors sent to the other ranks, if there are any
+        :returns: the hidden states, and the results of a recorded step (None if launched)
         """
         path = self.device_decoding
         if path is not None and way is not Way.LAUNCHED:
@@ -350,7 +354,7 @@ class _Parts:
     def _inserted(
         self, rows: Sequence[StepRow], scheduled: Sequence[ScheduledSequence], result: RunnerOutput
     ) -> InsertedRows | None:
-        """Return what takes the place of tokens' embeddings. A row whose image cannot be encoded fails."""
+        """Return the vectors that replace embeddings of image tokens. A row whose image cannot be encoded fails."""
         if self.images is None or all(row.media is None for row in rows):
             return None
 
@@ -360,8 +364,8 @@ class _Parts:
         return self.images.of(rows, list(accumulate((row.num_new_tokens for row in rows), initial=0)), fail)
 
     def _unsampled(self, late: LateResults, hidden: Tensor) -> PendingStep:
-        """Finish a step that samples nothing. It is waited for like others: else all chunks of a long prompt would
-        queue up on the device, ahead of requests that are submitted meanwhile."""
+        """Finish a step that samples nothing. The engine still waits for it: otherwise all chunks of a long prompt
+        would queue up on the device, ahead of requests that are submitted meanwhile."""
         if self.device_decoding is None:
             return FinishedStep(late.output)
         return SampledStep(late, (), _nothing(hidden), overlaps=not late.output.failed)
@@ -375,22 +379,22 @@ class _Parts:
         late: LateResults,
         likeliest: Tensor | None,
     ) -> PendingStep:
-        """Sample on the device, and on the host the rows that only it can.
+        """Sample on the device, and on the host the rows that need it.
 
-        :param logits: float32, one row per target of both kinds that is not settled
-        :param host: the host's targets
-        :param make_logits: computes ``logits`` once more
-        :param likeliest: the likeliest tokens, if they are known
+        :param logits: float32, one row per target, host's and device's, that is not settled
+        :param host: the targets sampled on the host
+        :param make_logits: computes ``logits`` again
+        :param likeliest: the likeliest tokens, if known
         """
         path, scheduled, result = self.device_decoding, host.scheduled, late.output
         if not on_device:
             host.sample(lambda: logits, lambda: _rows(make_logits(), host.places), result)
-            # What is late comes after what is late of the step before, whose results are not taken in yet.
+            # Late results must be completed after those of the previous step, which may still be pending.
             return FinishedStep(result) if late.is_done else SampledStep(late, (), _nothing(logits), overlaps=False)
         assert path is not None
         indices = [target.index for target in on_device]
         its_logits = logits if not host.targets else select_rows(logits, [target.place for target in on_device])
-        # The device's part goes first: it is only launched here, and runs while the host samples its own rows.
+        # Launch the device's part first: it runs while the host samples its own rows.
         drawn = path.sample(
             its_logits, [scheduled[index] for index in indices], [target.row for target in on_device], likeliest
         )
@@ -400,7 +404,7 @@ class _Parts:
             step = SampledStep(late, indices, drawn, overlaps=True, early_rows=early_rows)
             host.sample(lambda: _rows(logits, host.places), lambda: _rows(make_logits(), host.places), result)
             return step
-        kept = _rows(logits, host.places).clone()  # the next step may leave its own in their place
+        kept = _rows(logits, host.places).clone()  # the next step may overwrite the logits
         mark = path.beside.mark()
 
         def sample_withheld() -> None:

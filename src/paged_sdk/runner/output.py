@@ -1,4 +1,4 @@
-"""Defines a runner and the results of its steps. No tensors are used here, so that a runner for tests needs none."""
+"""Defines the interface of runners and the results of steps, without tensors, so that tests' runners need none."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["FinishedStep", "PendingStep", "Runner", "RunnerOutput", "StepMemoryE
 
 
 class StepMemoryError(Exception):
-    """There was no memory for a step, which has no results; raised from what said so. The device is sound.
+    """A step ran out of memory and has no results; the original error is its ``__cause__``. The device still works.
 
-    What the step has written is of no use: the KV of the tokens that its rows were to compute.
+    KV that the step has already written is invalid.
     """
 
 
@@ -28,12 +28,12 @@ class RunnerOutput:
     """Holds the results of a step, row by row of ``SchedulerOutput.scheduled``.
 
     :ivar token_ids: per row ``num_samples`` tokens
-    :ivar logprobs: per row one entry per token, or None where none were asked for
-    :ivar prompt_logprobs: maps a row to entries for the prompt tokens predicted within this chunk
-    :ivar failed: maps a row to the error that its request ends with, such as one about non-finite logits; other results
-        of such a row are ignored
-    :ivar forced: maps a row to the indices of those of its tokens that its constraint left no choice in
-    :ivar readings: maps a row that ends a prompt to what was read off the whole prompt
+    :ivar logprobs: per row one entry per token; None if not requested
+    :ivar prompt_logprobs: maps a row to the entries of prompt tokens predicted within this chunk
+    :ivar failed: maps a row to the error that its request ends with, such as non-finite logits; other results of such a
+        row are ignored
+    :ivar forced: maps a row to the indices of its tokens that were forced by its constraint
+    :ivar readings: maps a row that ends a prompt to the result of the request's reading, such as a pooled vector
     """
 
     token_ids: list[list[int]]
@@ -44,7 +44,7 @@ class RunnerOutput:
     readings: dict[int, ReadResult] = field(factory=dict)
 
     def part(self, rows: Sequence[int]) -> RunnerOutput:
-        """Make the results of a step that has only some of the rows.
+        """Return the results of some of the rows.
 
         :param rows: the indices of these rows, ascending
         """
@@ -60,24 +60,24 @@ class RunnerOutput:
 
 
 class PendingStep(Protocol):
-    """Gives the results of a step that has been submitted."""
+    """Provides the results of a submitted step."""
 
     @property
     def overlaps(self) -> bool:
-        """Say whether the next step can be submitted before this one's result is taken, since it reads the tokens that
-        this one samples on the device. Only early and withheld rows of such a step may have several samples."""
+        """Tell whether the next step can be submitted before this one's result is taken, since it reads this step's
+        sampled tokens on the device. Only early and withheld rows of such a step may have several samples."""
         ...
 
     @property
     def early_rows(self) -> Sequence[int]:
         """Return the rows of an overlapping step whose results are known already, because the host has sampled them or
-        they have failed. They must be taken in before the next step is scheduled."""
+        they have failed. The scheduler must get their results before it schedules the next step."""
         ...
 
     @property
     def withheld_rows(self) -> Sequence[int]:
-        """Return the rows of an overlapping step whose tokens the host samples when the result is asked for. Until then
-        no step may have rows of their sequences. None of them is early."""
+        """Return the rows of an overlapping step whose tokens the host samples in :meth:`result`. Until then, no step
+        may have rows of their sequences. No withheld row is early."""
         ...
 
     def early_result(self) -> RunnerOutput:
@@ -85,13 +85,13 @@ class PendingStep(Protocol):
         ...
 
     def result(self) -> RunnerOutput:
-        """Wait for the device, sample the withheld rows, and return the results of all rows. To be called once."""
+        """Wait for the device, sample the withheld rows, and return the results of all rows. Call this once."""
         ...
 
 
 @frozen(eq=False)
 class FinishedStep:
-    """Holds the results of a step that was done when ``submit`` returned."""
+    """Holds the results of a step that was complete when ``submit`` returned."""
 
     output: RunnerOutput
     overlaps: bool = field(default=False, kw_only=True)
@@ -113,18 +113,18 @@ class Runner(Protocol):
     def submit(self, output: SchedulerOutput) -> PendingStep:
         """Start to compute and sample one step of at least one row.
 
-        Rows may end with a token that the scheduler does not know yet, if the previous step overlaps.
+        If the previous step overlaps, rows may end with a token that the scheduler does not know yet.
 
-        :raises StepMemoryError: there is no memory for the step; another may be submitted
+        :raises StepMemoryError: the step ran out of memory; another step may be submitted
         """
         ...
 
     def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
-        """Hold the weights in another type, and forget all KV. No step may be under way.
+        """Quantize the weights to another type, and drop all KV. No step may be in flight.
 
-        :param go_on: called from time to time; what it raises ends the work
-        :raises EngineDeadError: the weights are neither as they were nor as they were to be
-        :raises ModelLoadError: they are as they were
+        :param go_on: called regularly; an exception that it raises stops the work
+        :raises EngineDeadError: requantizing failed, and the old weights could not be restored
+        :raises ModelLoadError: requantizing failed; the old weights are in use again
         """
         ...
 

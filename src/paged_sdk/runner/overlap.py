@@ -1,4 +1,4 @@
-"""Keeps sampled tokens on the device for the next step, before the host has seen them."""
+"""Keeps sampled tokens on the device, where the next step reads them before the host has them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["OverlapTokens"]
 class OverlapTokens:
     """Keeps the tokens that the last step sampled.
 
-    :param max_num_seqs: the most tokens to keep
-    :ivar tokens: ``[max_num_seqs]`` int64, on the device. A row for which no token could be chosen has token 0: its
-        sequence ends before the results that follow from it are read
+    :param max_num_seqs: maximum number of tokens
+    :ivar tokens: ``[max_num_seqs]`` int64, on the device. 0 for a row for which no token could be chosen: its sequence
+        fails before results that depend on this token are used
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device) -> None:
@@ -33,15 +33,15 @@ class OverlapTokens:
         self.found(seq_ids)
 
     def found(self, seq_ids: list[int]) -> None:
-        """Say whose the tokens are that a recorded step has left in place of those before.
+        """Set the sequences of the tokens that a recorded step has written to :attr:`tokens`.
 
         :param seq_ids: the sequence of each token
         """
         self._seq_ids, self._places = seq_ids, None
 
     def places(self, seq_ids: Sequence[int]) -> Sequence[int]:
-        """Return the indices of the tokens of some sequences, each of which must have one."""
-        if seq_ids == self._seq_ids:  # the same rows as before, as in most steps
+        """Return the indices of the tokens of some sequences; each sequence must have a token."""
+        if seq_ids == self._seq_ids:  # in most steps the rows do not change
             return range(len(seq_ids))
         if self._places is None:
             self._places = {seq_id: place for place, seq_id in enumerate(self._seq_ids)}

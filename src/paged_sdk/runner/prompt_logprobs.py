@@ -1,4 +1,4 @@
-"""Computes how likely the tokens of prompts are that texts follow, where that was asked for."""
+"""Computes prompt logprobs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 __all__ = ["LOGITS_TILE", "add_prompt_logprobs"]
 
 LOGITS_TILE: Final = 64
-"""Logits of a prompt are computed for so many tokens at a time: a row of 150,000 float32 is 0.6 MB."""
+"""Number of prompt tokens whose logits are computed at a time: 150,000 float32 logits take 0.6 MB per token."""
 
 
 def add_prompt_logprobs(late: LateResults, states: StepStates) -> None:
-    """Collect the logprobs of prompt tokens, each from the logits of the token before it, where they were asked for. A
-    row whose logits are not finite fails alone.
+    """Compute the requested logprobs of prompt tokens, each from the logits of the token before it. A row whose logits
+    are not finite fails alone.
 
-    :param late: gets them as ``prompt_logprobs``
+    :param late: receives them as ``prompt_logprobs``
     """
     for index, row in enumerate(late.scheduled):
         sequence, top_n = row.sequence, row.sequence.request.sampling.prompt_logprobs
@@ -51,7 +51,7 @@ def _look_up(
 ) -> list[RawLogprobs]:
     """Compute the logprobs of one row's tokens, and wait for them.
 
-    :param logits: computes those that some of the tokens follow, float32 ``[len(tile), vocab_size]``
+    :param logits: computes the logits that predict a tile of the tokens, float32 ``[len(tile), vocab_size]``
     :raises NumericalError: logits are not finite
     """
     entries: list[RawLogprobs] = []
@@ -66,10 +66,10 @@ def _look_up(
 def _launch(
     late: LateResults, index: int, logits: Callable[[range], Tensor], token_ids: Sequence[int], top_n: int
 ) -> Callable[[], None]:
-    """Have a device compute the logprobs of one row's tokens, and copy them to the host.
+    """Launch the computation of one row's logprobs on the device, and their copy to the host.
 
     :param logits: as for :func:`_look_up`
-    :returns: what puts them into the results, once they are there
+    :returns: a function that waits for the copy and stores the logprobs in the results
     """
     rows = LogprobRows(range(len(token_ids)), [top_n] * len(token_ids))
     tiles = [_launch_tile(logits(tile), token_ids[tile.start : tile.stop], top_n) for tile in _tiles(len(token_ids))]
@@ -85,11 +85,11 @@ def _launch(
 
 
 def _launch_tile(logits: Tensor, token_ids: Sequence[int], top_n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Launch what computes logprobs of some tokens. Nothing of the logits' size outlives the call.
+    """Launch the computation of some tokens' logprobs. No tensor of the logits' size outlives the call.
 
     :param logits: float32 ``[N, vocab_size]``
     :param token_ids: ``[N]``
-    :returns: whether each row of logits is finite, bool ``[N]``, and what :meth:`LogprobRows.look_up` does
+    :returns: whether each row of logits is finite, bool ``[N]``, then the results of :meth:`LogprobRows.look_up`
     """
     (wanted,) = to_device(logits.device, np.array(token_ids, np.int64))
     rows = LogprobRows(range(len(token_ids)), [top_n] * len(token_ids))

@@ -1,4 +1,4 @@
-"""Read hidden states, and what follows from them, off prompts for which no text is generated."""
+"""Compute embeddings and scores of prompts for which no text is generated, from their hidden states or logits."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from paged_sdk.types.reading import AnswerLogit, PooledVector, Reading, ReadResu
 __all__ = ["PromptReader"]
 
 _SOFTMAX_TILE: Final = 16
-"""Their logarithms are taken for fewer: logsumexp over 64 rows of 49,152, whose results are new memory each time, took
-18 ms where softmaxes of 16 rows take 2."""
+"""Rows per log_softmax: logsumexp over 64 rows of 49,152, whose temporaries are new memory each time, took 18 ms; in
+tiles of 16 rows, softmaxes take 2 ms."""
 
 
 class PromptReader:
-    """Gathers what is read of each prompt, chunk by chunk, until the prompt ends."""
+    """Accumulates each prompt's result chunk by chunk, until the prompt ends."""
 
     def __init__(self) -> None:
         self._gathered: dict[int, _Gathered] = {}
 
     def read(self, late: LateResults, states: StepStates) -> None:
-        """Read what a step has computed. A prompt whose hidden states or logits are not finite fails alone.
+        """Read the prompts of a step. A prompt whose hidden states or logits are not finite fails alone.
 
-        :param late: gets what was read of the prompts that end with the step
+        :param late: receives the results of prompts that end with the step
         """
         wanted = [(index, row) for index, row in enumerate(late.scheduled) if row.sequence.request.reading is not None]
         if not wanted:
@@ -54,7 +54,7 @@ class PromptReader:
             assert reading is not None
             places = reading.states(sequence.num_prompt_tokens)
             start, end = max(row.start, places.start), min(row.end, places.stop)
-            if row.start <= places.start:  # after a preemption it is read anew: older steps add to what was read then
+            if row.start <= places.start:  # also after a preemption; late results of older steps go to the old object
                 self._gathered[sequence.seq_id] = _gathering(reading, states.model)
             if start >= end:
                 continue
@@ -77,7 +77,7 @@ class PromptReader:
                         late.add(index, _ending(gathered, index, late.output, row.sequence.request.request_id))
 
     def forget(self, seq_ids: Iterable[int]) -> None:
-        """Drop what was gathered of sequences that have ended; unknown ids are allowed."""
+        """Drop the state of sequences that have ended; unknown ids are allowed."""
         for seq_id in seq_ids:
             self._gathered.pop(seq_id, None)
 
@@ -92,7 +92,7 @@ def _gathering(reading: Reading, model: CausalModel) -> _Gathered:
 
 
 def _ending(gathered: _Gathered, index: int, output: RunnerOutput, request_id: str) -> Callable[[], None]:
-    """Launch the last of what is read of a prompt, and return what puts it into the results of its row."""
+    """Launch the last part of a prompt's result, and return a function that stores the result of its row."""
     result = gathered.end(request_id)
 
     def take_in() -> None:
@@ -102,7 +102,7 @@ def _ending(gathered: _Gathered, index: int, output: RunnerOutput, request_id: s
 
 
 def _score(spans: Sequence[_Span], states: StepStates, late: LateResults) -> None:
-    """Look up how likely tokens are, each by the logits of the one before it, those of all prompts together."""
+    """Look up the logprobs of tokens, each from the logits of the token before it, for all prompts together."""
     if not spans:
         return
     positions = [span.offset + place for span in spans for place in range(span.start, span.end)]
@@ -110,7 +110,7 @@ def _score(spans: Sequence[_Span], states: StepStates, late: LateResults) -> Non
     tiles: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(positions), LOGITS_TILE):
         tile = slice(start, start + LOGITS_TILE)
-        # No name holds the logits, which go before those of the next tile come.
+        # No variable holds the logits, so they are freed before those of the next tile are computed.
         tiles.append(_look_up(states.logits(positions[tile]), targets[tile], waits=late.waits))
     copies, wanted, begin = HostCopies(*map(torch.cat, zip(*tiles, strict=True))), np.array(targets), 0
     for span in spans:
@@ -120,12 +120,12 @@ def _score(spans: Sequence[_Span], states: StepStates, late: LateResults) -> Non
 
 
 def _look_up(logits: Tensor, token_ids: Sequence[int], *, waits: bool) -> tuple[Tensor, Tensor]:
-    """Look up the logprobs of some tokens, and the likeliest ones in their places.
+    """Look up the logprobs of some tokens, and find the likeliest token at each place.
 
     :param logits: float32 ``[N, vocab_size]``
     :param token_ids: ``[N]``
-    :param waits: whether the host may look for the likeliest; otherwise all is launched on the device
-    :returns: logprobs, float32, and tokens or :data:`NOT_DRAWN`, int64, each ``[N]``
+    :param waits: True: the host finds the likeliest tokens; False: everything is launched on the device
+    :returns: logprobs, float32, and likeliest tokens or :data:`NOT_DRAWN`, int64, each ``[N]``
     """
     likeliest = torch.from_numpy(draw_greedy(logits)) if waits else argmax(logits)
     (wanted,) = to_device(logits.device, np.array(token_ids, np.int64)[:, None])
@@ -134,9 +134,9 @@ def _look_up(logits: Tensor, token_ids: Sequence[int], *, waits: bool) -> tuple[
 
 
 def _answer(asked: Sequence[tuple[_Answer, int]], states: StepStates) -> None:
-    """Look up the logits of the tokens that answer prompts, those of all prompts together.
+    """Look up the logits of answer tokens, for all prompts together.
 
-    :param asked: what gets the logits of a prompt, and the index of its last token among those of the step
+    :param asked: for each prompt: the object that receives the logits, and the index of its last token in the step
     """
     for first in range(0, len(asked), LOGITS_TILE):
         tile = asked[first : first + LOGITS_TILE]
@@ -149,12 +149,12 @@ def _answer(asked: Sequence[tuple[_Answer, int]], states: StepStates) -> None:
 
 @frozen(eq=False)
 class _Span:
-    """Describes tokens of a row whose hidden states are read.
+    """Describes the tokens of a row whose logits are read.
 
     :ivar index: the index of the row in the step
-    :ivar gathered: gets what is found
-    :ivar start: the first of them, by its place in the prompt; ``end`` is the place after the last
-    :ivar offset: what is added to a place to find the token's hidden state
+    :ivar gathered: receives the results
+    :ivar start: position of the first token in the prompt; ``end`` is exclusive
+    :ivar offset: added to a position, gives the index of the token in the step
     """
 
     index: int
@@ -166,18 +166,19 @@ class _Span:
 
 
 class _Scores:
-    """Collects how likely a prompt's tokens are.
+    """Collects the logprobs of a prompt's tokens.
 
-    :ivar parts: logprobs of some tokens each, and whether greedy sampling would choose them
+    :ivar parts: per chunk: logprobs, and whether greedy sampling would choose the tokens
     """
 
     def __init__(self) -> None:
         self.parts: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = []
 
     def add(self, copies: HostCopies, own: slice, targets: npt.NDArray[np.int64], request: Request) -> None:
-        """Take in the logprobs of the next tokens, and the likeliest ones in their places, once they are there.
+        """Wait for the logprobs of the next tokens and the likeliest tokens at their places, and store them.
 
-        :param own: where they are in the copies, and in ``targets``, the tokens themselves
+        :param own: slice of this prompt in the copies and in ``targets``
+        :param targets: the tokens
         :raises NumericalError: logits are not finite
         """
         logprobs, likeliest = (copy.numpy()[own] for copy in copies.wait())
@@ -186,7 +187,7 @@ class _Scores:
         self.parts.append((logprobs, likeliest == targets[own]))
 
     def end(self, request_id: str) -> Callable[[], ReadResult]:
-        """Return what joins all that will have been collected."""
+        """Return a function that joins all parts."""
         return self._join
 
     def _join(self) -> TokenScores:
@@ -197,10 +198,10 @@ class _Scores:
 
 
 class _Answer:
-    """Makes one number of the logits after a prompt's last token.
+    """Computes a score from the logits after a prompt's last token.
 
-    :ivar both: the token that says yes, and the one that says no; where there is none, the first again
-    :ivar found: the logits of both for some prompts, and the place of this one; None: they are not computed yet
+    :ivar both: the token for yes and the token for no; without the latter, the first one twice
+    :ivar found: the logits of both tokens for several prompts, and the index of this prompt; None: not computed yet
     """
 
     def __init__(self, reading: AnswerLogit) -> None:
@@ -210,7 +211,7 @@ class _Answer:
         self.found: tuple[HostCopies, int] | None = None
 
     def end(self, request_id: str) -> Callable[[], ReadResult]:
-        """Return what waits for the number, and raises NumericalError if it is not finite."""
+        """Return a function that waits for the score, and raises NumericalError if it is not finite."""
         assert self.found is not None, "a prompt has a token"
         copies, place = self.found
 
@@ -223,7 +224,7 @@ class _Answer:
 
 
 class _Pool:
-    """Makes one vector of hidden states that come in chunks."""
+    """Pools hidden states, which arrive in chunks, into one vector, and scores the vector if that was requested."""
 
     def __init__(self, reading: PooledVector, model: CausalModel) -> None:
         self._head: RankLayers | None = None
@@ -236,7 +237,7 @@ class _Pool:
         self._num_tokens = reading.first_token
 
     def add(self, hidden: Tensor) -> None:
-        """Take in the next tokens' hidden states, float32 ``[num_tokens, hidden_size]``."""
+        """Add the next tokens' hidden states, float32 ``[num_tokens, hidden_size]``."""
         first, count = self._num_tokens + 1, len(hidden)
         self._num_tokens += count
         match self._pooling:
@@ -252,14 +253,14 @@ class _Pool:
                 self._pooled = pooled if self._pooled is None else torch.maximum(self._pooled, pooled)
                 return
             case "last" | "cls":
-                self._pooled = hidden[-1].clone()  # a step's memory may be that of the next one
+                self._pooled = hidden[-1].clone()  # the next step may reuse this step's memory
                 return
         self._pooled = pooled if self._pooled is None else self._pooled + pooled
 
     def end(self, request_id: str) -> Callable[[], ReadResult]:
-        """Launch the last of the vector, and its copy to the host.
+        """Launch the end of the computation, and the copy to the host.
 
-        :returns: what waits for it, and raises NumericalError if it is not finite
+        :returns: a function that waits for the result, and raises NumericalError if it is not finite
         """
         assert self._pooled is not None, "a prompt has a token"
         pooled = self._pooled / self._weight if self._weight else self._pooled
@@ -276,9 +277,9 @@ class _Pool:
 
 
 def _finite(values: npt.NDArray[np.float32], request_id: str, what: str) -> npt.NDArray[np.float32]:
-    """Return what was read.
+    """Check that values are finite, and return them as float32.
 
-    :param what: what NaN or Inf is in, for the error
+    :param what: subject and verb of the error, such as "rank is"
     """
     values = values.astype(np.float32, copy=False)
     if not np.isfinite(values).all():

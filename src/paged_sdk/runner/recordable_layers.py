@@ -1,4 +1,4 @@
-"""Runs a model's layers by operations on the device alone, so that a step of them can be recorded."""
+"""Runs a model's layers with device operations only, so that a step can be recorded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ __all__ = ["RecordableLayers"]
 
 @frozen(eq=False)
 class RecordableLayers:
-    """Holds what the steps of a model have in common, whose shapes do not depend on values of their input.
+    """Holds what all recorded steps of a model share.
 
-    :ivar results: what steps write their results to, and where they find the tokens that the previous one sampled
-    :ivar slots: where steps find the adapters of their tokens; None: no token has one
+    :ivar results: tensors to which steps write their results, and from which they read the tokens that the previous
+        step sampled
+    :ivar slots: table in which steps find the adapters of their tokens; None: no adapters
     """
 
     model: CausalModel
@@ -34,18 +35,18 @@ class RecordableLayers:
         return self.results.overlap.device
 
     def host_input(self, *shape: int) -> Tensor:
-        """Make memory on the host for a step's input, int64, from which one copy sends it to the device."""
+        """Allocate an int64 host tensor for a step's input, pinned on CUDA: one copy sends it to the device."""
         return torch.empty(shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, sources: Tensor, places: Tensor, attention: AttentionStep
     ) -> Tensor:
-        """Return the hidden states of tokens.
+        """Return the hidden states of tokens. Shapes depend only on the number of tokens.
 
-        :param token_ids: the tokens, where the host knows them
+        :param token_ids: token ids; ignored where ``sources`` is not -1
         :param positions: their positions; -1: padding
-        :param sources: index of each token among those that the previous step sampled; -1: the host knows it
-        :param places: of the tokens' adapters in the slots; -1: a token has none
+        :param sources: index of each token among the tokens that the previous step sampled; -1: take ``token_ids``
+        :param places: slot of each token's adapter; -1: none
         """
         awaited = self.results.overlap.index_select(0, sources.clamp(min=0))
         slots = None if self.slots is None else SlotRows(self.slots, places)

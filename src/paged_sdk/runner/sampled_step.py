@@ -1,4 +1,4 @@
-"""Takes the results of a step whose tokens are chosen on the device, and some on the host meanwhile."""
+"""Collects the results of a step whose tokens are sampled on the device, and partly on the host."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ __all__ = ["SampledStep"]
 class SampledStep:
     """Implements :class:`~paged_sdk.runner.output.PendingStep` for tokens that are copied from the device to the host.
 
-    :param late: the results that are known already, and those that come beside tokens
-    :param rows: the rows that the tokens belong to
+    :param late: the known results, and pending results other than tokens
+    :param rows: the row of each token
+    :param drawn: the tokens sampled on the device
     :param overlaps: whether the next step reads these tokens on the device
-    :param early_rows: rows whose tokens, or failures, are in the results before they are asked for
-    :param withheld_rows: rows that the host samples when all results are asked for
-    :param sample_withheld: does so, and puts the results into ``output``
+    :param early_rows: rows whose tokens or errors are in the results before the device finishes
+    :param withheld_rows: rows that the host samples in :meth:`result`
+    :param sample_withheld: samples them, and writes to ``late.output``
     """
 
     def __init__(
@@ -45,14 +46,14 @@ class SampledStep:
         self._copies = HostCopies(drawn.tokens, *(() if drawn.logprobs is None else drawn.logprobs[1]))
 
     def early_result(self) -> RunnerOutput:
-        """Return the results of the early rows. What is late of those that the host has sampled is there by then: the
-        device has computed it before their logits.
+        """Return the results of the early rows. The late results of host-sampled rows are complete by then: the device
+        computes them before the logits that the host has waited for.
         """
         self._late.finish(self.early_rows)
         return self._late.output
 
     def result(self) -> RunnerOutput:
-        """Wait for the device, without holding the interpreter's lock, and return the results of all rows."""
+        """Wait for the device, without holding the GIL, and return the results of all rows."""
         self._late.finish()
         if self._sample_withheld is not None:
             self._sample_withheld()

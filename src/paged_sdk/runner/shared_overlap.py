@@ -1,4 +1,4 @@
-"""Keeps the tokens that the first rank samples on the device of every rank, for the next step."""
+"""Keeps the tokens that rank 0 samples on every rank's device, for the next step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["SharedOverlap"]
 
 
 class SharedOverlap(OverlapTokens):
-    """Is the first rank's, and has the others do the same.
+    """Keeps rank 0's sampled tokens, and updates those of the other ranks.
 
-    The likeliest tokens are what every rank finds itself, in recorded steps; others go from device to device.
+    In recorded steps every rank finds the likeliest tokens itself; other tokens are broadcast from device to device.
     """
 
     def __init__(self, max_num_seqs: int, device: torch.device, group: Group) -> None:
@@ -32,7 +32,7 @@ class SharedOverlap(OverlapTokens):
         self.found(seq_ids)
 
     def found(self, seq_ids: list[int]) -> None:
-        """Say whose the tokens are; see :meth:`OverlapTokens.found`."""
+        """Set the sequences of the tokens; see :meth:`OverlapTokens.found`."""
         super().found(seq_ids)
         if seq_ids != self._told:
             self._group.tell((FOUND, list(seq_ids)))

@@ -12,13 +12,13 @@ __all__ = ["Recorded", "StepResults"]
 
 
 class StepResults:
-    """Holds what a recorded step leaves, in the same memory for all steps: only one of them runs at a time.
+    """Holds the results of recorded steps, in memory that all steps share: only one of them runs at a time.
 
-    A step also leaves the likeliest tokens where the next step looks for the tokens of this one. Other tokens may take
-    their place there afterwards.
+    A step also writes the likeliest tokens to ``overlap``, from which the next step reads. If other tokens are sampled,
+    they replace them there.
 
-    :param overlap: ``[max_num_seqs]`` int64: where steps find the tokens that the previous one sampled
-    :param num_tokens: the most tokens of a recorded step
+    :param overlap: ``[max_num_seqs]`` int64: the tokens that the previous step sampled
+    :param num_tokens: maximum number of tokens of a recorded step
     """
 
     def __init__(self, overlap: Tensor, num_tokens: int) -> None:
@@ -28,12 +28,12 @@ class StepResults:
         self._hidden = self._logits = overlap.new_empty(0, 0)
 
     def keep(self, hidden: Tensor, logits: Tensor) -> None:
-        """Take the results of a step, by operations on the device alone.
+        """Store the results of a step, with device operations only.
 
         :param hidden: ``[num_tokens, hidden_size]``
         :param logits: float32 ``[num_rows, vocab_size]``, of the rows that may be sampled
         """
-        if not self._hidden.numel():  # in the first run of the first step, of which nothing is recorded yet
+        if not self._hidden.numel():  # in the first run of the first step, which is not recorded
             self._hidden = hidden.new_empty(self._num_tokens, *hidden.shape[1:])
             self._logits = logits.new_empty(len(self._tokens), *logits.shape[1:])
         self._hidden[: len(hidden)].copy_(hidden)
@@ -45,7 +45,7 @@ class StepResults:
     def of(self, num_tokens: int, positions: list[int]) -> Recorded:
         """Return the results of the step that has just been replayed.
 
-        :param positions: of which tokens it has computed logits
+        :param positions: indices of the tokens whose logits the step has computed
         """
         rows = len(positions)
         return Recorded(self._hidden[:num_tokens], positions, self._logits[:rows], self._tokens[:rows])

@@ -16,12 +16,11 @@ __all__ = ["StepStates"]
 
 @frozen(eq=False, kw_only=True)
 class StepStates:
-    """Holds the hidden states of a step's tokens, and computes logits of them: whoever needs some gets them through the
-    adapter that their tokens go through.
+    """Holds the hidden states of a step's tokens, and computes logits from them, adapters included.
 
-    :ivar hidden: of all tokens, ``[num_tokens, hidden_size]``
-    :ivar first_tokens: the index of each row's first token among them
-    :ivar adapted: which adapter each of them goes through; None: none does
+    :ivar hidden: ``[num_tokens, hidden_size]``
+    :ivar first_tokens: the index of each row's first token
+    :ivar adapted: the adapters of the tokens; None: no token has one
     """
 
     model: CausalModel

@@ -1,4 +1,4 @@
-"""Records steps of rising sizes, each over contexts up to some bounds, and finds the smallest that serves."""
+"""Records steps for a grid of sizes and context bounds, and finds the smallest recorded step that fits a step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paged_sdk.kernels.triton.availability import launch_errors
 __all__ = ["Record", "RecordableStep", "RecordedStep", "StepTable"]
 
 Record: TypeAlias = Callable[[Callable[[], None]], Callable[[], None]]
-"""Records a function, and returns another that replays it: the same operations on the same memory."""
+"""Records a function and returns a function that replays it: the same operations on the same memory."""
 
-# So many recordings may fail: smaller steps take less memory, but what fails thrice is not the size.
+# Recording stops after this many failures: a smaller step needs less memory, but a third failure has another cause.
 _MOST_ERRORS: Final = 3
 
 
 class RecordableStep(Protocol):
-    """Is a step of a fixed size, whose input lies in memory that it keeps."""
+    """Describes a step of a fixed size, whose input stays at the same memory."""
 
     def run(self) -> None:
-        """Launch its operations."""
+        """Launch the step's operations."""
         ...
 
 
@@ -36,7 +36,7 @@ StepT = TypeVar("StepT", bound=RecordableStep)
 class RecordedStep(Generic[StepT]):
     """Holds a step and the function that replays it.
 
-    :ivar size: what it was recorded for
+    :ivar size: the size that the step was recorded for
     """
 
     step: StepT
@@ -45,16 +45,16 @@ class RecordedStep(Generic[StepT]):
 
 
 class StepTable(Generic[StepT]):
-    """Holds recorded steps by their sizes and bounds.
+    """Holds recorded steps by size and context bound.
 
-    :param sizes: to record steps for
+    :param sizes: sizes to record
     :param bounds: context lengths to record each size for
-    :param make: makes a step of a size, over contexts up to a bound
-    :param record: records a step; it may call the step's function any number of times
-    :param on_progress: called with how many steps are recorded, of how many
-    :ivar errors: of recordings that failed; larger steps, or those over longer contexts, take the place of theirs
-    :ivar largest: the largest size of which there is a step for every context
-    :raises Exception: the first of these errors: no step that serves every context could be recorded
+    :param make: makes a step from a size and a bound
+    :param record: records a step; may call the step's function any number of times
+    :param on_progress: called with the number of recorded steps and their total
+    :ivar errors: errors of failed recordings; the next larger step or context bound is used in place of each
+    :ivar largest: the largest size with a step for the longest context
+    :raises Exception: the first of these errors, if no step for the longest context could be recorded
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class StepTable(Generic[StepT]):
         all_sizes, self._bounds = sorted(sizes), sorted(bounds)
         self.errors: list[Exception] = []
         made: dict[tuple[int, int], RecordedStep[StepT]] = {}
-        # The largest goes first: the others fit into its memory.
+        # The largest first: the others fit into its memory.
         wanted = list(itertools.product(all_sizes[::-1], self._bounds[::-1]))
         for done, (size, bound) in enumerate(wanted, 1):
             step = make(size, bound)
             try:
                 made[size, bound] = RecordedStep(step, record(step.run), size)
             except launch_errors() as error:
-                drop_tracebacks(error)  # they lead here, to all that is made
+                drop_tracebacks(error)  # their frames would keep all recorded steps alive
                 self.errors.append(error)
                 if len(self.errors) == _MOST_ERRORS:
                     break
@@ -87,7 +87,7 @@ class StepTable(Generic[StepT]):
             raise self.errors[0]
         self.largest: int = max(whole)
         self._sizes = np.array([size for size in all_sizes if size <= self.largest])
-        # Where a recording has failed, the next larger step serves, which has the longest bound at the latest.
+        # A failed recording is replaced by the next larger one; at least that with the longest bound exists.
         self._steps = {
             (size, bound): next(
                 made[one, other]
@@ -98,7 +98,7 @@ class StepTable(Generic[StepT]):
         }
 
     def find(self, size: int, longest: int) -> RecordedStep[StepT]:
-        """Return the smallest step that serves.
+        """Return the smallest step that fits.
 
         :param size: at most :attr:`largest`
         :param longest: the longest context, at most the largest bound
@@ -107,6 +107,6 @@ class StepTable(Generic[StepT]):
         return self._steps[own, next(bound for bound in self._bounds if bound >= longest)]
 
     def replay_all(self) -> None:
-        """Replay every step once, on the input that it has."""
+        """Replay every step once, on its current input."""
         for recorded in dict.fromkeys(self._steps.values()):
             recorded.replay()

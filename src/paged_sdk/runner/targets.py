@@ -1,4 +1,4 @@
-"""Lists the tokens that a step is to choose, and writes those that the host has chosen into its results."""
+"""Lists the tokens that a step must sample, and writes tokens sampled on the host into the step's results."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paged_sdk.scheduler.output import ScheduledSequence
 __all__ = ["Target", "note_sampled", "targets_of"]
 
 
-# Not frozen, which makes construction three times as slow: a step makes one per sequence.
+# Not frozen: that makes construction three times as slow, and each step makes one per sequence.
 @define(eq=False)
 class Target:
-    """Describes one token that a step is to choose.
+    """Describes one token that a step must sample.
 
-    :ivar place: its index among the step's targets, those left out whose token is known without logits
-    :ivar index: the index of its row in the step
-    :ivar depth: how many drafts of the row precede it
-    :ivar offset: the index of the token that it follows, among the row's new tokens
+    :ivar place: index of its logits among the step's targets; targets whose token is known without logits do not count
+    :ivar index: index of its row in the step
+    :ivar depth: number of the row's drafts before it
+    :ivar offset: index, among the row's new tokens, of the token that it follows
     """
 
     place: int
@@ -33,7 +33,7 @@ class Target:
 
 
 def targets_of(scheduled: Sequence[ScheduledSequence]) -> list[Target]:
-    """List the tokens that a step is to choose, row by row: one after the known tokens and one after each draft."""
+    """List the tokens that a step must sample, row by row: one after the known tokens and one after each draft."""
     targets: list[Target] = []
     for index, scheduled_row in enumerate(scheduled):
         if not scheduled_row.num_samples:
@@ -66,10 +66,10 @@ def note_sampled(
 ) -> None:
     """Write the tokens that the host has sampled into the result.
 
-    A row takes its sampled tokens as long as each equals the draft at its place: every token is drawn from its own
-    distribution, given the text before it, so drafts change the time that a text takes and nothing else.
+    A row keeps the sampled tokens up to the first that differs from the draft at its place. Every token is drawn from
+    the target's distribution given the tokens before it, so drafts change the speed and never the output.
 
-    :param forced: the targets that were left one token
+    :param forced: places of the targets whose token the constraint forced
     """
     for place, target in enumerate(targets):
         index, depth = target.index, target.depth

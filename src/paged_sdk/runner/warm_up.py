@@ -1,4 +1,4 @@
-"""Runs steps for trial before there are requests, so that no request waits for a kernel to be compiled."""
+"""Runs trial steps before the first request, so that no request waits for kernels to be compiled."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from paged_sdk.types.step import StepRow
 __all__ = ["COMPILING_THREADS", "run_for_trial", "trial_steps"]
 
 COMPILING_THREADS: Final = 4
-"""Each has a handle and a workspace of cuBLAS's from then on, 32 MiB on Hopper."""
+"""Threads that run trial steps. Each keeps a cuBLAS handle and workspace afterwards, 32 MiB on Hopper."""
 
-# Kernels are chosen, and compiled, by numbers of tokens: one of each range within which that is the same. Beyond the
-# last, matrices are decoded first, and a mixture's tiles grow up to 128 rows of an expert. Attention's tiles have 16,
-# 32 or 64 rows, tokens times the query heads of a KV head: with all powers of two each comes, whatever that number is.
+# Kernels are chosen and compiled by the number of tokens: one count per range that shares kernels. From 256 tokens on,
+# GGUF matrices are decoded before the product, and tiles of mixtures of experts grow up to 128 rows per expert.
+# Attention tiles have 16, 32 or 64 rows (tokens times query heads per KV head): with counts in powers of two, each tile
+# size occurs whatever the number of query heads.
 _COUNTS: Final = (1, 2, 3, 4, 5, 8, 16, 17, 33, 65, 129, 257, 385, 512, 1024)
-# What takes more rows than the largest tile has takes several, of which each number cuts sums otherwise, unless a count
-# above has it.
+# More rows than the largest tile take several tiles, and each number of tiles splits the sums in another way, which is
+# another variant: one count per number of tiles, unless a count above has it.
 _TILED: Final = {
     count
     for choices in TILE_CHOICES.values()
     for count in range(choices[-1].block_m + 1, DECODE_ALL_ROWS, choices[-1].block_m)
 }
-# From so many rows on a matrix is decoded first, whatever their number; logits of 152,000 tokens take 311 MB then.
+# From this number of rows on, a matrix is decoded before the product, so more rows need no other kernel. float32 logits
+# of 256 rows over a vocabulary of 152,000 take 156 MB.
 _MOST_LOGITS: Final = DECODE_ALL_ROWS
 
 
@@ -48,15 +50,16 @@ def trial_steps(
     max_model_len: int,
     windows: Iterable[int | None] = (),
 ) -> Iterator[list[StepRow]]:
-    """Yield steps that launch every kernel, in every variant, that steps of an engine may: chunks of prompts of rising
-    length, at the beginning of a text, at the end of a long one and at that of the longest that a window holds, alone,
-    in pairs, beside one decode, and beside as many as there may be; decodes alone. Chunks at the end of a window's
-    length run alone only.
+    """Yield steps that launch every variant of every kernel that an engine's steps may launch.
 
-    All rows write to the first block, which holds nothing yet. Their sequences have ids below 0, as no request's
-    has: what a backend keeps by id stays out of their way.
+    Prompt chunks of increasing length run at the start of a sequence, at the end of the longest one, and at the end of
+    a context that just fits a window; alone, in pairs, beside one decode, and beside the maximum number of decodes.
+    Chunks at the end of a window's length run alone only. Decodes also run without chunks.
 
-    :param windows: of the layers' attention; None: of some layers it has none
+    All rows write to block 0, which is still empty. Their sequence ids are negative, unlike those of requests, so that
+    they do not collide with per-sequence state of backends.
+
+    :param windows: sliding windows of the layers; None: full attention
     """
 
     def row(index: int, count: int, end: int) -> StepRow:
@@ -64,7 +67,7 @@ def trial_steps(
         return StepRow(-1 - index, end - count, [0] * count, blocks, num_prompt_tokens=end, num_logits=1)
 
     longest = min(max_num_tokens, max_model_len)
-    # A context that a window holds is computed without one.
+    # Contexts no longer than a window are computed by the variant without window.
     held = sorted(window for window in windows if window is not None and window < max_model_len)
     counts = sorted({*(count for count in (*_COUNTS, *held) if count < longest), longest})
 
@@ -73,19 +76,19 @@ def trial_steps(
             yield [row(0, count, end)]
             if count < end < max_model_len:
                 continue
-            # Decodes come first, as the scheduler has them.
+            # Decodes come first, as in the scheduler's steps.
             if max_num_rows > 1 and count < max_num_tokens:
                 yield [row(0, 1, 1), row(1, count, end)]
                 yield [row(0, 1, max_model_len), row(1, count, end)]
             if max_num_rows > 1 and 2 * count <= max_num_tokens:
                 yield [row(index, count, end) for index in range(2)]
         if max_num_rows > 2 and count > 1 and max_num_rows - 1 + count <= max_num_tokens:
-            # So many rows keep a device busy without splits of their contexts. Short ones do here: where longer ones
-            # are split all the same, two rows have shown it.
+            # This many rows occupy the device without splitting contexts, so short decodes suffice: the variants that
+            # split longer contexts nevertheless were launched by the steps of two rows.
             for end in dict.fromkeys((count, *(window + 1 for window in held if window >= count))):
                 yield [*(row(index, 1, 1) for index in range(max_num_rows - 1)), row(max_num_rows - 1, count, end)]
 
-    # Steps that follow one another have different numbers of tokens, so that those at once need different kernels.
+    # Consecutive steps have different numbers of tokens, so that steps run in parallel compile different kernels.
     for steps in itertools.zip_longest(*map(of_count, counts)):
         yield from filter(None, steps)
     yield from ([row(0, count, count)] for count in sorted(_TILED.difference(counts)) if count < longest)
@@ -106,12 +109,14 @@ def run_for_trial(
     num_threads: int = 1,
     most_logits: int = LOGITS_TILE,
 ) -> None:
-    """Run steps, of which nothing is kept, and compute the logits of each row's last token, or of as many as there may
-    be where a row is a whole text: those of a prompt, or after drafts. Copy a block, too.
+    """Run steps, discard their results, and copy a block.
 
-    :param most_logits: the most tokens whose logits are computed at once
-    :param num_threads: how many steps may run at once, so that their kernels are compiled side by side. They have no
-        more tokens together than the largest step, and so take no more memory
+    Logits are computed for each row's last token; for a step of one row that starts at position 0, for as many tokens
+    as prompt logprobs, scores or drafts may need.
+
+    :param most_logits: maximum number of tokens whose logits are computed at once
+    :param num_threads: maximum number of steps that run at once, so that their kernels compile in parallel. Together
+        they have at most as many tokens as the largest step, and so need no more memory than it
     """
     if not steps:
         return
@@ -120,7 +125,7 @@ def run_for_trial(
 
     def run(rows: Sequence[StepRow], size: int) -> None:
         with room.for_tokens(size), working_on(model.device), torch.inference_mode():
-            with preparing:  # backends keep tables from step to step
+            with preparing:  # backends have state that all steps share
                 batch = make_input_batch(rows, model.device)
                 context = StepContext(attention=backend.prepare(rows))
             hidden = model.forward(batch.token_ids, batch.positions, context)
@@ -130,9 +135,9 @@ def run_for_trial(
                 last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
                 model.logits(hidden[torch.tensor(last, device=hidden.device)])
 
-    run(steps[0], sizes[0])  # whose kernels many others have, too
+    run(steps[0], sizes[0])  # alone: many other steps use the same kernels
     with working_on(model.device), torch.inference_mode():
-        backend.copy([(0, 0, 1)])  # of whole blocks, whatever the number of tokens
+        backend.copy([(0, 0, 1)])  # copies whole blocks: one call covers every number of tokens
     on_progress(1, len(steps))
     with ThreadPoolExecutor(num_threads, thread_name_prefix="paged-sdk-compiling") as pool:
         running = [pool.submit(run, rows, size) for rows, size in zip(steps[1:], sizes[1:], strict=True)]
@@ -145,7 +150,7 @@ def run_for_trial(
 
 
 class _Room:
-    """Lets steps begin as long as they have no more tokens together than there is room for."""
+    """Limits the total number of tokens of the steps that run at once."""
 
     def __init__(self, num_tokens: int) -> None:
         self._free = num_tokens
@@ -153,7 +158,7 @@ class _Room:
 
     @contextmanager
     def for_tokens(self, count: int) -> Iterator[None]:
-        """Wait for room, and take it within the block."""
+        """Wait until there is room for ``count`` tokens, and occupy it within the block."""
         with self._changed:
             self._changed.wait_for(lambda: self._free >= count)
             self._free -= count

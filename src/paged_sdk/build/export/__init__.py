@@ -1,1 +1,1 @@
-"""Write checkpoints that load as other files: GGUF, image encoders in GGUF, safetensors."""
+"""Export checkpoints: as GGUF, as GGUF files of image encoders, as safetensors."""

@@ -1,4 +1,4 @@
-"""Write any checkpoint that loads as a GGUF file."""
+"""Write a checkpoint as a GGUF file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Decode a checkpoint's tensors and quantize them for a GGUF file: piece by piece, several at a time.
+"""Decode a checkpoint's tensors and quantize them for a GGUF file, piece by piece, several pieces in parallel.
 
-Each piece is made on a thread of ours, on which torch has no others. Its own wait awake for one another: beside seven
-other busy programs on two processors, SmolLM2-135M took 37 s with them and takes 5 s without.
+Each piece is encoded on a thread of a pool, on which torch uses no further threads: torch's threads spin while they
+wait. Beside seven busy programs on two CPUs, SmolLM2-135M took 37 s with them and takes 5 s without.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES
 
 __all__ = ["TensorEncoder", "tensor_encoder"]
 
-_ELEMENTS_AT_ONCE: Final = 1 << 18  # 1 MiB of float32: enough that a call takes no part of the time
-_MOST_THREADS: Final = 16  # one writes what they make
+_ELEMENTS_AT_ONCE: Final = 1 << 18  # 1 MiB of float32: large enough that the overhead of a call does not matter
+_MOST_THREADS: Final = 16  # a single thread writes their results
 _LARGEST_F16: Final = 65504.0
 
 _Bytes = npt.NDArray[np.uint8]
 
 
 class TensorEncoder:
-    """Makes tensors' bytes; :func:`tensor_encoder` gives one.
+    """Encodes tensors as bytes; made by :func:`tensor_encoder`.
 
-    :param pool: its threads
-    :param num_threads: how many it has
+    :param pool: the threads that encode
+    :param num_threads: number of threads of the pool
     """
 
     def __init__(self, pool: ThreadPoolExecutor, num_threads: int) -> None:
@@ -52,10 +52,10 @@ class TensorEncoder:
     def encoded(
         self, name: str, tensor_type: int, matrix: GgufMatrix, importance: Tensor | None = None
     ) -> Iterator[_Bytes]:
-        """Return a tensor's bytes in their order; few more are made than what is taken.
+        """Yield a tensor's bytes in order. At most twice as many pieces as threads are encoded ahead.
 
         :param tensor_type: ggml's number of the type
-        :param importance: float32 ``[matrices, columns]``, how much an error in each column counts; None: all alike
+        :param importance: float32 ``[matrices, columns]``: weights of errors by column; None: unweighted
         :raises CheckpointError: a value does not fit the type
         """
         pending: deque[Future[_Bytes]] = deque()
@@ -89,7 +89,7 @@ class TensorEncoder:
 
 @contextmanager
 def tensor_encoder() -> Iterator[TensorEncoder]:
-    """Give an encoder, whose threads are gone when the block ends."""
+    """Return an encoder whose threads end with the block."""
     threads = min(usable_processors(), _MOST_THREADS)
     with ThreadPoolExecutor(
         threads, thread_name_prefix="paged-sdk encode", initializer=use_threads, initargs=(1,)

@@ -1,4 +1,4 @@
-"""Plan a GGUF file from a checkpoint, write it, and compare what it says with the checkpoint."""
+"""Plan a GGUF file from a checkpoint, write it, and compare it with the checkpoint."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _CPU: Final = torch.device("cpu")
 _BYTES_AT_ONCE: Final = 1 << 25
 _QUANTIZATION_VERSION: Final = 2
 _F32: Final = tensor_type_of("F32")
-# Of the file that is read; the one that is written says its own.
+# Keys of the source file that the written file sets itself.
 _REPLACED_KEYS: Final = ("general.file_type", "general.quantization_version", "general.alignment")
 _CLOSE: Final = 1e-5
 
@@ -68,7 +68,7 @@ def write(
     *,
     show_progress: bool,
 ) -> Path:
-    """Do what :func:`paged_sdk.build.export.gguf.write_gguf` says."""
+    """Implement :func:`paged_sdk.build.export.gguf.write_gguf`."""
     target = Path(os.path.expanduser(target))
     must_be_new(target)
     path = resolve_model(source)
@@ -98,9 +98,9 @@ def _importance(
     *,
     show_progress: bool,
 ) -> ImportanceMatrix | None:
-    """Read the importance of columns, collect it, or add what is collected to what is read.
+    """Read an importance matrix, collect one, or add a collected one to the one read; None: none is requested.
 
-    :raises ConfigError: what is not collected is to be kept
+    :raises ConfigError: ``imatrix_out`` is given, but nothing is collected
     """
     read = None if imatrix is None else read_importance(Path(os.path.expanduser(imatrix)))
     if calibrate_on is None:
@@ -108,7 +108,7 @@ def _importance(
             raise ConfigError.of("imatrix_out", str(imatrix_out), "None where nothing is calibrated")
         return read
     kept = None if imatrix_out is None else Path(os.path.expanduser(imatrix_out))
-    # Before a text is run, which takes long.
+    # Checked before calibration, which takes long.
     if read is not None:
         read.must_count_tokens()
     if kept is not None:
@@ -125,7 +125,7 @@ def _importance(
 
 @frozen
 class _Wanted:
-    """Says in which types tensors are to be written: see :func:`paged_sdk.build.export.gguf.write_gguf`."""
+    """Decides the types of the written tensors; see :func:`paged_sdk.build.export.gguf.write_gguf`."""
 
     type: str
     overrides: Sequence[tuple[str, str]]
@@ -133,7 +133,7 @@ class _Wanted:
     topology: Topology | None
 
     def types(self, shapes: Mapping[str, tuple[int, ...]], model: ModelShape, architecture: str) -> dict[str, int]:
-        """Return the type of each tensor but those that stay exact."""
+        """Return the type of each tensor, except for tensors that keep their values exactly."""
         by_layer: list[tuple[str, str]] = []
         if self.topology is not None:
             by_layer = gguf_overrides(self.topology, architecture, shapes, num_layers=model.num_layers)
@@ -143,21 +143,21 @@ class _Wanted:
         return types
 
     def importance_of(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
-        """Return how much an error in each column of a tensor's matrices counts; None: all alike."""
+        """Return the weights of errors in the columns of a tensor's matrices; None: unweighted."""
         return None if self.importance is None or len(shape) < 2 else self.importance.of(name, *_matrices(shape))
 
 
 def _matrices(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return how many matrices a tensor holds, and their columns."""
+    """Return the number of matrices in a tensor, and their number of columns."""
     return math.prod(shape[:-2]), shape[-1]
 
 
 @frozen(kw_only=True)
 class _Plan:
-    """Describes the file that is to be written.
+    """Describes the file to write.
 
-    :ivar check: raises where a written file means something else than what it was made from
-    :ivar close: closes what is read
+    :ivar check: raises if the written file does not describe the same model as its source
+    :ivar close: closes the source
     """
 
     metadata: Mapping[str, GgufValue]
@@ -270,7 +270,9 @@ def _written_keys(wanted: _Wanted) -> dict[str, Any]:
 
 
 def _shape_of(file: GgufFile, tensors: Mapping[str, GgufTensor]) -> ModelShape:
-    """Return what mixtures ask of a model; what the file does not say in one number counts as none."""
+    """Return the properties of a model that mixtures depend on; keys that are missing or not a positive number get
+    defaults.
+    """
 
     def number(key: str, default: int) -> int:
         value = file.metadata.get(f"{file.metadata.get('general.architecture')}.{key}", default)
@@ -300,7 +302,7 @@ def _encoded(
 
 
 def _divisors(rope: RopeConfig) -> Tensor | None:
-    """Return what rotary frequencies are divided by before GGUF's own scaling; None: nothing."""
+    """Return the divisors of rotary frequencies that GGUF stores (rope_freqs); None: none."""
     if rope.kind is RopeKind.LLAMA3:
         plain = evolve(rope, kind=RopeKind.DEFAULT, inv_freq_divisors=())
         return _frequencies(plain) / _frequencies(rope)
@@ -308,7 +310,7 @@ def _divisors(rope: RopeConfig) -> Tensor | None:
 
 
 def _frequencies(rope: RopeConfig) -> Tensor:
-    """Return the angles of the second position, in radians."""
+    """Return the rotary frequencies: the angles at position 1, in radians."""
     rotation = RotaryEmbedding(rope, device=_CPU).at(torch.tensor([1]))
     return torch.atan2(rotation.sin[0, 0, 1], rotation.cos[0, 0, 0])
 
@@ -318,16 +320,16 @@ def _attention_factor(rope: RopeConfig) -> float:
 
 
 def _must_mean(config: DecoderConfig, path: Path) -> None:
-    """Read a written file as a model, and compare its shape with the checkpoint's.
+    """Read the config of a written file, and compare it with the checkpoint's.
 
-    :raises UnsupportedArchitectureError: it is another, since GGUF has no word for something
+    :raises UnsupportedArchitectureError: they differ, since GGUF cannot express a setting
     """
     source = GgufSource(path)
     try:
         read = read_config(source.config)
     finally:
         source.close()
-    has_windows = config.sandwich_norms  # llama.cpp has windows for Gemma alone, of these families
+    has_windows = config.sandwich_norms  # of these families, llama.cpp has windows only for Gemma
     for field in fields(DecoderConfig):
         own, other = getattr(config, field.name), getattr(read, field.name)
         match field.name:

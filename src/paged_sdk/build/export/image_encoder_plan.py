@@ -1,4 +1,4 @@
-"""Plan the GGUF file of a checkpoint's image encoder, write it, and compare what it says with the checkpoint."""
+"""Plan the GGUF file of a checkpoint's image encoder, write it, and compare it with the checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["write"]
 
 _TYPES: Final = ("F32", "F16", "BF16", "Q8_0")
 _CPU: Final = torch.device("cpu")
-# What does not change vectors of images: how models were trained, and names.
+# Config fields that do not affect image vectors: training settings and names.
 _UNREAD: Final = frozenset(
     {
         *("model_type", "dtype", "torch_dtype", "transformers_version", "architectures", "initializer_range"),
@@ -60,7 +60,7 @@ _READ_OF_IMAGES: Final = (
 
 
 def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
-    """Do what :func:`paged_sdk.build.export.image_encoder.write_mmproj` says."""
+    """Implement :func:`paged_sdk.build.export.image_encoder.write_mmproj`."""
     target = Path(os.path.expanduser(target))
     must_be_new(target)
     if type not in _TYPES:
@@ -124,9 +124,9 @@ def _side(value: Any) -> int:
 def _tensors(
     checkpoint: Checkpoint, kind: ExportedEncoder, config: Any, shape: DecoderConfig, encoder: TensorEncoder, type: str
 ) -> list[PlannedTensor]:
-    """Plan the tensors; each is read when it is written, once.
+    """Plan the tensors; each is read once, when it is written.
 
-    :raises UnsupportedArchitectureError: GGUF has no name for one
+    :raises UnsupportedArchitectureError: GGUF has no name for a tensor
     """
     source, family = checkpoint.source, find_family(checkpoint.config)
     names = names_in(source, family)
@@ -151,8 +151,8 @@ def _tensors(
 
 
 class _Pieces:
-    """Makes of a checkpoint's tensors what GGUF has instead: of one several, which are written one after the other. So
-    the tensor that was read last is kept, and each is read once.
+    """Splits a checkpoint's tensors into GGUF's, which are written one after the other: the last tensor read is kept,
+    so that each tensor is read once.
     """
 
     def __init__(self, source: WeightSource, kind: ExportedEncoder, config: Any) -> None:
@@ -163,7 +163,7 @@ class _Pieces:
         self._pieces: dict[str, Tensor] = {}
 
     def shapes(self, name: str, stored: str) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what a tensor becomes, without reading it.
+        """Return the shapes of the pieces of a tensor by name, without reading it.
 
         :param stored: GGUF's name of the tensor
         """
@@ -171,9 +171,14 @@ class _Pieces:
         return {own: tuple(piece.shape) for own, piece in self._kind.pieces(stored, whole, self._config)}
 
     def read(self, name: str, stored: str, own: str) -> Tensor:
-        """Return one of the things that a tensor becomes."""
+        """Return one piece of a tensor.
+
+        :param name: the checkpoint's name of the tensor
+        :param stored: GGUF's name of the tensor
+        :param own: GGUF's name of the piece
+        """
         if self._name != name:
-            self._pieces = {}  # before the next one is read, so that one is in memory at a time
+            self._pieces = {}  # freed before the next tensor is read: one is in memory at a time
             values = self._source.tensor(name, torch.float32, _CPU)
             self._name, self._pieces = name, dict(self._kind.pieces(stored, values, self._config))
         return self._pieces[own]
@@ -192,8 +197,8 @@ def _planned(name: str, shape: tuple[int, ...], encoder: TensorEncoder, type: st
 
 
 def _type_of(name: str, shape: tuple[int, ...], type: str) -> str:
-    """Return the type of a tensor: what llama.cpp adds to vectors is F32, and patches are nothing but F32 or F16 to it.
-    A matrix that it multiplies turned round is no block of its rows.
+    """Return the type of a tensor. llama.cpp needs F32 for tensors that it adds, and F32 or F16 for patch embeddings.
+    It multiplies by mm.input_projection.weight transposed, which blocks along rows do not allow: F16.
     """
     if type == "F32" or len(shape) < 2 or "position_embd" in name:
         return "F32"
@@ -203,7 +208,7 @@ def _type_of(name: str, shape: tuple[int, ...], type: str) -> str:
 
 
 def _break_row(checkpoint: Checkpoint, table: str) -> Tensor:
-    """Return the embedding of the token after a row of patches."""
+    """Return the embedding of [IMG_BREAK], the token after each row of patches."""
     token = Tokenizer.from_file(checkpoint.path / "tokenizer.json").token_id("[IMG_BREAK]")
     if token is None:
         raise CheckpointError(f"{checkpoint.path}: the tokenizer has no token [IMG_BREAK]", path=checkpoint.path)
@@ -211,9 +216,9 @@ def _break_row(checkpoint: Checkpoint, table: str) -> Tensor:
 
 
 def _must_mean(part: Path, config: Any, shape: DecoderConfig, processor: Any, path: Path) -> None:
-    """Read a written file as an encoder, and compare what it says with the checkpoint.
+    """Read the config and image processor settings of a written file, and compare them with the checkpoint's.
 
-    :raises UnsupportedArchitectureError: it says something else, since GGUF has no word for something
+    :raises UnsupportedArchitectureError: they differ, since GGUF cannot express a setting
     """
     text = {
         "model_type": ARCHITECTURES[gguf_architecture(shape)].model_type,
@@ -259,6 +264,6 @@ def _alike(own: Any, other: Any) -> bool:
         return len(own) == len(other) and all(map(_alike, own, other))
     if isinstance(own, float) and isinstance(other, float | int):
         return math.isclose(own, other, rel_tol=1e-5)
-    if isinstance(own, list | tuple) != isinstance(other, list | tuple):  # a side, or both
+    if isinstance(own, list | tuple) != isinstance(other, list | tuple):  # one number for height and width, or a pair
         return _alike([own, own], other) if isinstance(other, list | tuple) else _alike(own, [other, other])
     return bool(own == other)

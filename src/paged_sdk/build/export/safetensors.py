@@ -1,4 +1,4 @@
-"""Write any checkpoint that loads as a directory of safetensors, decoded: what transformers and others read."""
+"""Write a checkpoint as a directory of unquantized safetensors, which transformers can read."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __all__ = ["write"]
 _CPU: Final = torch.device("cpu")
 _DTYPES: Final[Mapping[str, torch.dtype]] = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ONLY_IN_GGUF: Final = ("inv_freq_divisors", "gguf_attn_factor")
-# What a checkpoint has beside its weights: of these, those that are there are copied.
+# Files besides the weights, copied if they exist.
 _COPIED: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -48,12 +48,12 @@ _COPIED: Final = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
-# What sentence-transformers' modules have in directories of their own.
+# Files of sentence-transformers modules, in the modules' own directories.
 _OF_MODULES: Final = ("config.json", "sentence_bert_config.json", "model.safetensors")
 
 
 def write(source: str | Path, target: str | Path, type: str, *, show_progress: bool) -> Path:
-    """Do what :func:`paged_sdk.build.export.safetensors.write_safetensors` says."""
+    """Implement :func:`paged_sdk.build.export.safetensors.write_safetensors`."""
     target = Path(os.path.expanduser(target))
     must_be_new(target)
     if not isinstance(type, str) or type not in _DTYPES:
@@ -78,7 +78,8 @@ def write(source: str | Path, target: str | Path, type: str, *, show_progress: b
 def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
     """Return the content of config.json.
 
-    :raises UnsupportedArchitectureError: no family has this ``model_type``, or GGUF says what config.json cannot
+    :raises UnsupportedArchitectureError: no family has this ``model_type``, or config.json cannot express a GGUF
+        setting
     """
     family = find_family(checkpoint.config)
     scaling = checkpoint.config.get("rope_scaling") or {}
@@ -90,7 +91,7 @@ def _config(checkpoint: Checkpoint, type: str) -> dict[str, Any]:
                 architecture=checkpoint.model_type,
             )
     config = as_decoded(checkpoint.config)
-    config.pop("torch_dtype", None)  # an older name of what is said below
+    config.pop("torch_dtype", None)  # the older name of dtype
     config.setdefault("architectures", [family.architectures[0]])
     return config | {"dtype": str(_DTYPES[type]).removeprefix("torch.")}
 

@@ -1,1 +1,1 @@
-"""Start, join and watch the processes that hold a model together."""
+"""Start, connect and watch the ranks of a tensor-parallel model."""

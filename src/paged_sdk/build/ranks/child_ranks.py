@@ -1,4 +1,4 @@
-"""Starts the processes that hold the other parts of a model, and watches over them."""
+"""Starts and watches the processes of the other ranks."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ _log = get_logger(__name__)
 
 READY: Final = b"ready\n"
 GROUP_LOST: Final = 3
-"""The exit status of a rank that has ended because another one has."""
+"""Exit status of a rank that ended because another rank did."""
 
 _POLL_SECONDS: Final = 0.1
-# How long a rank that has ended may take to be seen as such by the system, once its connections are closed.
+# How long to wait, after a rank's connections have closed, until the system reports that its process has ended.
 _SEEN_SECONDS: Final = 2.0
 _MOST_TEXT: Final = 64 * 1024
 
 
 @frozen(kw_only=True)
 class Assignment:
-    """Says what a follower is to load and where it finds the others.
+    """Tells a follower what to load and how to find the other ranks.
 
     :ivar path: the model's files
-    :ivar processors: those that its threads stay on; None: any
+    :ivar processors: the CPUs that its threads are pinned to; None: any
     :ivar rendezvous: a directory that all ranks see
-    :ivar shared: a file of memory that they share; None: they share none
+    :ivar shared: file descriptor of the ranks' shared memory; None: no shared memory
     """
 
     path: Path
@@ -67,12 +67,12 @@ class Assignment:
 
 
 class ChildRanks:
-    """Holds the processes of ranks 1 and on, which this process starts, and its own place among them.
+    """Implements :class:`~paged_sdk.build.ranks.followers.Ranks` for processes that this process starts.
 
-    :param loading: of this process's part
-    :param seats: where each rank computes
-    :raises EngineError: they cannot be started
-    :ivar group: all ranks, of which this process is the first
+    :param loading: what this process loads
+    :param seats: the seat of each rank
+    :raises EngineError: a process cannot be started
+    :ivar group: all ranks; this process is rank 0
     """
 
     def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
@@ -111,17 +111,17 @@ class ChildRanks:
                 os.close(shared)
 
     def check(self) -> None:
-        """Look whether the others can still load their parts.
+        """Check that all ranks are still loading.
 
-        :raises ModelLoadError: one of them cannot
+        :raises ModelLoadError: a rank has ended
         """
         self._hear(0.0)
 
     def join(self, go_on: Callable[[], None]) -> None:
-        """Wait until all have loaded their parts, and connect to them.
+        """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called from time to time; what it raises ends the waiting
-        :raises ModelLoadError: one of them cannot load its part
+        :param go_on: called regularly; an exception that it raises ends the wait
+        :raises ModelLoadError: a rank has ended
         """
         while self._loading:
             self._hear(_POLL_SECONDS)
@@ -136,21 +136,21 @@ class ChildRanks:
     def end(self, seconds: float, error: BaseException | None) -> None:
         """End the processes; a second call does nothing.
 
-        :param seconds: how long they may take to end by themselves
-        :param error: what has ended this process's part, which nobody is left to be told
+        :param seconds: how long to wait for the processes to end before killing them
+        :param error: not used: the processes need not know it
         """
         if self._finalizer.detach() is not None:
             _end(self._processes, self._meeting, self._owner, seconds=seconds, watcher=self._watcher)
 
     @property
     def _loading(self) -> list[int]:
-        """Return the ranks that have not said yet that they have loaded their parts."""
+        """Return the ranks that have not reported yet that they have loaded their shards."""
         return [rank for rank in range(1, self.group.size) if READY not in self._said[rank]]
 
     def _hear(self, seconds: float) -> None:
-        """Read what ranks say while they load their parts.
+        """Read messages of ranks that are loading.
 
-        :raises ModelLoadError: one of them has ended
+        :raises ModelLoadError: a rank has ended
         """
         if ended := self._listen(seconds):
             raise ModelLoadError(f"the model cannot be loaded: {self._end_of(ended[0])}")
@@ -159,7 +159,7 @@ class ChildRanks:
         return self._processes[rank - 1]
 
     def _listen(self, seconds: float | None) -> list[int]:
-        """Read what followers say, and return those that have ended."""
+        """Read the followers' messages, and return the ranks that have ended."""
         ended = []
         pipes = {process.stdout: rank for rank, process in enumerate(self._processes, 1) if process.stdout is not None}
         ready, _, _ = select.select(list(pipes), [], [], seconds)
@@ -168,20 +168,20 @@ class ChildRanks:
             rank = pipes[pipe]
             if content:
                 self._said[rank] += content
-            else:  # it has closed its end: it is about to be gone
+            else:  # the pipe is closed: the process is about to end
                 with suppress(subprocess.TimeoutExpired):
                     self._process(rank).wait(_SEEN_SECONDS)
                 ended.append(rank)
         return ended
 
     def _watch(self) -> None:
-        """Wait until a follower ends, and tell the ranks that wait for it in shared memory."""
+        """Wait until a follower ends, then end the waits of other ranks in shared memory."""
         while not self._listen(None):
             pass
         self.group.end()
 
     def _explain(self, error: RuntimeError) -> Exception:
-        """Make the error for a call of the group that has failed: name the rank that has ended first."""
+        """Return the error for a failed call of the group: it names the rank that ended first, if any."""
         limit = time.monotonic() + _SEEN_SECONDS
         while True:
             ended = [rank for rank in range(1, self.group.size) if self._process(rank).poll() is not None]
@@ -192,11 +192,11 @@ class ChildRanks:
         if first is None:
             return EngineDeadError(f"the connection between ranks broke: {error}")
         if self._watcher is not None:
-            self._watcher.join(_SEEN_SECONDS)  # so that what the rank has said is read
+            self._watcher.join(_SEEN_SECONDS)  # so that the rank's error message has been read
         return EngineDeadError(self._end_of(first))
 
     def _end_of(self, rank: int) -> str:
-        """Say how a rank has ended."""
+        """Describe how a rank has ended."""
         process = self._process(rank)
         how = f"process {process.pid} ended with {how_it_ended(process.returncode)}"
         text = self._said[rank].replace(READY, b"").decode("utf-8", "replace").strip()
@@ -204,9 +204,9 @@ class ChildRanks:
 
 
 def _meeting() -> TemporaryDirectory[str]:
-    """Return a directory in which ranks find each other.
+    """Make a temporary directory for the ranks' rendezvous.
 
-    :raises EngineError: there is no place for one, as where a container's files are all read-only
+    :raises EngineError: it cannot be made, for example in a container with a read-only file system
     """
     try:
         return TemporaryDirectory(prefix="paged-sdk-")
@@ -228,7 +228,7 @@ def _start(assignment: bytes, files: Sequence[int], device: torch.device) -> sub
         env=interpreter_variables() | ({} if device.type == "cpu" else device_variables()),
     )
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # join() says how it has ended
+    with suppress(BrokenPipeError):  # join() reports how the process ended
         process.stdin.write(len(assignment).to_bytes(8, "big") + assignment)
     return process
 
@@ -241,9 +241,9 @@ def _end(
     seconds: float,
     watcher: threading.Thread | None = None,
 ) -> None:
-    """End processes. A forked child of their owner leaves them alone.
+    """End processes and remove the rendezvous directory; in a forked child, do nothing.
 
-    :param seconds: how long they may take to end by themselves
+    :param seconds: how long to wait for the processes to end before killing them
     """
     if not owner.is_here:
         return
@@ -254,7 +254,7 @@ def _end(
         process.kill()
         process.wait()
     if watcher is not None:
-        watcher.join(_SEEN_SECONDS)  # which reads the pipes
+        watcher.join(_SEEN_SECONDS)  # it reads the pipes that are closed below
     for process in processes:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:

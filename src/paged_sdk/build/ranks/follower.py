@@ -1,4 +1,4 @@
-"""The program of a rank that holds part of a model and computes it in step with rank 0."""
+"""Run a rank other than 0 in a process that rank 0 has started."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Read an assignment from the standard input, and follow rank 0 until it ends."""
+    """Read an assignment from standard input, and follow rank 0 until it ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # whatever else writes to the standard output is no answer
+    os.dup2(2, 1)  # other writes to standard output go to standard error
     status = 1
     try:
         size = int.from_bytes(_read(0, 8), "big")
         assignment: Assignment = pickle.loads(_read(0, size))
-        # Rank 0, whose directory it is, may have been killed before it removed that.
+        # Rank 0 owns the directory, but may be killed before it removes it.
         leave_no_meeting = partial(shutil.rmtree, assignment.rendezvous, ignore_errors=True)
         end_with_parent(GROUP_LOST, pipe=0, tidy_up=leave_no_meeting)
         _follow(assignment, answers)
@@ -42,7 +42,7 @@ def main() -> NoReturn:
         status = GROUP_LOST
     except BaseException as error:
         answers.write("".join(traceback.format_exception_only(error)).encode())
-    os._exit(status)  # nothing is left to be tidied up, and nothing that others wait for is to take time
+    os._exit(status)  # skip the interpreter's clean-up, which takes time: nothing needs it
 
 
 def _read(pipe: int, size: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Has the other ranks of a model compute it in step with this process, the first of them."""
+"""Drives the other ranks of a model from rank 0."""
 
 from __future__ import annotations
 
@@ -21,44 +21,43 @@ GoOn = Callable[[], None]
 
 
 class Ranks(Protocol):
-    """Stands for how the other ranks were started, and for how they end.
+    """Joins, watches and ends the other ranks, depending on how they were started.
 
-    :ivar group: all ranks, of which this process is the first
+    :ivar group: all ranks; this process is rank 0
     """
 
     group: Group
 
     def check(self) -> None:
-        """Look whether the others can still load their parts; not to be asked once they are connected.
+        """Check that all ranks are still loading. Do not call this once they are connected.
 
-        :raises ModelLoadError: one of them cannot
+        :raises ModelLoadError: a rank has failed to load its shard
         """
         ...
 
     def join(self, go_on: GoOn) -> None:
-        """Wait until all have loaded their parts, and connect to them.
+        """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called from time to time; what it raises ends the waiting
-        :raises ModelLoadError: one of them cannot load its part
+        :param go_on: called regularly; an exception that it raises ends the wait
+        :raises ModelLoadError: a rank has failed to load its shard
         """
         ...
 
     def end(self, seconds: float, error: BaseException | None) -> None:
-        """Let the others end, or make them.
+        """End the other ranks.
 
-        :param seconds: how long they may take to end by themselves; 0: they have not been told to
-        :param error: what has ended this process's part; None: nothing has
+        :param seconds: how long to wait for ranks that have been told to end; 0: they have not been told
+        :param error: the error that ended this process's part; None: no error
         """
         ...
 
 
 class Followers:
-    """Sends what is to be computed to the other ranks, however they were started.
+    """Implements :class:`~paged_sdk.runner.model_runner.OtherRanks`, whether this process started the ranks or not.
 
-    A follower ends when it is told so, when its connections to the others break, and when this process ends, however
-    that may be.
+    A follower ends when it is told to, when its connections break, and when this process ends for any reason.
 
-    :ivar group: all ranks, of which this process is the first
+    :ivar group: all ranks; this process is rank 0
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -69,8 +68,8 @@ class Followers:
         self._is_open = True
 
     def watched(self, go_on: GoOn) -> GoOn:
-        """Return what to call while this rank loads its part and sets it up, which raises if another has ended: a
-        ModelLoadError while that loads its own part, and an EngineDeadError from then on.
+        """Return a callback for loading and set-up on this rank that also checks the other ranks: it raises a
+        ModelLoadError if a rank fails while loading, and an EngineDeadError if one ends after the ranks are connected.
         """
 
         def going_on() -> None:
@@ -83,36 +82,36 @@ class Followers:
         return going_on
 
     def join(self, go_on: GoOn) -> None:
-        """Wait until all have loaded their parts, and connect to them.
+        """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called from time to time; what it raises ends the waiting
-        :raises ModelLoadError: one of them cannot load its part
+        :param go_on: called regularly; an exception that it raises ends the wait
+        :raises ModelLoadError: a rank has failed to load its shard
         """
         self._ranks.join(go_on)
 
     def run(self, step: Step, inserted: InsertedRows | None) -> None:
-        """Have the others begin a step, which this process must compute, too.
+        """Start a step on the other ranks; this process must compute it too.
 
-        :param inserted: what takes the place of its tokens' embeddings
-        :raises EngineDeadError: one of them has ended
+        :param inserted: vectors that replace embeddings of the step's tokens
+        :raises EngineDeadError: another rank has ended
         """
         self.group.tell(self._writer.message(step, inserted))
 
     def choose(self, way: str) -> None:
-        """Have the others run the next step another way than one operation at a time."""
+        """Make the other ranks run the next step in this way instead of eagerly."""
         self.group.tell((WAY, way))
 
     def check(self) -> None:
-        """Look whether all that the others had to compute since is whole.
+        """Check that no rank has ended, so that the results computed since are complete.
 
-        :raises EngineDeadError: one of them has ended
+        :raises EngineDeadError: another rank has ended
         """
         self.group.check()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Have the others end; a second call does nothing, and neither does one in a forked child.
+        """End the other ranks. A second call, or one in a forked child, does nothing.
 
-        :param error: what has ended this process's part; None: nothing has
+        :param error: the error that ended this process's part; None: no error
         """
         if not self._is_open or not self._owner.is_here:
             return

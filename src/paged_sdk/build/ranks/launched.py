@@ -1,4 +1,4 @@
-"""Joins ranks that were started one by one, as torchrun starts them, to one model."""
+"""Connects ranks that were launched separately, as by torchrun."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = get_logger(__name__)
 
 _LOOK_SECONDS: Final = 0.1
 
-# The settings that have to be the same, since ranks would compute different things otherwise, or in another order.
+# Settings that must agree on all ranks; otherwise ranks would compute different things, or in different orders.
 _SHARED: Final = (
     "paged_attn",
     "paged_meta",
@@ -46,12 +46,13 @@ GoOn = Callable[[], None]
 
 
 class LaunchedRanks:
-    """Holds this process's place among ranks that were started one by one, as the first of them.
+    """Implements :class:`~paged_sdk.build.ranks.followers.Ranks` for ranks that were launched separately.
 
-    :param meeting: to which all have come
-    :param loading: of this rank's part
-    :raises ConfigError: the others do not come, or have other settings
-    :ivar group: all ranks, of which this process is the first
+    :param meeting: the rendezvous of all ranks
+    :param loading: what this rank loads
+    :raises ConfigError: another rank has other settings
+    :raises ModelLoadError: another rank has ended
+    :ivar group: all ranks; this process is rank 0
     """
 
     def __init__(self, meeting: Meeting, loading: Loading) -> None:
@@ -61,42 +62,42 @@ class LaunchedRanks:
         meeting.compare(_about(loading), loading.go_on)
 
     def check(self) -> None:
-        """Look whether the others can still load their parts.
+        """Check that all ranks are still loading.
 
-        :raises ModelLoadError: one of them cannot
+        :raises ModelLoadError: a rank has failed to load its shard
         """
         self._meeting.check()
 
     def join(self, go_on: GoOn) -> None:
-        """Wait until all have loaded their parts, and connect to them.
+        """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called from time to time; what it raises ends the waiting
-        :raises ModelLoadError: one of them cannot load its part
+        :param go_on: called regularly; an exception that it raises ends the wait
+        :raises ModelLoadError: a rank has failed to load its shard
         """
         _join(self._meeting, self.group, self._device, go_on)
 
     def end(self, seconds: float, error: BaseException | None) -> None:
         """Let the other ranks end.
 
-        :param seconds: how long they may take to end by themselves; 0: they have not been told to
-        :param error: what has ended this one's part, which they are told
+        :param seconds: how long to wait for ranks that have been told to end; 0: they have not been told
+        :param error: the error that ended this rank, which is sent to the others
         """
         if error is not None:
             self._meeting.fail(error)
         if seconds:
             self._meeting.end(seconds)
         else:
-            self._meeting.close()  # and go on to listen: the others still ask what has ended this one
+            self._meeting.close()  # but keep answering: the other ranks will ask for the error
 
 
 def follow_launch(meeting: Meeting, loading: Loading) -> None:
-    """Load this rank's part and compute it in step with the first rank, until that says that it has ended.
+    """Load this rank's shard and compute the steps that rank 0 sends, until rank 0 ends.
 
-    :param meeting: to which all have come
-    :raises ConfigError: the first rank has other settings
-    :raises ModelLoadError: a rank cannot load its part
-    :raises OutOfMemoryError: this one has no memory for a step
-    :raises EngineDeadError: another rank has ended otherwise
+    :param meeting: the rendezvous of all ranks
+    :raises ConfigError: rank 0 has other settings
+    :raises ModelLoadError: a rank has failed to load its shard
+    :raises OutOfMemoryError: this rank has no memory for a step
+    :raises EngineDeadError: another rank has ended for another reason
     """
     rank, size, go_on = meeting.launch.rank, meeting.launch.size, loading.go_on
     group = Group(rank, size, meeting.explain)
@@ -127,9 +128,9 @@ def _join(meeting: Meeting, group: Group, device: torch.device, go_on: GoOn) -> 
 
 
 def _run(work: Callable[[], None], go_on: GoOn) -> None:
-    """Do something on another thread, which is left alone should the waiting for it end.
+    """Run a function on another thread, and wait for it.
 
-    :param go_on: called from time to time; what it raises ends the waiting
+    :param go_on: called regularly; an exception that it raises ends the wait, but not the thread
     """
     raised: list[BaseException] = []
 
@@ -150,7 +151,7 @@ def _run(work: Callable[[], None], go_on: GoOn) -> None:
 
 
 def _about(loading: Loading) -> dict[str, str]:
-    """Return what has to be the same on all ranks, in words."""
+    """Return everything that must agree on all ranks, as text."""
     settings, environment = loading.settings, loading.environment
     sizes = [size for size, _ in file_stamps(loading.path).values()]
     return {

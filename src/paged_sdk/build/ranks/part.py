@@ -1,4 +1,4 @@
-"""Loads the part of a model that a rank after the first holds, and computes it in step with the first."""
+"""Loads the shard of a model on a rank other than 0, and computes the steps that rank 0 sends."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["ModelPart"]
 
 @frozen
 class ModelPart:
-    """Holds what a rank has loaded."""
+    """Holds a rank's loaded shard."""
 
     loading: Loading
     loaded: LoadedModel
@@ -38,7 +38,7 @@ class ModelPart:
 
     @classmethod
     def load(cls, loading: Loading, group: Group) -> ModelPart:
-        """Load it; see :func:`~paged_sdk.build.loaded_model.load_weights`."""
+        """Load a rank's shard; see :func:`~paged_sdk.build.loaded_model.load_weights`."""
         loaded = load_weights(loading, group=group)
         config = resolve_engine_config(
             loaded.model.config,
@@ -52,9 +52,9 @@ class ModelPart:
         return part
 
     def follow(self, group: Group) -> None:
-        """Compute all steps, until the first rank says that it was the last.
+        """Compute this rank's part of every step, until rank 0 ends it.
 
-        :param group: the ranks, which are connected
+        :param group: the ranks, already connected
         :raises EngineDeadError: another rank has ended
         """
         model, settings, workspace = self.loaded.model, self.loading.settings, self.loading.workspace
@@ -87,14 +87,14 @@ class ModelPart:
         )
         while (isq := follow(fused, model.head, backend, group, bank, path)) is not None:
             assert path is None, "it would have to be recorded again"
-            del fused, backend  # so that old weights go while new ones come
+            del fused, backend  # so that old weights are freed while new ones are made
             made = requantize(isq, lambda: None)
             fused, backend = made.model, made.backend
             del made
             bank.hold(fused_spans(fused))
 
     def _sized(self, group: Group) -> EngineConfig:
-        """Decide with the other ranks how large the KV pool is: as large as fits on the device of each."""
+        """Agree with the other ranks on the number of KV blocks: the largest that fits on every rank's device."""
         model, placement = self.loaded.model, self.loaded.placement
         activations = activations_of(
             unfused(model),

@@ -1,4 +1,4 @@
-"""Checks whether several processes can compute a model together, and says where each of them computes."""
+"""Checks whether a model can be divided among ranks, and chooses the device and CPUs of each rank."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NODES: Final = "NUMA nodes with processors that this process may use"
 class Seat:
     """Says where a rank computes.
 
-    :ivar num_threads: how many threads do; None: as many as there are processors
-    :ivar processors: those that these threads stay on; None: any
-    :ivar device: its device; None: the one that the settings name
+    :ivar num_threads: number of threads; None: one per CPU
+    :ivar processors: the CPUs that the threads are pinned to; None: any
+    :ivar device: the rank's device; None: the one in the settings
     """
 
     num_threads: int | None
@@ -47,9 +47,9 @@ class Seat:
 
 
 def choose_seats(settings: BuildSettings) -> Sequence[Seat]:
-    """Return where each rank computes; a single one of a model that is not divided.
+    """Return the seat of each rank; a single one if the model is not divided.
 
-    :raises ConfigError: there are no such devices, or two settings contradict each other
+    :raises ConfigError: devices do not exist, or two settings contradict each other
     """
     named = None if settings.topology is None else settings.topology.devices
     size = settings.tensor_parallel
@@ -65,7 +65,7 @@ def choose_seats(settings: BuildSettings) -> Sequence[Seat]:
     nodes = numa_nodes()
     if named is None:
         count = len(nodes) if size == "auto" or size is None else size
-        # Ranks that cannot be divided among the nodes evenly run where the system puts them.
+        # If the ranks cannot be divided evenly among the nodes, they are not pinned.
         on = [list(nodes)[rank * len(nodes) // count] for rank in range(count)] if count % len(nodes) == 0 else None
     else:
         if missing := [number for number in named if number not in nodes]:
@@ -84,9 +84,9 @@ def choose_seats(settings: BuildSettings) -> Sequence[Seat]:
 
 
 def _on_gpus(settings: BuildSettings, named: tuple[int, ...] | None) -> Sequence[Seat]:
-    """Return a seat on each of some GPUs: those that a topology names, or as many as there are to be.
+    """Return one seat per GPU: those that a topology names, or the first ``tensor_parallel`` ones.
 
-    :raises ConfigError: there are fewer
+    :raises ConfigError: there are fewer GPUs
     """
     count, size = torch.cuda.device_count(), settings.tensor_parallel
     if settings.device not in ("auto", "cuda"):
@@ -106,15 +106,15 @@ def _on_gpus(settings: BuildSettings, named: tuple[int, ...] | None) -> Sequence
 
 
 def _shares(settings: BuildSettings, count: int) -> list[int]:
-    """Divide the threads among so many ranks."""
+    """Divide the threads among ``count`` ranks; each gets at least one."""
     each, more = divmod(settings.num_threads or usable_processors(), count)
     return [max(each + (rank < more), 1) for rank in range(count)]
 
 
 def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
-    """Return where this process computes as one of several that were started one by one.
+    """Return the seat of this process as a rank that was launched separately.
 
-    :raises ConfigError: another number of ranks was asked for, or devices were named
+    :raises ConfigError: the settings request another number of ranks, or name devices
     """
     size = settings.tensor_parallel
     if settings.topology is not None and (named := settings.topology.devices) is not None:
@@ -125,7 +125,7 @@ def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
         raise ConfigError.of(SETTING, size, allowed)
     if choose_device(settings.device).type == "cuda":
         count = torch.cuda.device_count()
-        if count == 1:  # each process may have been given one of its own
+        if count == 1:  # each process may see only its own device
             return Seat(num_threads=settings.num_threads, device="cuda:0")
         if launch.local_rank >= count:
             raise ConfigError.of("LOCAL_RANK", launch.local_rank, f"a number below {count}, so many GPUs there are")
@@ -138,11 +138,11 @@ def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
 
 
 def check_ranks(settings: BuildSettings, size: int, devices: Iterable[torch.device]) -> None:
-    """Check what can be checked before anything is loaded.
+    """Check the settings before anything is loaded.
 
-    :param size: how many ranks there are
-    :param devices: those that have part of the model
-    :raises ConfigError: several ranks cannot do what else was asked for
+    :param size: number of ranks
+    :param devices: the devices that hold part of the model
+    :raises ConfigError: a setting is not supported with several ranks
     """
     if size == 1:
         return
@@ -166,13 +166,13 @@ def check_ranks(settings: BuildSettings, size: int, devices: Iterable[torch.devi
 def check_parts(
     size: int, device: torch.device, encoder: EncoderFile | None, backends: Collection[Candidate]
 ) -> EncoderFile | None:
-    """Check what belongs to a model beside its settings.
+    """Check the image encoder and custom attention backends, which are not part of the settings.
 
-    :param size: how many ranks there are
-    :param device: the first one's
-    :param backends: attention backends of the caller's own
-    :returns: the image encoder that is used: on GPUs, one that just lies beside the model is left alone
-    :raises ConfigError: several ranks cannot do it
+    :param size: number of ranks
+    :param device: rank 0's device
+    :param backends: the caller's attention backends
+    :returns: the image encoder to use; on GPUs None, if it was only found beside the model
+    :raises ConfigError: several ranks do not support it
     """
     if encoder is not None and device.type != "cpu":
         if encoder.is_asked:
@@ -185,7 +185,7 @@ def check_parts(
 
 
 def refuse_isq(isq: IsqType) -> NoReturn:
-    """Say that the weights of several ranks on GPUs cannot be quantized again.
+    """Refuse to requantize the weights of several ranks on GPUs.
 
     :raises ConfigError: always
     """
