@@ -95,6 +95,25 @@ def test_keywords_that_cannot_be_enforced_are_named(compiler: GrammarCompiler, k
 
 
 @pytest.mark.parametrize(
+    ("schema", "position"),
+    [
+        ({"anyOf": [{"type": "object", "additionalProperties": False}], "allOf": [False]}, "/allOf/0"),
+        ({"properties": {"a": False}, "allOf": [False]}, "/allOf/0"),
+        ({"allOf": [{"anyOf": [False, {"type": "string"}]}, False]}, "/allOf/1"),
+        ({"anyOf": [{"allOf": [False]}, False]}, "/anyOf/0/allOf/0"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a": False, "a/b": False}}, "/$defs/a~1b"),
+        ({"$ref": "#/$defs/b", "$defs": {"a": False, "b": {"allOf": [{"type": "string"}, False]}}}, "/$defs/b/allOf/1"),
+    ],
+)
+def test_the_false_schema_that_no_value_fits_is_located(
+    compiler: GrammarCompiler, schema: dict[str, Any], position: str
+) -> None:
+    with pytest.raises(ConstraintError, match="schema is false") as raised:
+        compiler.compile(Constraint.json_schema(schema))
+    assert (raised.value.keyword, raised.value.position) == ("false", position)
+
+
+@pytest.mark.parametrize(
     ("constraint", "reason"),
     [
         (Constraint.json_schema({"oneOf": [{"type": "string"}, {"maxLength": 3}]}), "oneOf"),

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from paged_sdk.constraints.json_schema import Problem, schemas_in
+from paged_sdk.constraints.json_schema import Place, Problem, schemas_in
+from paged_sdk.constraints.references import target_of
 
 __all__ = ["problem_of"]
 
 _NAMED: Final = re.compile(r'Unimplemented keys: \["([^"]+)"|(?:for|of) \'(\w+)\'|^(?:Unsatisfiable schema: )?(\w+) \(')
+_REFERRED: Final = re.compile(r"json-schema:///#(/\S+)")
+"""Matches the JSON pointer of a schema in the document."""
 _MEANT: Final[Mapping[str, tuple[str, ...]]] = {
     "Unknown format": ("format",),
     "(?:interval|range)": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
@@ -37,8 +40,7 @@ def problem_of(message: str, schema: dict[str, Any]) -> Problem:
     :param schema: the schema that was compiled
     """
     if "schema is false" in message and "required" not in message:
-        place = next((f"{at}/{key}" for at, each in schemas_in(schema) for key in each if each[key] is False), None)
-        return Problem(message, "false", place)
+        return Problem(message, "false", _false_position(message, schema))
     named = _NAMED.search(message)
     keywords: tuple[str, ...] = ()
     if named is not None:
@@ -53,3 +55,36 @@ def problem_of(message: str, schema: dict[str, Any]) -> Problem:
     places = {keyword: at for at, each in reversed([*schemas_in(schema)]) for keyword in each}
     keyword = next((each for each in keywords if each in places), keywords[0] if len(keywords) == 1 else "")
     return Problem(message, keyword, places.get(keyword))
+
+
+def _false_position(message: str, schema: dict[str, Any]) -> str | None:
+    """Return the position of the schema ``false`` that a message is about; None if it is not found.
+
+    llguidance names the target of the last reference that it followed, if any.
+    """
+    referred = _REFERRED.search(message)
+    start = referred[1] if referred is not None else ""
+    found = _false_in(target_of(schema, f"#{start}") if start else schema, Place())
+    return None if found is None else f"{start}{found}"
+
+
+def _false_in(schema: object, place: Place) -> Place | None:
+    """Return the place of a schema ``false`` because of which no value fits a schema; None if there is none."""
+    if schema is False:
+        return place
+    if not isinstance(schema, dict):
+        return None
+
+    def parts(keyword: str) -> list[Place | None]:
+        listed = schema.get(keyword)
+        schemas = listed if isinstance(listed, list) else []
+        return [_false_in(part, Place(Place(place, keyword), index)) for index, part in enumerate(schemas)]
+
+    for found in parts("allOf"):
+        if found is not None:
+            return found
+    for keyword in ("anyOf", "oneOf"):
+        choices = parts(keyword)
+        if choices and None not in choices:
+            return choices[0]
+    return None
