@@ -14,6 +14,7 @@ from attrs import frozen
 from paged_sdk.chat.grammar_writer import GrammarWriter
 from paged_sdk.errors import ConstraintError, shown
 from paged_sdk.types.patterns import portable_pattern
+from paged_sdk.types.schema_references import resolve_reference
 
 __all__ = ["Dialect", "ValueGrammar", "allows_strings", "properties_of"]
 
@@ -323,16 +324,10 @@ class ValueGrammar:
 
     def _target(self, reference: Any) -> Any:
         """Return the schema that a reference leads to."""
-        target: Any = self._root
-        parts = reference.split("/") if isinstance(reference, str) else [""]
-        if parts[0] != "#":
-            raise self._refusal("$ref", f"{reference!r} leads out of the schema")
-        for part in parts[1:]:
-            key = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(target, Mapping) or key not in target:
-                raise self._refusal("$ref", f"{reference!r} leads nowhere")
-            target = target[key]
-        return target
+        try:
+            return resolve_reference(self._root, reference)
+        except LookupError as error:
+            raise self._refusal("$ref", str(error)) from None
 
     def _check(self, schema: Mapping[str, Any], known: frozenset[str] | set[str]) -> None:
         for keyword in schema:
@@ -380,9 +375,10 @@ def _allows_strings(schema: Any, root: Mapping[str, Any] | None, depth: int, kno
         if reference in known:
             return False
         known.add(reference)
-        target: Any = root
-        for part in reference.split("/")[1:]:
-            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        try:
+            target = resolve_reference(root, reference)
+        except LookupError:
+            return True
         return _allows_strings(target, root, depth - 1, known)
     parts = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(parts, list):

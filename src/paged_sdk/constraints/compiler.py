@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import Factory, evolve, frozen
 
 from paged_sdk.constraints.grammar import Grammar, Language, error_of
-from paged_sdk.constraints.json_schema import Problem, Schema, has_open_names, read_schema
+from paged_sdk.constraints.json_schema import Problem, has_open_names, read_schema
 from paged_sdk.constraints.reasons import problem_of
+from paged_sdk.constraints.schema_parts import Schema
 from paged_sdk.constraints.vocabulary import Vocabulary
 from paged_sdk.errors import ConstraintError, QueueFullError, shortened
 from paged_sdk.system.threads import thread_must_start

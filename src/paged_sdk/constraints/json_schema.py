@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Final, NoReturn
 
 from attrs import field, frozen
 from attrs.converters import optional
@@ -14,18 +14,14 @@ from attrs.converters import optional
 from paged_sdk.constraints.alternatives import Alternatives
 from paged_sdk.constraints.endless import endless_reference
 from paged_sdk.constraints.numbers import have_common_multiple, inner_bound, is_exact
-from paged_sdk.constraints.references import target_of
+from paged_sdk.constraints.schema_parts import Place, Schema, schemas_in, target_of
 from paged_sdk.errors import shortened, shown
 from paged_sdk.types.patterns import portable_pattern
 
-__all__ = ["Place", "Problem", "Schema", "has_open_names", "read_schema", "schemas_in"]
+__all__ = ["Problem", "has_open_names", "read_schema"]
 
-Schema: TypeAlias = dict[str, Any]
-
-_MAPS: Final = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _IGNORED: Final = ("x-guidance", "contentEncoding", "contentMediaType", "contentSchema")
 """Refused: llguidance ignores the content keywords, and x-guidance would let a schema override its strictness."""
-_VALUES: Final = frozenset({"const", "default", "discriminator", "enum", "examples"})
 _COUNTS: Final = frozenset({"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"})
 _DIALECTS: Final = re.compile(r"https?://json-schema\.org/(?:draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
@@ -74,26 +70,6 @@ class Problem:
     message: str
     keyword: str = ""
     position: str | None = field(default=None, converter=optional(str))
-
-
-class Place(NamedTuple):
-    """Locates a part of a schema document. It is converted to a JSON pointer only when needed: below a name of 500,000
-    characters, the pointers of all parts would fill the memory.
-
-    :ivar above: the part that contains it; None for the whole document
-    :ivar name: its keyword or key, or its index in a list
-    """
-
-    above: Place | None = None
-    name: str | int = ""
-
-    def __str__(self) -> str:
-        names: list[str] = []
-        place = self
-        while place.above is not None:
-            names.append("/" + _escaped(str(place.name)))
-            place = place.above
-        return "".join(reversed(names))
 
 
 def read_schema(source: str) -> Schema | Problem:
@@ -250,34 +226,6 @@ def _add(schema: Schema, more: Schema) -> None:
         schema["allOf"].append(more)
 
 
-def schemas_in(schema: Schema, seen: set[int] | None = None) -> Iterator[tuple[Place, Schema]]:
-    """Yield a schema and all schemas in it, each with its place. The value of an unknown keyword counts as a schema,
-    since references may lead to it.
-
-    :param seen: ``id`` of schemas to skip, including all schemas in them; the yielded ones are added
-    """
-    pending: list[tuple[Place, object]] = [(Place(), schema)]
-    while pending:
-        place, each = pending.pop()
-        if not isinstance(each, dict) or (seen is not None and id(each) in seen):
-            continue
-        if seen is not None:
-            seen.add(id(each))
-        yield place, each
-        below: list[tuple[Place, object]] = []
-        for key, value in each.items():
-            at = Place(place, key)
-            if key in _VALUES:
-                continue
-            if isinstance(value, list):
-                below += [(Place(at, number), part) for number, part in enumerate(value)]
-            elif key in _MAPS and isinstance(value, dict):
-                below += [(Place(at, name), part) for name, part in value.items()]
-            else:
-                below.append((at, value))
-        pending += reversed(below)
-
-
 def _references(root: Schema) -> dict[str, tuple[str, Place]]:
     """Return the references that validating a value may follow, each with a place where it is used: the JSON pointer of
     the target that contains it (empty: the document), and the place within that target.
@@ -292,9 +240,6 @@ def _references(root: Schema) -> dict[str, tuple[str, Place]]:
             reference = each.get("$ref")
             if isinstance(reference, str) and reference not in found:
                 found[reference] = at, place
-                pending.append((reference.removeprefix("#"), target_of(root, reference)))
+                if reference != "#":  # the document itself, of which unused definitions would count, too
+                    pending.append((reference.removeprefix("#"), target_of(root, reference)))
     return found
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")

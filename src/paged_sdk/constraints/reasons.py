@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from paged_sdk.constraints.json_schema import Place, Problem, schemas_in
-from paged_sdk.constraints.references import target_of
+from paged_sdk.constraints.json_schema import Problem
+from paged_sdk.constraints.schema_parts import Place, Schema, list_of, schemas_in, target_of
 
 __all__ = ["problem_of"]
 
@@ -33,7 +33,7 @@ _MEANT: Final[Mapping[str, tuple[str, ...]]] = {
 """Patterns of messages, and the keywords that they may be about, likelier ones first."""
 
 
-def problem_of(message: str, schema: dict[str, Any]) -> Problem:
+def problem_of(message: str, schema: Schema) -> Problem:
     """Return the problem that a message describes, with the first place of its keyword in a schema.
 
     :param message: an error message of llguidance
@@ -57,7 +57,7 @@ def problem_of(message: str, schema: dict[str, Any]) -> Problem:
     return Problem(message, keyword, places.get(keyword))
 
 
-def _false_position(message: str, schema: dict[str, Any]) -> str | None:
+def _false_position(message: str, schema: Schema) -> str | None:
     """Return the position of the schema ``false`` that a message is about; None if it is not found.
 
     llguidance names the target of the last reference that it followed, if any.
@@ -76,9 +76,8 @@ def _false_in(schema: object, place: Place) -> Place | None:
         return None
 
     def parts(keyword: str) -> list[Place | None]:
-        listed = schema.get(keyword)
-        schemas = listed if isinstance(listed, list) else []
-        return [_false_in(part, Place(Place(place, keyword), index)) for index, part in enumerate(schemas)]
+        listed = enumerate(list_of(schema.get(keyword)))
+        return [_false_in(part, Place(Place(place, keyword), index)) for index, part in listed]
 
     for found in parts("allOf"):
         if found is not None:
