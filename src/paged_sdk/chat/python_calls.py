@@ -12,7 +12,8 @@ from paged_sdk.chat.answer_format import ToolSchemas
 from paged_sdk.chat.answer_pieces import Call
 from paged_sdk.chat.grammar_writer import GrammarWriter
 from paged_sdk.chat.text_reader import Steps, TextReader, float_of
-from paged_sdk.chat.value_grammar import Dialect, ValueGrammar, properties_of
+from paged_sdk.chat.value_grammar import Dialect, ValueGrammar
+from paged_sdk.chat.value_schemas import properties_of
 
 __all__ = ["PythonCalls", "python_form"]
 
