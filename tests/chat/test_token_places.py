@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from paged_sdk.chat.output_bytes import OutputBytes
 from paged_sdk.chat.token_places import TextTokens, TokenPlaces
 from paged_sdk.chat.tokenizer import Tokenizer
 
@@ -28,7 +29,7 @@ class Pieces:
 
 def places_of(pieces: list[bytes], *, left_out: int = 0, strips: bool = False) -> list[tuple[int, int]]:
     tokenizer = cast(Tokenizer, Pieces(pieces))
-    places = TokenPlaces(tokenizer, kept=frozenset(), num_left_out=left_out, strips_space=strips)
+    places = TokenPlaces(OutputBytes(tokenizer, kept=frozenset(), num_left_out=left_out, strips_space=strips))
     return [places.next(place) for place in range(len(pieces))]
 
 
@@ -78,9 +79,7 @@ def test_bytes_that_repeat_the_prompt_have_no_place() -> None:
 
 def test_each_token_is_taken_once_with_the_first_text_that_it_is_part_of() -> None:
     pieces = [b"<a>", b"b", b"", b"c<d", b">e<", b"f>"]
-    tokens = TextTokens[bytes](
-        TokenPlaces(cast(Tokenizer, Pieces(pieces)), kept=frozenset(), num_left_out=0, strips_space=False)
-    )
+    tokens = TextTokens[bytes](TokenPlaces(OutputBytes(cast(Tokenizer, Pieces(pieces)), kept=frozenset())))
     tokens.add(range(6), pieces)
     assert tokens.take([]) == []
     assert tokens.take([(3, 4)]) == [b"b"]
