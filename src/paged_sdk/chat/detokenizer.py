@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paged_sdk.chat.output_bytes import OutputBytes
-from paged_sdk.chat.token_places import TokenPlaces
+from paged_sdk.chat.token_spans import TokenSpans
 from paged_sdk.chat.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
@@ -34,9 +34,9 @@ class Detokenizer:
         """Drop the first bytes of the output. Call this before the first token."""
         self._output.leave_out(num_bytes)
 
-    def places(self) -> TokenPlaces:
-        """Return an object that maps tokens to places in the text. Call this before the first token."""
-        return TokenPlaces(self._output.copy())
+    def token_spans(self) -> TokenSpans:
+        """Return an object that maps tokens to characters of the text. Call this before the first token."""
+        return TokenSpans(self._output.copy())
 
     def append(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens complete. Special tokens are skipped unless they are ``kept``."""

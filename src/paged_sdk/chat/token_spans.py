@@ -8,12 +8,12 @@ from typing import Generic, TypeVar
 
 from paged_sdk.chat.output_bytes import OutputBytes
 
-__all__ = ["TextTokens", "TokenPlaces"]
+__all__ = ["TextTokens", "TokenSpans"]
 
 _T = TypeVar("_T")
 
 
-class TokenPlaces:
+class TokenSpans:
     """Maps each token of an output to the characters of the text that it contributes to.
 
     A character whose bytes are spread over several tokens belongs to each of them. The text is that of
@@ -28,8 +28,8 @@ class TokenPlaces:
         self._output = output
         self._num_characters = 0
 
-    def next(self, token_id: int) -> tuple[int, int]:
-        """Add the next token. Return the place of its first character, and the place after its last one: both are the
+    def add(self, token_id: int) -> tuple[int, int]:
+        """Add the next token. Return the index of its first character, and the index after its last one: both are the
         same if it has no text."""
         data = self._output.bytes_of((token_id,))
         if not data:
@@ -38,7 +38,7 @@ class TokenPlaces:
         return begin, self._end_after(data[1:])
 
     def _end_after(self, data: bytes) -> int:
-        """Decode bytes, and return the place after the character that the last byte belongs to."""
+        """Decode bytes, and return the index after the character that the last byte belongs to."""
         self._num_characters += len(self._output.text_of(data))
         return self._num_characters + self._output.num_waiting
 
@@ -49,17 +49,17 @@ class TextTokens(Generic[_T]):
     :ivar num_shown: number of characters taken by :meth:`take_next`
     """
 
-    __slots__ = ("_places", "_waiting", "num_shown")
+    __slots__ = ("_spans", "_waiting", "num_shown")
 
-    def __init__(self, places: TokenPlaces) -> None:
-        self._places = places
+    def __init__(self, spans: TokenSpans) -> None:
+        self._spans = spans
         self._waiting: deque[tuple[int, int, _T]] = deque()
         self.num_shown: int = 0
 
     def add(self, token_ids: Iterable[int], entries: Sequence[_T]) -> None:
         """Add tokens and their entries."""
         for token_id, entry in zip(token_ids, entries, strict=False):
-            begin, end = self._places.next(token_id)
+            begin, end = self._spans.add(token_id)
             if begin < end:
                 self._waiting.append((begin, end, entry))
 
