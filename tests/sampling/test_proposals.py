@@ -12,8 +12,10 @@ from attrs import evolve
 from rows import make_grammar, make_request, make_row
 
 from paged_sdk.config.sampling import SamplingParams
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.constraint import Constraints
 from paged_sdk.sampling.processors import default_processors
+from paged_sdk.sampling.proposals import Proposals
 from paged_sdk.sampling.sampler import Sampler
 from paged_sdk.types.constraint import Constraint
 
@@ -129,3 +131,15 @@ def test_the_likeliest_tokens_are_asked_for_one_after_the_other() -> None:
     prepared = sampler.prepare([make_row(request)])
     assert sampler.sample(logits[None].clone(), prepared).token_ids == [[3]]
     assert [change.mask for _, change in prepared.changes[-1]] != [None]
+
+
+def test_nothing_is_proposed_to_a_row_without_a_finite_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's argmax returns NOT_DRAWN for such a row, which is not an index."""
+    request = evolve(make_request(SamplingParams(temperature=0.0, seed=0)), grammar=GRAMMAR)
+    sampler = make_sampler(ahead=False)
+    rows = [make_row(request)]
+    changes = sampler.prepare(rows).changes[-1]
+    logits = torch.arange(len(TOKENS), dtype=torch.float32)[None]
+    logits[0, 11] = torch.inf
+    monkeypatch.setattr("paged_sdk.sampling.proposals.argmax", lambda logits: np.array([NOT_DRAWN]))
+    assert not Proposals(logits, rows, sampler._processors[-1], changes).taken

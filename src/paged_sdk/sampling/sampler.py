@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paged_sdk.errors import PagedError
 from paged_sdk.guard import RequestGuard
+from paged_sdk.kernels.sampling import NOT_DRAWN
 from paged_sdk.sampling.candidates import select_rows
 from paged_sdk.sampling.failures import all_banned, not_finite
 from paged_sdk.sampling.logprobs import LogprobTable
@@ -24,7 +25,6 @@ from paged_sdk.sampling.raw_logprobs import RawLogprobs
 from paged_sdk.sampling.row import SampleRow
 from paged_sdk.sampling.text_state import TextState
 from paged_sdk.sampling.truncation import (
-    NOT_DRAWN,
     Settings,
     draw_from_all,
     draw_from_likeliest,
