@@ -20,7 +20,8 @@ import jinja2
 import markupsafe
 
 import paged_sdk
-from paged_sdk.chat.render_process import FAILED, LENGTH_BYTES, OUT_OF_MEMORY, REFUSED
+from paged_sdk.chat.framing import read_message, write_message
+from paged_sdk.chat.render_process import FAILED, OUT_OF_MEMORY, REFUSED
 from paged_sdk.chat.sandbox import RenderLimits, TemplateRefusalError
 from paged_sdk.config.env import interpreter_variables
 from paged_sdk.system.owner import Owner
@@ -217,6 +218,9 @@ class _Process:
             )
         except (OSError, MemoryError) as exc:
             raise RenderError(f"the process that is to render it cannot be started: {exc}") from exc
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._input, self._output = self._popen.stdin, self._popen.stdout
         # Garbage collection of this object and the end of the program also end the process.
         self._finalizer = weakref.finalize(self, _end, self._popen, Owner())
         self._is_killed = False
@@ -234,7 +238,7 @@ class _Process:
 
         def exchange() -> bytes | None:
             try:
-                self._send(request)
+                write_message(self._input.write, request)
             except OSError:
                 return None
             return self._receive()
@@ -270,26 +274,8 @@ class _Process:
         finally:
             timer.cancel()
 
-    def _send(self, message: bytes) -> None:
-        assert self._popen.stdin is not None
-        view = memoryview(len(message).to_bytes(LENGTH_BYTES, "big") + message)
-        while view:
-            view = view[self._popen.stdin.write(view) :]
-
     def _receive(self) -> bytes | None:
-        header = self._read(LENGTH_BYTES)
-        return None if header is None else self._read(int.from_bytes(header, "big"))
-
-    def _read(self, size: int) -> bytes | None:
-        assert self._popen.stdout is not None
-        pieces = []
-        while size:
-            piece = self._popen.stdout.read(min(size, 1 << 20))
-            if not piece:
-                return None
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
+        return read_message(self._output.read)
 
 
 def _end(process: subprocess.Popen[bytes], owner: Owner) -> None:
