@@ -60,7 +60,7 @@ class Interruption:
             if self._action is not None:
                 self._action()
 
-    def do(self, action: Callable[[], None] | None) -> None:
+    def set_action(self, action: Callable[[], None] | None) -> None:
         """Set the action that ends the current wait or rendering; None if there is none.
 
         :raises RenderError: :meth:`set` has been called already
@@ -83,7 +83,7 @@ class Renderer:
 
     def __init__(self, limits: RenderLimits) -> None:
         self._limits = limits
-        self._crew = _Crew()
+        self._pool = _ProcessPool()
 
     def check(self, source: str) -> None:
         """Check that a template compiles.
@@ -105,23 +105,23 @@ class Renderer:
         """End idle processes at once, and the others after their current rendering. A later rendering starts a process
         of its own.
         """
-        self._crew.close()
+        self._pool.close()
 
     def _ask(self, content: Mapping[str, Any], interruption: Interruption) -> str:
         request = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        if not self._crew.owner.is_here:  # forked: these processes and locks are the parent's
-            self._crew = _Crew()
-        crew = self._crew
-        process = crew.take(self._limits, interruption)
+        if not self._pool.owner.is_here:  # forked: these processes and locks are the parent's
+            self._pool = _ProcessPool()
+        pool = self._pool
+        process = pool.take(self._limits, interruption)
         start = time.monotonic()
         try:
-            interruption.do(process.kill)
+            interruption.set_action(process.kill)
             try:
                 answer = process.ask(request, self._limits.max_seconds + _GRACE_SECONDS)
             finally:
-                interruption.do(None)
+                interruption.set_action(None)
         finally:
-            crew.give_back(process)
+            pool.give_back(process)
         if answer is None and interruption.is_set:
             raise RenderError("the request has ended")
         if answer is None and time.monotonic() - start > self._limits.max_seconds:
@@ -141,7 +141,7 @@ class Renderer:
         return text
 
 
-class _Crew:
+class _ProcessPool:
     """Manages a pool of helper processes, and lends each to one thread at a time."""
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class _Crew:
 
         :raises RenderError: no process becomes free or can be started, or the rendering is interrupted
         """
-        interruption.do(self._wake)
+        interruption.set_action(self._wake)
         with self._changed:
             is_free = self._changed.wait_for(
                 lambda: interruption.is_set or self._num_lent < _MAX_PROCESSES, limits.max_seconds
