@@ -19,6 +19,7 @@ from typing import Any
 
 import tokenizers
 
+from paged_sdk.chat.backend import TOKEN_FLAGS
 from paged_sdk.errors import InvalidRequestError
 from paged_sdk.types.messages import Message, TextMessageRole
 from paged_sdk.types.tool import Tool
@@ -30,7 +31,6 @@ _STAND_INS = tuple(map(chr, range(0x1FB00, 0x1FB93)))
 _MAX_READ = 8
 """If assistant turns hold more kinds of special tokens, these are not tested one by one."""
 _PREFIX = 3
-_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ASSISTANT = TextMessageRole.ASSISTANT.value
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -157,7 +157,7 @@ class _Twin:
         self.ids: dict[int, int] = {}
         for id, token in tokens:
             name = self.names.get(token.content, token.content)
-            flags = {flag: getattr(token, flag) for flag in _FLAGS}
+            flags = {flag: getattr(token, flag) for flag in TOKEN_FLAGS}
             self.backend.add_tokens([tokenizers.AddedToken(name, **flags)])
             own = self.backend.token_to_id(name)
             assert own is not None

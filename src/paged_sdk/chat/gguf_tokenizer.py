@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from paged_sdk.chat.backend import MAX_GROWTH, failing_as, growth_of
-from paged_sdk.chat.gguf_vocabulary import MAX_TOKEN, BuiltTokenizer, GgufVocabulary, TokenType, array
+from paged_sdk.chat.gguf_vocabulary import MAX_TOKEN, SPECIAL_IDS, BuiltTokenizer, GgufVocabulary, TokenType, array
 from paged_sdk.chat.gguf_word_pieces import word_pieces
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from paged_sdk.chat.tokenizer import SpecialTokens, Tokenizer
@@ -23,12 +23,6 @@ __all__ = ["tokenizer_from_gguf", "word_splitter"]
 _logger = get_logger(__name__)
 
 _SPACE = "▁"
-_SPECIAL_IDS = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
 _OWN_TOKENIZER = "give the model's own tokenizer.json with with_tokenizer_json"
 _UNKNOWN_PENALTY: Final = 10.0  # SentencePiece's: subtracted from the score of the least likely piece
 
@@ -53,7 +47,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 def _tokenizer(vocabulary: GgufVocabulary, kind: str) -> Tokenizer:
     built = _KINDS[kind](vocabulary)
-    ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in _SPECIAL_IDS.items()}
+    ids = {name: vocabulary.token_id(key, built.special_ids.get(key)) for name, key in SPECIAL_IDS.items()}
     _add_tokens(built.backend, vocabulary, {id for id in ids.values() if id is not None})
     bos, eos = ids["bos_token"], ids["eos_token"]
     first, last = built.around or (

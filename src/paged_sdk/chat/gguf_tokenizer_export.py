@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import normalizers
 
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf, word_splitter
-from paged_sdk.chat.gguf_vocabulary import TokenType
+from paged_sdk.chat.gguf_vocabulary import SPECIAL_IDS, TokenType
 from paged_sdk.chat.pre_tokenizers import PRE_TOKENIZERS
 from paged_sdk.chat.text_processor import TextProcessor
 from paged_sdk.chat.tokenizer import Tokenizer
@@ -21,12 +21,6 @@ from paged_sdk.errors import CheckpointError, shown
 __all__ = ["gguf_from_text_processor"]
 
 _BYTE: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_IDS: Final = {
-    "bos_token": "bos_token_id",
-    "eos_token": "eos_token_id",
-    "unk_token": "unknown_token_id",
-    "pad_token": "padding_token_id",
-}
 _LEAST_SCORE: Final = -1e9  # of tokens that no merge produces
 
 # Distinguishes pre-tokenizers: case, digits, punctuation, white space, line ends, scripts, decomposed characters.
@@ -156,7 +150,8 @@ def _way_to_cut(backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:
 
 def _special_ids(text: TextProcessor) -> dict[str, Any]:
     special = text.tokenizer.special
-    ids = {key: text.tokenizer.token_id(special.names[name]) for name, key in _IDS.items() if name in special.names}
+    names = special.names
+    ids = {key: text.tokenizer.token_id(names[name]) for name, key in SPECIAL_IDS.items() if name in names}
     ends = [id for id in text.defaults.eos_token_ids if id != ids.get("eos_token_id")]
     if ids.get("eos_token_id") is None and ends:
         ids["eos_token_id"] = ends.pop(0)
