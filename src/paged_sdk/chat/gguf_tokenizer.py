@@ -105,14 +105,14 @@ def _byte_level(vocabulary: GgufVocabulary) -> BuiltTokenizer:
     return BuiltTokenizer(backend=backend, add_bos=pre_tokenizer.add_bos, special_ids={})
 
 
-def word_splitter(way: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+def word_splitter(pre_tokenizer: PreTokenizer) -> pre_tokenizers.PreTokenizer:
     """Make the backend's pre-tokenizer, which splits text into words and words into bytes.
 
-    :param way: an entry of :data:`PRE_TOKENIZERS`
+    :param pre_tokenizer: an entry of :data:`PRE_TOKENIZERS`
     """
     return pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in way.splits),
+            *(pre_tokenizers.Split(tokenizers.Regex(split), behavior="isolated") for split in pre_tokenizer.splits),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -260,7 +260,7 @@ def _takes_spaces(architecture: object, token: str) -> bool:
 def _pre_tokenizer(name: object) -> PreTokenizer:
     if name is None:
         _logger.warning(
-            "The file has no tokenizer.ggml.pre: words are cut as GPT-2 does, which may not be the model's way"
+            "The file has no tokenizer.ggml.pre: GPT-2's pre-tokenizer is used, which may not be the model's"
         )
         name = "default"
     if not isinstance(name, str) or name not in PRE_TOKENIZERS:

@@ -57,7 +57,7 @@ def gguf_from_text_processor(text: TextProcessor, architecture: str, vocab_size:
         metadata["tokenizer.ggml.scores"] = _scores(model, tokens)
         metadata["tokenizer.ggml.add_space_prefix"] = _begins_with_a_space(backend)
     else:
-        metadata["tokenizer.ggml.pre"] = _way_to_cut(backend, model)
+        metadata["tokenizer.ggml.pre"] = _pre_tokenizer_name(backend, model)
         metadata["tokenizer.ggml.merges"] = [" ".join(pair) for pair in _merges(model)]
     metadata |= _special_ids(text)
     if text.template is not None:
@@ -133,19 +133,19 @@ def _scores(model: Mapping[str, Any], tokens: list[str]) -> list[float]:
     return [-float(ranks[token]) if token in ranks else _LEAST_SCORE for token in tokens]
 
 
-def _way_to_cut(backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:
+def _pre_tokenizer_name(backend: tokenizers.Tokenizer, model: Mapping[str, Any]) -> str:
     """Return GGUF's name of the tokenizer's pre-tokenizer: the one that splits a probe text in the same way."""
     if backend.pre_tokenizer is None:
-        raise _refused("it does not cut words")
+        raise _refused("it has no pre-tokenizer")
     text = _PROBE if backend.normalizer is None else backend.normalizer.normalize_str(_PROBE)
     words = [word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-    for name, way in PRE_TOKENIZERS.items():
-        if name == "default" or way.ignore_merges is not bool(model.get("ignore_merges")):
+    for name, known in PRE_TOKENIZERS.items():
+        if name == "default" or known.ignore_merges is not bool(model.get("ignore_merges")):
             continue
-        probe = normalizers.NFC().normalize_str(_PROBE) if way.nfc else _PROBE
-        if probe == text and [word for word, _ in word_splitter(way).pre_tokenize_str(probe)] == words:
+        probe = normalizers.NFC().normalize_str(_PROBE) if known.nfc else _PROBE
+        if probe == text and [word for word, _ in word_splitter(known).pre_tokenize_str(probe)] == words:
             return name
-    raise _refused("it cuts words in a way that has no name in GGUF")
+    raise _refused("GGUF has no name for its pre-tokenizer")
 
 
 def _special_ids(text: TextProcessor) -> dict[str, Any]:
