@@ -96,8 +96,8 @@ class ContentGuard:
                 named = places.restored(self._named(marked, twin.names))
                 return [twin.ids.get(id, id) for id in self._encode(twin.backend, named)]
         raise InvalidRequestError(
-            "the model's chat template does something else with text that reads like a special token than to pass it "
-            "on: leave it out, or allow special tokens with RequestBuilder.with_special_tokens_in_content()",
+            "the model's chat template changes or interprets a special token that a message spells out: leave it out, "
+            "or allow special tokens with RequestBuilder.with_special_tokens_in_content()",
             field="messages",
         )
 
@@ -264,7 +264,8 @@ class _Places:
         if char not in self._stand_in_of:
             if len(self._stand_in_of) == len(self._stand_ins):
                 raise InvalidRequestError(
-                    "the messages hold too many kinds of characters that special tokens begin with", field="messages"
+                    "special tokens that the messages spell out begin with too many different characters",
+                    field="messages",
                 )
             stand_in = self._stand_ins[len(self._stand_in_of)]
             self._stand_in_of[char] = stand_in

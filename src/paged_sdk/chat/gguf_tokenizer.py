@@ -189,7 +189,7 @@ def _charsmap(metadata: Mapping[str, Any]) -> bytes:
 
 def _scores(vocabulary: GgufVocabulary) -> list[float]:
     if "tokenizer.ggml.scores" not in vocabulary.metadata:
-        raise CheckpointError("the metadata has no tokenizer.ggml.scores, which tell which tokens a text takes")
+        raise CheckpointError("the metadata has no tokenizer.ggml.scores, which a SentencePiece tokenizer needs")
     scores = array(vocabulary.metadata, "scores", float)
     if len(scores) != len(vocabulary.ids):
         raise CheckpointError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(vocabulary.ids)} tokens")

@@ -165,7 +165,7 @@ def _special_ids(text: TextProcessor) -> dict[str, Any]:
 def _must_be_equal(tokenizer: Tokenizer, written: Tokenizer) -> None:
     for text in (_PROBE, *_PROBE.split(), _PROBE.lower()):
         if tokenizer.encode(text, add_special_tokens=True) != written.encode(text, add_special_tokens=True):
-            raise _refused(f"read back from the file it would encode {shown(text)} otherwise")
+            raise _refused(f"read back from the file it would encode {shown(text)} differently")
 
 
 def _refused(what: str) -> CheckpointError:

@@ -87,7 +87,7 @@ class GgufVocabulary:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(self.ids):
             raise CheckpointError(
-                f"tokenizer.ggml.{key} = {shown(value)} is no token of the vocabulary of {len(self.ids)} tokens"
+                f"tokenizer.ggml.{key} = {shown(value)} is not a token id: the vocabulary has {len(self.ids)} tokens"
             )
         return value
 

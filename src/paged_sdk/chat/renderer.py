@@ -127,7 +127,7 @@ class Renderer:
         if answer is None and time.monotonic() - start > self._limits.max_seconds:
             raise RenderError(f"rendering takes longer than {self._limits.max_seconds:g} seconds")
         if answer is None:
-            raise RenderError("the process that renders it has ended, as it may when memory runs out")
+            raise RenderError("the process that renders templates has ended, possibly because memory ran out")
         return self._text_of(answer)
 
     def _text_of(self, answer: str) -> str:
@@ -203,7 +203,9 @@ class _Process:
 
     def __init__(self, limits: RenderLimits) -> None:
         if not sys.executable or getattr(sys, "frozen", False):
-            raise RenderError("it needs a process of its own, and this program has no Python interpreter to start")
+            raise RenderError(
+                "rendering it needs a helper process, and this program has no Python interpreter to start one"
+            )
         arguments = (os.getpid(), limits.max_chars, limits.max_seconds, limits.max_bytes)
         try:
             self._popen = subprocess.Popen(
@@ -217,7 +219,7 @@ class _Process:
                 creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
             )
         except (OSError, MemoryError) as exc:
-            raise RenderError(f"the process that is to render it cannot be started: {exc}") from exc
+            raise RenderError(f"the process that renders templates cannot be started: {exc}") from exc
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         self._input, self._output = self._popen.stdin, self._popen.stdout
@@ -226,7 +228,7 @@ class _Process:
         self._is_killed = False
         if self._within(_START_SECONDS, self._receive) is None:
             self._finalizer()
-            raise RenderError("the process that is to render it does not start")
+            raise RenderError("the process that renders templates has failed to start")
 
     @property
     def is_alive(self) -> bool:
@@ -265,7 +267,7 @@ class _Process:
             timer.start()
         except RuntimeError as exc:
             self._finalizer()
-            raise RenderError(f"no thread can be started to watch over it: {exc}") from exc
+            raise RenderError(f"no thread can be started to limit the time of rendering: {exc}") from exc
         try:
             return exchange()
         except BaseException:

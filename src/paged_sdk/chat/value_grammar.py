@@ -90,7 +90,7 @@ class ValueGrammar:
         if schema is True:
             schema = {}
         if not isinstance(schema, Mapping):
-            raise self._refusal("", f"{schema!r} describes no value")
+            raise self._refusal("", f"the schema of a value is {schema!r}: expected an object or true")
         known = json.dumps(schema)
         if known not in self._known:
             self._known[known] = name = self._writer.name()
@@ -165,7 +165,7 @@ class ValueGrammar:
                 case "object":
                     expressions.append(self._object(schema))
                 case _:
-                    raise self._refusal("type", f"{kind!r} is no type")
+                    raise self._refusal("type", f"{kind!r} is not a type of JSON")
         return writer.any_of(expressions)
 
     def _string(self, schema: Mapping[str, Any]) -> str:

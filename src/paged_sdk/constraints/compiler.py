@@ -245,7 +245,10 @@ def _json_options(schema: Schema, text: str, options: Mapping[str, Any]) -> Any 
     # Only with these escapes does each property name have a single spelling, so that none can be repeated under another
     # one. Other control characters then cannot be written.
     if _CONTROL_CHARACTER.search(text) is not None:
-        return Problem("a control character beside names of properties that are not all given")
+        return Problem(
+            "it has a control character, which is supported only if every object that it describes has "
+            "additionalProperties: false"
+        )
     return {**options, "json_allowed_escapes": 'nrbtf\\"'}
 
 

@@ -83,11 +83,11 @@ def read_schema(source: str) -> Schema | Problem:
     try:
         schema = json.loads(source, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Problem(f"the schema is no JSON: {error}")
+        return Problem(f"the schema is not valid JSON: {error}")
     if schema is True:
         return {}
     if schema is False:
-        return Problem("no JSON is valid by false", "false", "")
+        return Problem("the schema is false, which allows no value", "false", "")
     if not isinstance(schema, dict):
         return Problem(f"the schema is a {type(schema).__name__}: expected an object or a boolean")
     reader = _Reader(schema)
@@ -115,7 +115,7 @@ def has_open_names(schema: Schema) -> bool:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"JSON has no number {name}")
 
 
 class _Reader:
@@ -133,29 +133,41 @@ class _Reader:
             return Problem(f"{keyword} is not supported", keyword, position)
         dialect = schema.pop("$schema", None)
         if dialect is not None and _DIALECTS.fullmatch(str(dialect)) is None:
-            message = f"$schema is none of drafts 4, 6, 7, 2019-09 and 2020-12: {shown(dialect)}"
+            message = f"$schema = {shown(dialect)}: expected that of draft 4, 6, 7, 2019-09 or 2020-12"
             return Problem(message, "$schema", position)
         if position.above is not None and "$id" in schema and "$ref" in schema:
             return Problem("drafts differ on $id beside $ref", "$id", position)
         required = schema.get("required")
         least, num_required = schema.get("minProperties"), len(required) if isinstance(required, list) else 0
         if isinstance(least, int | float) and least > num_required + 1:
-            message = f"minProperties is {least}, and {num_required} properties are required: names that a text "
-            return Problem(message + "repeats would be counted twice", "minProperties", position)
+            message = f"minProperties = {least} with {num_required} required properties: at most one more is allowed, "
+            return Problem(message + "since a repeated name would be counted twice", "minProperties", position)
         patterns, divisor = schema.get("patternProperties"), schema.get("multipleOf")
         self._num_pairs += len(patterns) ** 2 // 2 if isinstance(patterns, dict) else 0
         if self._num_pairs > _MAX_PATTERN_PAIRS:
-            return Problem("too many patterns to compare with each other", "patternProperties", position)
+            return Problem(
+                f"patternProperties makes more than {_MAX_PATTERN_PAIRS:,} pairs of patterns to compare",
+                "patternProperties",
+                position,
+            )
         if isinstance(divisor, int | float):
             self._divisors.append(divisor)
             if sum(self._divisors) > _MAX_DIVISORS:
-                return Problem(f"multipleOf is more than {_MAX_DIVISORS} in all", "multipleOf", position)
+                return Problem(
+                    f"the values of multipleOf add up to more than {_MAX_DIVISORS:,}", "multipleOf", position
+                )
             if not have_common_multiple(self._divisors):
-                return Problem("numbers have to be multiples of too many others", "multipleOf", position)
+                return Problem(
+                    "the least common multiple of all values of multipleOf is too large", "multipleOf", position
+                )
         for keyword in ("const", "enum"):
             inexact = next((number for number in _numbers_in(schema.get(keyword)) if not is_exact(number)), None)
             if inexact is not None:
-                return Problem(f"{inexact} has more digits than are read exactly", keyword, position)
+                return Problem(
+                    f"{keyword} has {inexact}, which not every JSON library reads exactly; numbers of 15 digits are",
+                    keyword,
+                    position,
+                )
         return None
 
     def restate(self, schema: Schema, position: Place) -> Problem | None:
