@@ -27,8 +27,8 @@ class ConstraintChange:
     """Holds the tokens allowed at one position of a sequence's output.
 
     :ivar num_tokens: number of output tokens before the position
-    :ivar mask: the allowed tokens, or the error of the grammar; None until computed. :func:`_look` leaves it None for
-        rows whose tokens can be checked one at a time
+    :ivar mask: the allowed tokens, or the error of the grammar; None until computed. :func:`_select_unmasked` leaves it
+        None for rows whose tokens can be checked one at a time
     """
 
     request: Request
@@ -40,7 +40,7 @@ class ConstraintChange:
         """Tell whether a token may come next."""
         if self.mask is not None:
             return isinstance(self.mask, Mask) and self.mask.allows(token)
-        # _look leaves the mask None only where the output may not end, so end tokens are not allowed.
+        # _select_unmasked leaves the mask None only where the output may not end, so end tokens are not allowed.
         return token not in self.text.end_ids and self.text.num_allowed([token]) == 1
 
 
@@ -54,14 +54,14 @@ class Constraints(Processor[ConstraintChange]):
     device computes the logits, all masks are computed meanwhile.
 
     :param vocab_size: columns of the logits
-    :param ahead: whether to compute every mask before the logits are available
+    :param prepare_all_masks: whether to compute every mask before the logits are available
     """
 
-    asks = True
+    answers_per_token = True
 
-    def __init__(self, vocab_size: int, *, ahead: bool = False) -> None:
+    def __init__(self, vocab_size: int, *, prepare_all_masks: bool = False) -> None:
         self._vocab_size = vocab_size
-        self._ahead = ahead
+        self._prepare_all_masks = prepare_all_masks
         self._filler = MaskFiller(vocab_size)
 
     def applies_until(self, request: Request) -> int:
@@ -75,12 +75,12 @@ class Constraints(Processor[ConstraintChange]):
         return ConstraintState(request, request.grammar.begin(ends, self._vocab_size))
 
     def prepare(self, changes: Sequence[tuple[int, ConstraintChange]]) -> None:
-        if self._ahead:
+        if self._prepare_all_masks:
             self._fill([change for _, change in changes])
             return
         missing: list[ConstraintChange] = []
         for _, own in groupby((change for _, change in changes), key=lambda change: id(change.text)):
-            missing += _look(list(own))
+            missing += _select_unmasked(list(own))
         self._fill(missing)
 
     def _fill(self, changes: Sequence[ConstraintChange]) -> None:
@@ -116,7 +116,7 @@ class Constraints(Processor[ConstraintChange]):
         return failures
 
 
-def _look(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
+def _select_unmasked(own: Sequence[ConstraintChange]) -> Sequence[ConstraintChange]:
     """Set the masks of positions where the grammar forces a token, and select those that need a full mask now.
 
     :param own: successive positions of one sequence; its drafts are the tokens between them

@@ -166,7 +166,7 @@ class Sampler:
             for processor, changes in zip(self._processors, prepared.changes, strict=True):
                 if not changes:
                     continue
-                if processor is self._processors[-1] and processor.asks:
+                if processor is self._processors[-1] and processor.answers_per_token:
                     asked = [
                         each for each in changes if each[0] not in failed and processor.only_token(each[1]) is None
                     ]
