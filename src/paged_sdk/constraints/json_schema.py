@@ -92,7 +92,7 @@ def read_schema(source: str) -> Schema | Problem:
         return Problem(f"the schema is a {type(schema).__name__}: expected an object or a boolean")
     reader = _Reader(schema)
     for position, each in list(schemas_in(schema)):
-        problem = reader.refuse(each, position) or reader.restate(each, position)
+        problem = reader.why_not(each, position) or reader.rewrite(each, position)
         if problem is not None:
             return problem
     references = _references(schema)
@@ -127,7 +127,7 @@ class _Reader:
         self._num_pairs = 0
         self._divisors: list[int | float] = []
 
-    def refuse(self, schema: Schema, position: Place) -> Problem | None:
+    def why_not(self, schema: Schema, position: Place) -> Problem | None:
         """Return why llguidance would not enforce a schema, or would take too long to compile it; None if neither."""
         for keyword in schema.keys() & {*_IGNORED}:
             return Problem(f"{keyword} is not supported", keyword, position)
@@ -170,7 +170,7 @@ class _Reader:
                 )
         return None
 
-    def restate(self, schema: Schema, position: Place) -> Problem | None:
+    def rewrite(self, schema: Schema, position: Place) -> Problem | None:
         """Rewrite a schema in place so that llguidance reads it as meant; return why this is not possible, or None."""
         try:
             if isinstance(schema.get("pattern"), str):
@@ -193,14 +193,14 @@ class _Reader:
         for keyword in _COUNTS & schema.keys():
             if isinstance(schema[keyword], float) and schema[keyword].is_integer():
                 schema[keyword] = int(schema[keyword])
-        _restate_bounds(schema)
+        _rewrite_bounds(schema)
         one_of = schema.get("oneOf")
         if isinstance(one_of, list) and self._alternatives.exclude_each_other(one_of):
             _add(schema, {"anyOf": schema.pop("oneOf")})
         return None
 
 
-def _restate_bounds(schema: Schema) -> None:
+def _rewrite_bounds(schema: Schema) -> None:
     """Round bounds inward to 15 digits, since 0.99999999999999999 would be read as 1, and make the exclusive bounds of
     non-integers inclusive.
     """
