@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from paged_sdk.attention.backend import AttentionBackend
-from paged_sdk.constraints.grammar import GrammarText
+from paged_sdk.constraints.grammar import GrammarState
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.kv.manager import KvManager, KvTable
 from paged_sdk.models.causal_model import CausalModel
@@ -276,7 +276,7 @@ class _Text:
         self.largest_token: int = max(sequence.token_ids)
         self.num_wanted: int = 0
         self.is_being_read: bool = False
-        self._grammar: GrammarText | None = None
+        self._grammar: GrammarState | None = None
         self._acceptance = acceptance
         self._num_known = len(sequence.token_ids)
         self._first_pause = first_pause
