@@ -41,7 +41,7 @@ class PreparedRows:
     """Holds rows for which processors have done all work that needs no logits.
 
     :ivar changes: for each processor, rows and the changes to their logits
-    :ivar is_plain: whether an argmax of the raw logits is enough for every row
+    :ivar not_plain: rows for which an argmax of the raw logits is not enough, and rows that have failed
     :ivar failed: rows whose processors raised, and the errors of their requests
     :ivar forced: rows whose constraint allows only one token
     :ivar settled: forced rows that need no logits, and their tokens: no other processor applies to them, and they have
@@ -50,10 +50,15 @@ class PreparedRows:
 
     rows: Sequence[SampleRow]
     changes: Sequence[Sequence[tuple[int, Any]]]
-    is_plain: bool
+    not_plain: frozenset[int]
     failed: Mapping[int, PagedError] = field(factory=dict)
     forced: Container[int] = field(factory=frozenset)
     settled: Mapping[int, int] = field(factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether an argmax of the raw logits is enough for every row."""
+        return not self.not_plain
 
     def without_settled(self) -> PreparedRows:
         """Select the rows that need logits."""
@@ -70,7 +75,7 @@ class PreparedRows:
         return PreparedRows(
             [self.rows[index] for index in indices],
             [[(places[index], change) for index, change in own if index in places] for own in self.changes],
-            self.is_plain,
+            frozenset(place for index, place in places.items() if index in self.not_plain),
             {places[index]: error for index, error in self.failed.items() if index in places},
             frozenset(place for index, place in places.items() if index in self.forced),
             {places[index]: token for index, token in self.settled.items() if index in places},
@@ -125,17 +130,19 @@ class Sampler:
         """Do all work that needs no logits, so that it overlaps with a device computing them."""
         changes: list[list[tuple[int, Any]]] = [[] for _ in self._processors]
         failed: dict[int, PagedError] = {}
-        is_plain = True
+        not_plain: list[int] = []
         for index, row in enumerate(rows):
             state = self._states.get(row.seq_id)
-            if state is not None and state.request is row.request and row.num_output_tokens >= state.plain_from:
-                continue
+            if state is not None and state.is_plain_at(row):
+                continue  # the usual case, which needs no guard
             with RequestGuard(row.request.request_id, partial(failed.__setitem__, index)):
-                own_changes = self._changes(row)
-                if own_changes is not None:
-                    is_plain = False
-                    for place, change in own_changes:
-                        changes[place].append((index, change))
+                state = self._state(row)
+                if state.is_plain_at(row):
+                    continue
+                state.move_to(row)
+                for processor_index, change in list(state.changes()):  # all or, if one raises, none
+                    changes[processor_index].append((index, change))
+            not_plain.append(index)
         forced: dict[int, int] = {}
         for place, processor in enumerate(self._processors):
             if changes[place]:
@@ -145,7 +152,7 @@ class Sampler:
                     if token is not None:
                         forced[index] = token
         settled = forced and _settled(forced, rows, changes, failed)
-        return PreparedRows(rows, changes, is_plain and not failed, failed, forced, settled)
+        return PreparedRows(rows, changes, frozenset(not_plain), failed, forced, settled)
 
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
         """Sample each row's tokens. A row with NaN or Inf in its logits, or with every token banned, fails alone.
@@ -202,18 +209,8 @@ class Sampler:
         for seq_id in seq_ids:
             self._states.pop(seq_id, None)
 
-    def _changes(self, row: SampleRow) -> list[tuple[int, Any]] | None:
-        """Compute the changes to a row's logits, each with the index of its processor.
-
-        :returns: None if an argmax of the row's raw logits is enough
-        """
-        state = self._state(row)
-        if row.num_output_tokens >= state.plain_from:
-            return None
-        state.move_to(row)
-        return list(state.changes())
-
     def _state(self, row: SampleRow) -> TextState:
+        """Return the state of a row's sequence, made if it is new."""
         state = self._states.get(row.seq_id)
         if state is None or state.request is not row.request:
             first = self._states.get(row.seq_id - row.choice_index)

@@ -18,12 +18,12 @@ class TextState:
 
     :param states: states of processors, each with the processor's index in the list
     :ivar request: the request that the sequence belongs to
-    :ivar plain_from: the number of output tokens from which on an argmax of the raw logits is enough
+    :param plain_from: the number of output tokens from which on an argmax of the raw logits is enough
     """
 
     def __init__(self, request: Request, states: Sequence[tuple[int, ProcessorState[Any]]], plain_from: int) -> None:
         self.request = request
-        self.plain_from = plain_from
+        self._plain_from = plain_from
         self._states = states
         self._output: list[int] = []
 
@@ -40,9 +40,13 @@ class TextState:
 
     def fork(self) -> TextState:
         """Copy the state for another choice of the request."""
-        forked = TextState(self.request, [(place, state.fork()) for place, state in self._states], self.plain_from)
+        forked = TextState(self.request, [(place, state.fork()) for place, state in self._states], self._plain_from)
         forked._output = self._output.copy()
         return forked
+
+    def is_plain_at(self, row: SampleRow) -> bool:
+        """Tell whether a row is this sequence's, and an argmax of its raw logits is enough."""
+        return row.request is self.request and row.num_output_tokens >= self._plain_from
 
     def move_to(self, row: SampleRow) -> None:
         """Move to a row's position: roll back the tokens that differ from the row's output, then advance to its end."""
