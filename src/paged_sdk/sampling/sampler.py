@@ -44,7 +44,7 @@ class PreparedRows:
     :ivar not_plain: rows for which an argmax of the raw logits is not enough, and rows that have failed
     :ivar failed: rows whose processors raised, and the errors of their requests
     :ivar forced: rows whose constraint allows only one token
-    :ivar settled: forced rows that need no logits, and their tokens: no other processor applies to them, and they have
+    :ivar known_tokens: tokens of the forced rows that need no logits: no other processor applies to them, and they have
         no logprobs
     """
 
@@ -53,32 +53,32 @@ class PreparedRows:
     not_plain: frozenset[int]
     failed: Mapping[int, PagedError] = field(factory=dict)
     forced: Container[int] = field(factory=frozenset)
-    settled: Mapping[int, int] = field(factory=dict)
+    known_tokens: Mapping[int, int] = field(factory=dict)
 
     @property
     def is_plain(self) -> bool:
         """Tell whether an argmax of the raw logits is enough for every row."""
         return not self.not_plain
 
-    def without_settled(self) -> PreparedRows:
+    def needing_logits(self) -> PreparedRows:
         """Select the rows that need logits."""
-        if not self.settled:
+        if not self.known_tokens:
             return self
-        return self.part([index for index in range(len(self.rows)) if index not in self.settled])
+        return self.part([index for index in range(len(self.rows)) if index not in self.known_tokens])
 
     def part(self, indices: Sequence[int]) -> PreparedRows:
         """Select some rows.
 
         :param indices: row indices, ascending
         """
-        places = {index: place for place, index in enumerate(indices)}
+        new = {old: new for new, old in enumerate(indices)}
         return PreparedRows(
-            [self.rows[index] for index in indices],
-            [[(places[index], change) for index, change in own if index in places] for own in self.changes],
-            frozenset(place for index, place in places.items() if index in self.not_plain),
-            {places[index]: error for index, error in self.failed.items() if index in places},
-            frozenset(place for index, place in places.items() if index in self.forced),
-            {places[index]: token for index, token in self.settled.items() if index in places},
+            [self.rows[old] for old in indices],
+            [[(new[old], change) for old, change in own if old in new] for own in self.changes],
+            frozenset(new[old] for old in indices if old in self.not_plain),
+            {new[old]: error for old, error in self.failed.items() if old in new},
+            frozenset(new[old] for old in indices if old in self.forced),
+            {new[old]: token for old, token in self.known_tokens.items() if old in new},
         )
 
 
@@ -96,17 +96,17 @@ class SampledRows:
     logprobs: list[list[RawLogprobs] | None]
     failed: dict[int, PagedError] = field(factory=dict)
 
-    def with_settled(self, prepared: PreparedRows) -> SampledRows:
-        """Insert the tokens of the settled rows, which were left out of sampling."""
-        rows, settled = prepared.rows, prepared.settled
-        if not settled:
+    def with_known_tokens(self, prepared: PreparedRows) -> SampledRows:
+        """Insert the rows whose tokens were known, and which were left out of sampling."""
+        rows, known = prepared.rows, prepared.known_tokens
+        if not known:
             return self
-        left = [index for index in range(len(rows)) if index not in settled]
-        token_ids = [[settled[index]] * row.num_samples if index in settled else [] for index, row in enumerate(rows)]
+        sampled = [index for index in range(len(rows)) if index not in known]
+        token_ids = [[known[index]] * row.num_samples if index in known else [] for index, row in enumerate(rows)]
         logprobs: list[list[RawLogprobs] | None] = [None] * len(rows)
-        for place, index in enumerate(left):
-            token_ids[index], logprobs[index] = self.token_ids[place], self.logprobs[place]
-        return SampledRows(token_ids, logprobs, {left[place]: error for place, error in self.failed.items()})
+        for index, own_ids, own_logprobs in zip(sampled, self.token_ids, self.logprobs, strict=True):
+            token_ids[index], logprobs[index] = own_ids, own_logprobs
+        return SampledRows(token_ids, logprobs, {sampled[index]: error for index, error in self.failed.items()})
 
 
 class Sampler:
@@ -144,15 +144,15 @@ class Sampler:
                     changes[processor_index].append((index, change))
             not_plain.append(index)
         forced: dict[int, int] = {}
-        for place, processor in enumerate(self._processors):
-            if changes[place]:
-                changes[place] = _prepared(processor, changes[place], rows, failed)
-                for index, change in changes[place]:
+        for own_changes, processor in zip(changes, self._processors, strict=True):
+            if own_changes:
+                own_changes[:] = _prepared(processor, own_changes, rows, failed)
+                for index, change in own_changes:
                     token = processor.only_token(change)
                     if token is not None:
                         forced[index] = token
-        settled = forced and _settled(forced, rows, changes, failed)
-        return PreparedRows(rows, changes, frozenset(not_plain), failed, forced, settled)
+        known_tokens = forced and _known_tokens(forced, rows, changes, failed)
+        return PreparedRows(rows, changes, frozenset(not_plain), failed, forced, known_tokens)
 
     def sample(self, logits: Tensor, prepared: PreparedRows) -> SampledRows:
         """Sample each row's tokens. A row with NaN or Inf in its logits, or with every token banned, fails alone.
@@ -243,13 +243,13 @@ def _prepared(
     return changes
 
 
-def _settled(
+def _known_tokens(
     forced: Mapping[int, int],
     rows: Sequence[SampleRow],
     changes: Sequence[Sequence[tuple[int, Any]]],
     failed: Container[int],
 ) -> dict[int, int]:
-    """Return the forced rows that need no logits, and their tokens."""
+    """Return the tokens of the forced rows that need no logits."""
     num_changes = Counter(index for own in changes for index, _ in own)
     return {
         index: token
