@@ -105,7 +105,7 @@ class GrammarState:
         follow.
         """
         tokens: list[int] = self.matcher.compute_ff_tokens()
-        ends = (place for place, token in enumerate(tokens) if token in self.end_ids)
+        ends = (index for index, token in enumerate(tokens) if token in self.end_ids)
         return tokens[: next(ends, len(tokens))]
 
     def may_end(self) -> bool:

@@ -57,8 +57,8 @@ class Mask:
 
     def allows(self, token: int) -> bool:
         """Tell whether a token is allowed."""
-        place = int(np.searchsorted(self.tokens, token))
-        return (place < len(self.tokens) and int(self.tokens[place]) == token) == self.are_allowed
+        index = int(np.searchsorted(self.tokens, token))
+        return (index < len(self.tokens) and int(self.tokens[index]) == token) == self.are_allowed
 
 
 class MaskFiller:

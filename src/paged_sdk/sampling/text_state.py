@@ -32,15 +32,15 @@ class TextState:
         """Make the state of a sequence at the end of its prompt."""
         reaches = [processor.applies_until(request) for processor in processors]
         states = [
-            (place, processor.begin(request))
-            for place, (processor, reach) in enumerate(zip(processors, reaches, strict=True))
+            (index, processor.begin(request))
+            for index, (processor, reach) in enumerate(zip(processors, reaches, strict=True))
             if reach
         ]
         return cls(request, states, max(reaches, default=0) if _is_plain(request) else ALL_TOKENS)
 
     def fork(self) -> TextState:
         """Copy the state for another choice of the request."""
-        forked = TextState(self.request, [(place, state.fork()) for place, state in self._states], self._plain_from)
+        forked = TextState(self.request, [(index, state.fork()) for index, state in self._states], self._plain_from)
         forked._output = self._output.copy()
         return forked
 
@@ -67,10 +67,10 @@ class TextState:
 
     def changes(self) -> Iterator[tuple[int, Any]]:
         """Yield the changes to the next token's logits, each with the index of its processor."""
-        for place, state in self._states:
+        for index, state in self._states:
             change = state.change()
             if change is not None:
-                yield place, change
+                yield index, change
 
 
 def _is_plain(request: Request) -> bool:
@@ -80,4 +80,4 @@ def _is_plain(request: Request) -> bool:
 def _num_common(output: Sequence[int], known: Sequence[int]) -> int:
     """Return the length of the common prefix."""
     pairs = zip(output, known, strict=False)
-    return next((place for place, (new, old) in enumerate(pairs) if new != old), min(len(output), len(known)))
+    return next((index for index, (new, old) in enumerate(pairs) if new != old), min(len(output), len(known)))
