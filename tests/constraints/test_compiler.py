@@ -114,6 +114,23 @@ def test_the_false_schema_that_no_value_fits_is_located(
 
 
 @pytest.mark.parametrize(
+    ("schema", "keyword", "position"),
+    [
+        ({"oneOf": [{"type": "integer"}, {"type": "string", "format": "iri"}]}, "format", "/oneOf/1"),
+        ({"oneOf": [False]}, "false", "/oneOf/0"),
+        # llguidance gets a minimum in its place.
+        ({"type": "number", "exclusiveMinimum": 3, "maximum": 1}, "minimum", ""),
+    ],
+)
+def test_problems_are_located_in_the_schema_as_it_was_given(
+    compiler: GrammarCompiler, schema: dict[str, Any], keyword: str, position: str
+) -> None:
+    with pytest.raises(ConstraintError) as raised:
+        compiler.compile(Constraint.json_schema(schema))
+    assert (raised.value.keyword, raised.value.position) == (keyword, position)
+
+
+@pytest.mark.parametrize(
     ("constraint", "reason"),
     [
         (Constraint.json_schema({"oneOf": [{"type": "string"}, {"maxLength": 3}]}), "oneOf"),
