@@ -84,7 +84,7 @@ class TokenizerConfig:
             backend.add_tokens([wanted])
             if (got := backend.token_to_id(wanted.content)) != id:
                 raise CheckpointError(
-                    f"{self.path} gives token {shown(wanted.content)} id {id}, but with tokenizer.json it gets {got}",
+                    f"{self.path} gives token {shown(wanted.content)} the id {id}, but tokenizer.json gives it {got}",
                     path=self.path,
                 )
         special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
