@@ -35,7 +35,7 @@ def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> T
 
 
 def gated_activation_reference(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
-    """Do what :func:`gated_activation` does, by torch's operations."""
+    """Implement :func:`gated_activation` with torch operations."""
     gate, up = gate_up.chunk(2, dim=-1)
     activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return activated.mul_(up)

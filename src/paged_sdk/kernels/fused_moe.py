@@ -1,11 +1,10 @@
-"""Computes a mixture of experts, for each token the weighted sum of a few of many gated MLPs.
+"""Computes a mixture of experts (Shazeer et al., 2017, arXiv 1701.06538): for each token, the weighted sum of a few of
+many gated MLPs.
 
-The mixture is that of Shazeer et al., 2017, arXiv 1701.06538.
+With few tokens, most of the time goes into reading weights. So an expert's matrices are read once for all its tokens,
+and experts without tokens are not read.
 
-While tokens are few, most of the time goes into reading weights. So an expert's matrices are read once for all its
-tokens, and those of an expert that no token uses are not read.
-
-:func:`route` and :func:`fused_moe` are custom ops; Triton serves them on CUDA, and their references elsewhere.
+:func:`route` and :func:`fused_moe` are custom ops, served by Triton on CUDA and by their references elsewhere.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tens
 
 
 def route_reference(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """Do what :func:`route` does, by torch's operations."""
+    """Implement :func:`route` with torch operations."""
     weights, ids = logits.softmax(-1, dtype=_accumulator(logits)).topk(num_selected)
     return (weights / weights.sum(-1, keepdim=True) if renormalize else weights), ids
 
@@ -68,7 +67,7 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
 def fused_moe_reference(
     hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor
 ) -> Tensor:
-    """Do what :func:`fused_moe` does, by torch's operations: one expert after the other, each for all its tokens."""
+    """Implement :func:`fused_moe` with torch operations: one expert after the other, each for all its tokens."""
     order = topk_ids.flatten().argsort(stable=True)
     tokens = order // topk_ids.shape[1]
     weights = topk_weights.flatten()[order].unsqueeze(-1)
