@@ -113,8 +113,8 @@ class ScoreOptions:
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: no cap
     :ivar alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the scores, after
         the cap (Press et al., 2021, arXiv 2108.12409)
-    :ivar sinks: ``[num_heads]`` float32: an extra logit without a value in each head's softmax (learned attention sinks;
-        Xiao et al., 2023, arXiv 2309.17453); neither scaled nor capped
+    :ivar sinks: ``[num_heads]`` float32: an extra logit without a value in each head's softmax (attention sinks; Xiao
+        et al., 2023, arXiv 2309.17453; here learned); neither scaled nor capped
     :ivar both_ways: whether a query also sees later keys: the next ``window - 1``, or all without a window. Only
         :func:`~paged_sdk.kernels.attention.prefill_attention` supports it
     :raises ConfigError: a number is out of range
