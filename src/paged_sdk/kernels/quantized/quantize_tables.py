@@ -166,7 +166,7 @@ def _tq2_0(x: Tensor, w: Tensor | None) -> Tensor:
 
 
 def _tq1_0(x: Tensor, w: Tensor | None) -> Tensor:
-    """Write blocks with five ternary codes per byte, as a base-3 fraction of 256, rounded up so as to decode exactly."""
+    """Write blocks with five ternary codes per byte, as a base-3 fraction, rounded up so that it decodes exactly."""
     scale, codes = _ternary(x, w)
 
     def fractions(part: Tensor, count: int) -> Tensor:
