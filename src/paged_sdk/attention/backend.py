@@ -39,7 +39,7 @@ class AttentionSetup:
     :ivar engine: the engine's settings; the number of blocks is not yet set
     :ivar dtype: dtype of queries, keys and values
     :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
-    :ivar products: the precision in which CPU prefill attention may multiply
+    :ivar products: the lowest precision in which attention on the CPU may multiply
     :ivar both_ways: whether any tokens attend bidirectionally: those within an image, or the whole sequence
     :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
         (:mod:`paged_sdk.kernels.key_offsets`)

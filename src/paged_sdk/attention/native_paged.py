@@ -56,7 +56,7 @@ class NativePagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on the CPU. It takes the arguments of :class:`PagedBackend` and these:
 
     :param workspace: scratch memory of the calling engine
-    :param products: the precision in which prefill attention may multiply
+    :param products: the lowest precision in which attention may multiply
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class PoolSettings:
 
     @property
     def quantized(self) -> bool:
-        """Say whether scales are kept beside keys and values."""
+        """Return whether keys and values are stored as codes with scales."""
         return self.cache_type is PagedCacheType.F8E4M3
 
     @property

@@ -22,7 +22,7 @@ class Products(IntEnum):
     """
 
     FLOAT32 = 0
-    """Float32 numbers for every token."""
+    """Float32 for all tokens."""
 
     BFLOAT16 = 1
     """Queries, keys, weights and values rounded to bfloat16: twice as fast on AVX-512 with BF16. On AVX2, 16-bit codes

@@ -27,10 +27,10 @@ def route(logits: Tensor, num_selected: int, *, renormalize: bool) -> tuple[Tens
 
     :param logits: the router's, ``[num_tokens, num_experts]`` float32, float16, bfloat16 or float64
     :param num_selected: experts of each token, at most ``num_experts``
-    :param renormalize: divide the weights by their sum; False: they are what the softmax gave
+    :param renormalize: divide the weights of a token's experts by their sum; False: keep those of the softmax
     :returns: ``topk_weights`` float32 (float64 of float64 logits) and ``topk_ids`` int64, ``[num_tokens,
-        num_selected]`` each, the likeliest first; a token whose logits hold NaN or +inf gets weights of NaN and any
-        experts
+        num_selected]`` each, the likeliest first; a token whose logits have NaN or +inf gets weights of NaN and
+        arbitrary experts
     :raises ConfigError: shape, dtype or ``num_selected`` do not fit
     """
     weights, ids = _route(logits, num_selected, renormalize)
@@ -55,8 +55,8 @@ def fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tenso
     :param topk_weights: ``[num_tokens, num_selected]`` float32
     :param topk_ids: which experts, ``[num_tokens, num_selected]`` int64 or int32
     :returns: ``[num_tokens, hidden_size]`` of the dtype of ``hidden``; a token's experts are weighted and
-        added up in float32. Triton's kernels keep their results in float32 until then; torch's operations round the
-        result of each to the dtype first
+        summed in float32. Triton kernels keep experts' outputs in float32 until then; torch operations round each to
+        the dtype first
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also experts that do
         not exist
     """

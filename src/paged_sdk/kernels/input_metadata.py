@@ -1,4 +1,4 @@
-"""Says which tokens of a batch belong to which sequence, and where their keys and values are stored."""
+"""Describes a batch for attention: the sequences of its tokens, and where their keys and values are stored."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InputMetadata:
         without waiting for the device
     :ivar max_seqlen_k: likewise for keys, without block tables
     :ivar max_context_len: upper bound of the context lengths; None: as much as the block tables can hold
-    :ivar rows: the same in the form that the ops take, computed once here
+    :ivar rows: the batch in the form that the ops take, computed once
     :raises ConfigError: arguments that do not fit together
     """
 

@@ -109,7 +109,7 @@ def copy_blocks(
     :param key_caches: one ``[num_blocks, block_size, num_kv_heads, head_dim]`` per layer, all alike, contiguous,
         changed in place; ``value_caches`` likewise
     :param block_pairs: ``[num_pairs, 2]`` int64 (source, target), on the caches' device or in CPU memory. A block is a
-        target at most once, and no target is a source: the pairs are independent, in whatever order they are done
+        target at most once, and no target is a source, so the order of the pairs does not matter
     :param k_scales: one ``[num_blocks, block_size, num_kv_heads]`` float32 per layer of f8e4m3 caches, else none;
         ``v_scales`` likewise
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for pairs in CPU memory, also blocks that do not

@@ -56,8 +56,10 @@ class AdapterSlots:
         return self._places.get(number)
 
     def add_(self, out: Tensor, x: Tensor, places: Tensor, name: str) -> None:
-        """Add the updates of a layer to its outputs; parameters are those of
-        :func:`~paged_sdk.kernels.triton.lora.add_lora_by_slot_`.
+        """Add the updates of a layer to its outputs; see :func:`~paged_sdk.kernels.triton.lora.add_lora_by_slot_`.
+
+        :param places: each row's slot
+        :param name: the name of the layer
         """
         from paged_sdk.kernels.triton.lora import add_lora_by_slot_
 

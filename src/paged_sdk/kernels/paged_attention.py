@@ -68,7 +68,7 @@ def paged_attention(
 
     Query token i of a row with n query tokens and context length L is at position L - n + i. It sees the keys at
     positions 0 to its own, or the last ``window`` of them. A token at a negative position (padding: L < n) sees none,
-    and its output is zero. What lies in slots that no token sees, NaN included, never reaches a result.
+    and its output is zero. Contents of slots that no token sees, including NaN, do not affect results.
 
     All tensors are on one device. The custom op is ``torch.ops.paged_sdk.paged_attention``; it has no gradient.
 
@@ -79,22 +79,24 @@ def paged_attention(
         arbitrary
     :param context_lens: ``[num_rows]`` int32: keys of each row, its own query tokens included
     :param cu_seqlens_q: ``[num_rows + 1]`` int32: row r has the query tokens ``cu_seqlens_q[r]:cu_seqlens_q[r + 1]``
-    :param max_seqlen_q: at least the most query tokens of a row; kernels size their launch by it, without reading
+    :param max_seqlen_q: upper bound of the query tokens per row; kernels size their launch by it, without reading
         ``cu_seqlens_q`` on the host
-    :param max_context_len: at least the largest context length, likewise
+    :param max_context_len: upper bound of the context lengths, likewise
     :param scale: multiplies the scores
-    :param window: keys that a query sees, its own included; None: all
+    :param window: number of keys that a query sees, its own included; None: all
     :param softcap: scores become ``softcap * tanh(score / softcap)``
     :param alibi_slopes: ``[num_heads]`` float32: adds ``slope * (key position - query position)`` to the score, after
         the cap (Press et al., 2021, arXiv 2108.12409)
-    :param sinks: ``[num_heads]`` float32: one more logit in each head's softmax, which has no value; neither scaled nor
+    :param sinks: ``[num_heads]`` float32: an extra logit without a value in each head's softmax; neither scaled nor
         capped
     :param k_scale: ``[num_blocks, block_size, num_kv_heads]`` float32, of an f8e4m3 cache only; ``v_scale`` likewise
-    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: what the keys at
-        positions 128 s to 128 s + 127 of every row were stored without (:mod:`paged_sdk.kernels.key_offsets`)
+    :param key_offsets: ``[num_spans, num_kv_heads, head_dim]`` float32, of an f8e4m3 cache only: offsets s were
+        subtracted from the keys at positions 128 s to 128 s + 127 of every row before these were stored
+        (:mod:`paged_sdk.kernels.key_offsets`)
     :returns: ``[num_tokens, num_heads, head_dim]`` of the query's dtype, contiguous
     :raises ConfigError: shapes, dtypes, strides or devices do not fit; for tensors in CPU memory, also lengths and
-        blocks that are out of range. On other devices these are the caller's to keep: nothing waits for the device
+        blocks that are out of range. On other devices the caller must ensure that they are in range, since nothing
+        waits for the device
     """
     output: Tensor = _paged_attention(
         query,

@@ -29,7 +29,7 @@ class AttentionStep(ABC):
         """Write the new keys and values to the cache, then attend.
 
         :param query: ``[num_tokens, num_heads, head_dim]``, the tokens of all rows in the order of the rows
-        :param key: ``[num_tokens, num_kv_heads, head_dim]``, position already applied; ``value`` likewise
+        :param key: ``[num_tokens, num_kv_heads, head_dim]``, already rotated; ``value`` likewise
         :param sinks: see :attr:`~paged_sdk.kernels.attention_inputs.ScoreOptions.sinks`
         :returns: ``[num_tokens, num_heads, head_dim]``, contiguous
         """

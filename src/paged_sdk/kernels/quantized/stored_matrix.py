@@ -120,7 +120,7 @@ class DenseMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of rows and of columns."""
+        """Return the number of rows and columns."""
         rows, cols = self.stored.shape
         return rows, cols
 
@@ -166,7 +166,7 @@ class DecodedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return the numbers of rows and of columns."""
+        """Return the number of rows and columns."""
         return self.stored.shape
 
     @property

@@ -68,7 +68,7 @@ def load_query(
         if upcast:
             elements = elements.to(tl.float32)
         return (elements,), tl.full(row.shape, 1.0, tl.float32)
-    else:  # noqa: RET505 - not compiled for what has returned
+    else:  # noqa: RET505 - without else, Triton would compile this after the return too
         pair = tl.arange(0, padded_size // 2)
         mask = valid[:, None] & (pair < head_dim // 2)[None, :]
         even, odd, factor = load_query_pairs(row[:, None] + 2 * pair[None, :], mask, decoder)
@@ -80,7 +80,7 @@ def no_sums(block_m: tl.constexpr, padded_size: tl.constexpr, decoder: tl.conste
     """Return initial sums of zero, for as many tiles as :func:`load_query` returns."""
     if decoder is None:
         return (tl.zeros((block_m, padded_size), tl.float32),)
-    else:  # noqa: RET505 - not compiled for what has returned
+    else:  # noqa: RET505 - without else, Triton would compile this after the return too
         half = tl.zeros((block_m, padded_size // 2), tl.float32)
         return (half, half)
 

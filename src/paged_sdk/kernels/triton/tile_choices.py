@@ -141,7 +141,7 @@ EXPERT_TILE_CHOICES: Final[Mapping[MatrixUnits, Sequence[TileChoice]]] = Mapping
         ),
     }
 )
-"""The same for rows of one expert, swept with Q4_K and the shape of Qwen3-30B-A3B; ``programs`` is not used."""
+"""Choices for the rows of one expert, swept with Q4_K and the shape of Qwen3-30B-A3B; ``programs`` is not used."""
 
 
 def matrix_units(device: torch.device, dtype: torch.dtype) -> MatrixUnits:
