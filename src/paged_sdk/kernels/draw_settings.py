@@ -13,7 +13,7 @@ from paged_sdk.kernels.checks import check_tensor
 __all__ = ["NEXT_TRY", "DrawSettings"]
 
 NEXT_TRY: Final = 2**40
-"""Distance along a row's random stream from one draw for a position to the next draw; larger than any position."""
+"""Distance in a row's random stream between successive draws for one position; at least as large as any position."""
 
 
 @frozen(eq=False)

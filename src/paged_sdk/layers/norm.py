@@ -44,7 +44,7 @@ class RMSNorm:
         return F.rms_norm(wide, x.shape[-1:], None, self.eps).mul_(self.weight).to(x.dtype)
 
     def scaled(self, x: Tensor, mean_square: Tensor) -> Tensor:
-        """Normalize by a given mean square, as a tensor-parallel rank does that holds only some of the columns.
+        """Normalize by a given mean square, for tensor-parallel ranks that hold only some of the columns.
 
         :param x: ``[num_rows, hidden_size]`` of the model's dtype, or a rank's columns of it
         :param mean_square: ``[num_rows]``, over all columns, in at least float32

@@ -1,7 +1,7 @@
 """Quantizes dense weights to grouped matrices with torch operations: the in-situ types that are not GGUF blocks.
 
-Scales and minima of groups of 64 are rounded to float16 before codes are chosen, so packing them in 16 bits changes
-nothing.
+Scales and minima of groups of 64 are rounded before codes are chosen, to float16 or (minima) to multiples of the scale,
+so that packing them in 16 bits changes nothing.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class StoredMatrix(Protocol):
 class UnreadRows:
     """Represents rows in a file, which are read on each access.
 
-    A matrix can so be packed while it is read, and only some rows of it are in memory twice.
+    So a matrix can be packed while it is read, with only some rows of it in memory twice.
 
     :ivar shape: the shape of the tensor of all rows
     :ivar itemsize: bytes per element
