@@ -238,8 +238,7 @@ class RemoteEngine:
             (number, RequestEvent(request_id="", error=self._named(error.received())))
             for number, error in output.errors
         ]
-        # Set before the errors are delivered, so that requests that are routed to another replica do not come back
-        # here.
+        # Set before the errors are delivered, so that requests routed to another replica do not come back here.
         deaths = (event.error for _, event in errors if isinstance(event.error, EngineDeadError))
         self._death = self._death or next(deaths, None)
         for number, event in (*output.events, *errors):

@@ -208,7 +208,7 @@ class EngineHost:
     # On the sending thread
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
-        """Run a callback that collects output on the sending thread. The host is the output loop of its subscribers."""
+        """Queue a callback, which collects output, for the sending thread. The host is its subscribers' output loop."""
         self._outgoing.put(callback)
         return True
 

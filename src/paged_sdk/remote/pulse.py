@@ -15,8 +15,8 @@ ROUNDS: Final = 10
 class Pulse:
     """Decides from the messages of a process, or their absence, whether it has hung.
 
-    Time is counted in rounds of one ping each, not by a clock: if this process or the whole machine is suspended, the
-    round takes long but counts as one, since the other process has not hung for that.
+    Time is counted in rounds of one ping each, not by a clock. If this process or the whole machine is suspended, the
+    round takes long but counts as one, since that does not mean that the other process hangs.
 
     One thread may call :meth:`note` and :meth:`note_step` while another calls :meth:`next_round`.
 

@@ -1,6 +1,4 @@
-"""Resolve the name that a user gives a model to a path: a directory, a file, or a repository of the Hugging Face
-Hub.
-"""
+"""Resolve a user's name of a model (a directory, a file, or a repository of the Hugging Face Hub) to a local path."""
 
 from __future__ import annotations
 

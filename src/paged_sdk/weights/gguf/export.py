@@ -36,8 +36,7 @@ __all__ = [
 ]
 
 _ARCHITECTURE_OF: Final = MappingProxyType(
-    # Only reading is supported for encoders and for gpt-oss, whose checkpoints interleave its experts' gate and up
-    # rows.
+    # Encoders and gpt-oss are only read: gpt-oss's checkpoints interleave the rows of the experts' gate and up.
     {each.model_type: name for name, each in ARCHITECTURES.items() if name != "gpt-oss" and not each.is_encoder}
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}

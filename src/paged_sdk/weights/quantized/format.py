@@ -71,10 +71,8 @@ class QuantizedFormat(ABC):
 
     @abstractmethod
     def owner(self, name: str) -> str | None:
-        """Return the prefix of the names of a matrix's tensors, if this tensor only occurs beside codes, such as
-        scales.
-
-        :returns: None for other tensors
+        """Return the prefix of the names of a matrix's tensors if this one accompanies codes, such as scales, or
+        None.
         """
 
     @abstractmethod
