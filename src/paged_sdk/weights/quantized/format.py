@@ -71,9 +71,7 @@ class QuantizedFormat(ABC):
 
     @abstractmethod
     def owner(self, name: str) -> str | None:
-        """Return the prefix of the names of a matrix's tensors if this one accompanies codes, such as scales, or
-        None.
-        """
+        """Return the prefix of the names of a matrix's tensors if this is one that accompanies codes, or None."""
 
     @abstractmethod
     def matrix(self, tensors: PackedTensors) -> PackedMatrix:
