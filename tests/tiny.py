@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -252,11 +252,19 @@ def build_gguf_model(family: str, *, seed: int = 0, **config_overrides: Any) -> 
 
 
 def make_gguf(
-    directory: Path, *, family: str = "llama", quantization: str = "F32", seed: int = 0, **config_overrides: Any
+    directory: Path,
+    *,
+    family: str = "llama",
+    quantization: str = "F32",
+    seed: int = 0,
+    ranks_by: tuple[Sequence[int], str | None] | None = None,
+    **config_overrides: Any,
 ) -> Path:
     """Write a GGUF file as llama.cpp's converter does, with its tokenizer and chat template.
 
     :param quantization: the type of every matrix, one that the gguf package can write: F32, F16, BF16, Q4_0 ... Q8_0
+    :param ranks_by: as the converter writes rerankers: the tokens whose rows of the output projection are kept, and the
+        template for a query and a document
     :returns: the file
     """
     model: Any = build_gguf_model(family, seed=seed, **config_overrides)
@@ -269,8 +277,10 @@ def make_gguf(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     matrix_type = gguf.GGMLQuantizationType[quantization]
     names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    if ranks_by is not None:
+        _add_rank_head(writer, model.lm_head.weight[list(ranks_by[0])].detach().numpy(), ranks_by[1], matrix_type)
     for name, tensor in _gguf_tensors(model.state_dict()):
-        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+        if name == "lm_head.weight" and (model.config.tie_word_embeddings or ranks_by is not None):
             continue
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
@@ -283,6 +293,17 @@ def make_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_rank_head(
+    writer: gguf.GGUFWriter, rows: npt.NDArray[np.float32], template: str | None, matrix_type: gguf.GGMLQuantizationType
+) -> None:
+    writer.add_pooling_type(gguf.PoolingType.RANK)
+    writer.add_classifier_output_labels(["yes", "no"][: len(rows)])
+    if template is not None:
+        writer.add_array("tokenizer.chat_templates", ["rerank"])
+        writer.add_string("tokenizer.chat_template.rerank", template)
+    writer.add_tensor("cls.output.weight", gguf.quants.quantize(rows, matrix_type), raw_dtype=matrix_type)
 
 
 def _gguf_tensors(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

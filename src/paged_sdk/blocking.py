@@ -319,7 +319,7 @@ class BlockingModel(OfOneProcess):
         self.close()
 
     def _call(self, function: Callable[_P, Awaitable[_T]], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a function that waits for the engine."""
+        """Run a method that waits for the engine."""
         self._check_thread()
         return self._run(function, *args, **kwargs)
 
@@ -335,12 +335,12 @@ class BlockingModel(OfOneProcess):
 
 
 def _run(portal: BlockingPortal, function: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a function as a task of the portal, and wait for its end."""
+    """Run a function as a task of the portal, and wait for its result."""
     future: Future[_T | _Ended] = portal.start_task_soon(_caught, function)
     try:
         result = future.result()
     except BaseException:
-        # Ctrl-C while waiting: nobody will take the result, so the task ends too. If it has, this does nothing.
+        # Ctrl-C while waiting: the result is not needed, so cancel the task. This has no effect if the task has ended.
         future.cancel()
         raise
     if isinstance(result, _Ended):
@@ -351,12 +351,12 @@ def _run(portal: BlockingPortal, function: Callable[[], Awaitable[_T]]) -> _T:
 async def _caught(function: Callable[[], Awaitable[_T]]) -> _T | _Ended:
     try:
         return await function()
-    except (SystemExit, KeyboardInterrupt) as ended:  # which would end this event loop, and is for the other thread
+    except (SystemExit, KeyboardInterrupt) as ended:  # raised in the caller's thread: here it would end the event loop
         return ended
 
 
 async def _marked(calls_this: ContextVar[bool], function: Callable[[], Awaitable[_T]]) -> _T:
-    """Run a function, and let what it calls know that a call of the model waits for it, in other threads, too."""
+    """Run a function, and mark its context, which helper threads inherit, as part of a call of the model."""
     calls_this.set(True)
     return await function()
 
@@ -368,8 +368,9 @@ async def _await(building: Awaitable[Model]) -> Model:
 
 
 def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
-    """Start an event loop in a daemon thread: anyio's own portal thread would keep an interpreter that forgot to close
-    a model from exiting."""
+    """Start an event loop in a daemon thread. anyio's own portal thread would keep an interpreter from exiting if a
+    model was not closed.
+    """
     started: Future[BlockingPortal] = Future()
 
     async def serve() -> None:
@@ -386,10 +387,10 @@ def _start_portal() -> tuple[BlockingPortal, threading.Thread]:
             try:
                 return started.result(timeout=1), thread
             except FutureTimeoutError:
-                if not thread.is_alive():  # it has died before it could say anything, for want of memory or files
+                if not thread.is_alive():  # it ended before it could report, out of memory or file descriptors
                     raise EngineError("the thread of the model's event loop has ended as it began") from None
     except BaseException:
-        if not started.cancel():  # Ctrl-C while waiting, and it runs by now
+        if not started.cancel():  # Ctrl-C while waiting, but the portal has started
             _stop_portal(started.result(), thread)
         raise
 
@@ -402,16 +403,16 @@ def _stop_portal(portal: BlockingPortal, thread: threading.Thread) -> None:
 def _close(
     owner: Owner, portal: BlockingPortal, thread: threading.Thread, model: Model, calls_this: ContextVar[bool]
 ) -> None:
-    if not owner.is_here:  # in a forked child, the thread that would do it does not exist
+    if not owner.is_here:  # in a forked child, the portal's thread does not exist
         return
-    # Collected as garbage on one of the threads that are to end: it cannot wait for itself.
+    # If the garbage collector runs this on one of the threads to end, that thread cannot wait for itself.
     if threading.current_thread() is thread or _is_engine_thread(model):
         threading.Thread(target=_close, args=(owner, portal, thread, model, calls_this), daemon=True).start()
         return
     try:
         portal.call(model.aclose)
     finally:
-        if calls_this.get():  # the thread waits for this one, a tool's
+        if calls_this.get():  # called from a tool: the portal's thread waits for this thread
             portal.call(portal.stop)
         else:
             _stop_portal(portal, thread)

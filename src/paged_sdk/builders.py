@@ -306,7 +306,7 @@ class _ModelBuilder(ABC):
 
     def _with(self, **changes: Any) -> Self:
         for name, value in changes.items():
-            if value is None and name != "paged_meta":  # which without_paged_attn() takes away
+            if value is None and name != "paged_meta":  # without_paged_attn() sets it to None
                 raise ConfigError.of(name, value, "a value: leave the call out for the default")
         return evolve(self, settings=evolve(self.settings, **changes))
 

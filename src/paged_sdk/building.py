@@ -40,7 +40,7 @@ class Building(Opening[Model]):
         launch = read_launch() if self._settings.is_to_be_divided else None
         return 0 if launch is None else launch.rank
 
-    if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> object:
             raise AttributeError(
@@ -56,10 +56,11 @@ class Building(Opening[Model]):
 
         def go_on() -> None:
             if cancelled.is_set():
-                raise ModelLoadError("the loading was cancelled")  # nobody hears it
+                raise ModelLoadError("the loading was cancelled")  # never seen: the caller was cancelled
 
         def load() -> ModelParts:
-            # Imported here: the tensor libraries take over a second, and their place is the helper thread.
+            # Imported here because the tensor libraries take over a second to import, which belongs in the helper
+            # thread.
             with collector_paused():
                 from paged_sdk.build.assembly import load_parts
 
@@ -68,6 +69,6 @@ class Building(Opening[Model]):
         try:
             parts = await in_own_thread(load, "to load a model in")
         except BaseException:
-            cancelled.set()  # the thread notices before the next tensor, and what it has loaded goes
+            cancelled.set()  # the thread stops before the next tensor and frees what it has loaded
             raise
         return Model(parts)

@@ -64,7 +64,7 @@ class Conversation:
         run = await self._model.send_chat_with_tools(
             self.request(text), max_rounds=self._max_rounds, tool_timeout=self._tool_timeout
         )
-        if run.response.choices[0].finish_reason != "canceled":  # the model was closed amid the answer
+        if run.response.choices[0].finish_reason != "canceled":  # the model was closed before the answer's end
             self._keep(text, *run.messages)
         return run.response
 

@@ -62,25 +62,22 @@ __all__ = [
 
 
 MAX_SHOWN = 120
-"""The text of an error shows so many characters of a value: one held 600,000 characters of a prompt."""
+"""The text of an error shows at most this many characters of a value: a prompt can have 600,000."""
 
 
 def shown(value: object) -> str:
-    """Return what the text of an error shows of a value: the beginning of its repr, on one line.
-
-    It raises nothing, whatever the value is.
-    """
+    """Return a value for the text of an error: the beginning of its repr, on one line. Never raises."""
     if isinstance(value, str | bytes | bytearray | list | tuple) and len(value) > MAX_SHOWN:
         value = value[:MAX_SHOWN]  # quotes and commas make its repr longer still
     try:
         text = " ".join(repr(value).splitlines())
-    except Exception:  # an int of 5000 digits, a list nested too deep, anything in a __repr__ of the caller's own
+    except Exception:  # an int of 5000 digits, a list nested too deep, a caller's __repr__ that raises
         text = f"<{type(value).__name__}>"
     return shortened(text)
 
 
 def shortened(text: str) -> str:
-    """Return the beginning of what a stranger's program says, for the text of an error."""
+    """Return the beginning of a text of unknown length, for the text of an error."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 

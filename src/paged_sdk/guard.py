@@ -1,4 +1,4 @@
-"""Keep an exception that is raised in the work for one request away from all other requests."""
+"""Confine an exception raised in work for one request to that request."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["RequestGuard", "clear_frames", "drop_tracebacks", "request_failure",
 
 
 class RequestGuard:
-    """Surrounds work that is done for one request: an exception in it ends that request and nothing else.
+    """Wraps work for one request: an exception in it ends that request and nothing else.
 
-    The exception is swallowed and handed on as a typed error. What ends the thread (``SystemExit``) or the task (its
-    cancellation) is no ``Exception`` and passes.
+    The exception is swallowed and passed to ``fail`` as a typed error. Exceptions that end the thread (``SystemExit``)
+    or the task (cancellation) are not subclasses of ``Exception`` and propagate.
 
     :param request_id: the request that the work is for
     :param fail: ends the request with the error
@@ -44,9 +44,10 @@ class RequestGuard:
 
 
 def request_failure(error: Exception, request_id: str) -> PagedError:
-    """Return the error that a request ends with when the work for it has raised ``error``.
+    """Return the error that ends a request when work for it has raised ``error``.
 
-    :returns: ``error`` itself if it is typed, otherwise a :class:`RequestFailedError` with ``error`` as its cause
+    :returns: ``error`` itself if it is a :class:`PagedError`, otherwise a :class:`RequestFailedError` with ``error`` as
+        its cause
     """
     if isinstance(error, RequestError | NumericalError):
         error.request_id = error.request_id or request_id
@@ -60,7 +61,7 @@ def request_failure(error: Exception, request_id: str) -> PagedError:
 def request_timeout(
     request_id: str, timeout: float, partial_response: PartialResponse | None = None
 ) -> RequestTimeoutError:
-    """Return the error that a request ends with when its own timeout, in seconds, has passed."""
+    """Return the error that ends a request when its own timeout, in seconds, has passed."""
     return RequestTimeoutError(
         f"request {request_id} did not finish within its timeout of {timeout:g} s",
         request_id=request_id,
@@ -70,17 +71,18 @@ def request_timeout(
 
 
 def clear_frames(error: BaseException) -> None:
-    """Let go of what an exception's frames hold, and those of the exceptions that it was raised from or beside: their
-    tensors would live as long as the error does. Frames that still run are left alone.
+    """Clear the local variables in the frames of an exception and of its causes and contexts, so that the error does
+    not keep tensors alive. Frames that are still running are left alone.
     """
     for each in _chain(error):
         traceback.clear_frames(each.__traceback__)
 
 
 def drop_tracebacks(error: BaseException) -> None:
-    """Let go of where an exception was raised, and of where those were that it was raised from or beside.
+    """Drop the tracebacks of an exception and of its causes and contexts.
 
-    Whoever keeps an error needs this where a frame that still runs, its own for one, is not to live as long.
+    Needed before storing an error if its traceback would keep alive a frame that is still running, such as the
+    caller's.
     """
     for each in _chain(error):
         each.__traceback__ = None

@@ -9,14 +9,12 @@ _ROOT = "paged_sdk"
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module, below the package's own: ``get_logger(__name__)``."""
+    """Return a module's logger, below the package's: ``get_logger(__name__)``."""
     return logging.getLogger(name if name.startswith(_ROOT) else f"{_ROOT}.{name}")
 
 
 def show_logs() -> None:
-    """Print the package's log lines to stderr, unless the application already handles them. To call it again changes
-    nothing.
-    """
+    """Print the package's log lines to stderr, unless the application already handles them. Idempotent."""
     logger = logging.getLogger(_ROOT)
     logger.setLevel(logging.INFO)
     if not logger.hasHandlers():
@@ -26,9 +24,7 @@ def show_logs() -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """Writes to what is stderr at the time: tests and notebooks put another one there and close it, and a daemon has
-    none.
-    """
+    """Writes to the current ``sys.stderr``: tests and notebooks replace and close it, and a daemon has none."""
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr
@@ -37,5 +33,5 @@ class _StderrHandler(logging.Handler):
         try:
             stream.write(self.format(record) + "\n")
             stream.flush()
-        except Exception:  # of any kind, as logging's own handlers do
+        except Exception:  # as in logging's own handlers
             self.handleError(record)

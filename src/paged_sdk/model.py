@@ -56,7 +56,8 @@ __all__ = ["ChatStream", "CompletionStream", "Model"]
 InstanceT = TypeVar("InstanceT")
 
 JOIN_SECONDS = 30.0
-"""Closing waits so long for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few seconds."""
+"""Longest time that closing waits for the worker: a step takes milliseconds, a long prefill chunk on a CPU a few
+seconds."""
 
 
 class Model(OfOneProcess):
@@ -249,7 +250,7 @@ class Model(OfOneProcess):
             token ids are used as they are
         :param pooling: "last", "mean", "cls", "max" or "weighted_mean", instead of the checkpoint's
         :param normalize: whether embeddings have length 1; None: as the checkpoint says
-        :param dimensions: keep only the first so many numbers of each embedding, and normalize these again if
+        :param dimensions: keep only this many leading numbers of each embedding, and normalize these again if
             embeddings are normalized; for models trained for that (Matryoshka)
         :param prompt_name: which of the checkpoint's prompts to put before each text; None: its default, usually none
         :param truncation: cut a text that is too long at its end instead of refusing it
@@ -341,7 +342,7 @@ class Model(OfOneProcess):
         interruption = Interruption()
         try:
             prompt = await in_thread(partial(self._preparer.encode_chat, built.messages, built.options, interruption))
-        except BaseException:  # cancelled: nobody waits for the thread, which must not go on
+        except BaseException:  # cancelled: the thread must stop
             interruption.set()
             raise
         return len(prompt.token_ids)
@@ -439,12 +440,12 @@ class Model(OfOneProcess):
         await self.aclose()
 
     def _note_embedding(self, prompts: Sequence[PromptLike], options: RequestOptions) -> None:
-        """Be told of texts that are going to be vectors; a model for tests remembers them."""
+        """Hook called before texts are embedded; a model for tests records them."""
 
     def _note_scoring(
         self, request_id: str, num_texts: int, prefix: PromptLike | None, options: RequestOptions
     ) -> None:
-        """Be told of texts that are going to be scored; a model for tests chooses what it would say."""
+        """Hook called before texts are scored; a model for tests chooses their scores."""
 
 
 def _check_flag(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""Holds what a model consists of behind its face, wherever its engine runs."""
+"""Holds the components behind a model's public interface, wherever its engine runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ __all__ = ["ModelInsides"]
 
 @frozen(kw_only=True)
 class ModelInsides:
-    """Holds what a model's face stands before.
+    """Holds the components behind a model's public interface.
 
-    :ivar preparer: checks requests and makes them the engine's
-    :ivar worker: takes them
-    :ivar recipe: how texts become vectors; ``hidden_size`` and ``check_isq`` are those of :class:`ModelParts`, too
+    :ivar preparer: checks requests and prepares them for the engine
+    :ivar worker: takes the prepared requests
+    :ivar recipe: the checkpoint's settings for embeddings and ranking; for ``hidden_size`` and ``check_isq`` see
+        :class:`ModelParts`
     """
 
     name: str
@@ -38,7 +39,7 @@ class ModelInsides:
 
     @classmethod
     def of(cls, parts: ModelParts) -> ModelInsides:
-        """Start a worker thread for an engine, and return what its model consists of."""
+        """Start a worker thread for an engine, and return the components of its model."""
         preparer = RequestPreparer(
             text=parts.text,
             config=parts.config,
@@ -49,7 +50,7 @@ class ModelInsides:
             heals_tokens=parts.heals_tokens,
             images=parts.images,
         )
-        # The worker alone keeps the engine, so that the tensors go when its thread ends.
+        # Only the worker refers to the engine, so that the tensors are freed when its thread ends.
         worker = Worker(parts.engine, on_start=parts.on_worker_start, log_throughput=parts.log_throughput)
         return cls(
             name=parts.name,

@@ -1,4 +1,4 @@
-"""Define what opens a model when it is awaited."""
+"""Define the base of objects that open a model when they are awaited."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ModelT = TypeVar("ModelT", bound=Model)
 
 
 class Opening(ABC, Generic[ModelT]):
-    """Opens one model when it is awaited; as an async context manager it also closes the model on exit.
+    """Opens one model when awaited; as an async context manager it also closes the model on exit.
 
-    To await or enter it again is a :class:`ConfigError`.
+    Awaiting or entering it again raises :class:`ConfigError`.
 
-    :param name: what users call it, in that error
-    :param setting: the error's
+    :param name: the object's name in that error's text
+    :param setting: that error's ``setting``
     """
 
     def __init__(self, name: str, *, setting: str) -> None:

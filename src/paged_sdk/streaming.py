@@ -148,8 +148,8 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     def _begin_reading(self) -> None:
         """Mark the stream as being read.
 
-        :raises InvalidRequestError: another task reads it: a stream has one reader at a time; or the calling task runs
-            in another event loop than the one that the stream was started in
+        :raises InvalidRequestError: another task is reading it, since a stream has one reader at a time; or it was
+            started in another event loop
         :raises ModelClosedError: the stream was started before this process was forked
         """
         if self._subscription is not None and not self._ended and not self._subscription.loop.is_current:
@@ -172,7 +172,7 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
     def _end_reading(self, error: BaseException | None) -> None:
         """Mark the stream as no longer being read.
 
-        :raises PagedError: in place of an ``error`` that is not typed
+        :raises PagedError: in place of an ``error`` that is not a PagedError
         """
         self._is_read = False
         if isinstance(error, Exception):
@@ -190,9 +190,9 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
             try:
                 requests = await self._prepare()
             except anyio.get_cancelled_exc_class():
-                self._ended = True  # as it ends if that comes later; what makes the tokens has been told to stop
+                self._ended = True  # as for a later cancellation; the tokenizing thread has been told to stop
                 raise
-            if self._ended:  # closed meanwhile, by another task
+            if self._ended:  # closed by another task meanwhile
                 return
             subscription = Subscription(self._parts.num_choices)
             starts = [_start_of(request) for request in requests]
@@ -210,7 +210,7 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
                 raise
 
     async def _read(self, *, until_end: bool = False) -> list[list[ChoiceDelta]]:
-        """Wait for output, or for all of it until the end, and take it in; return the deltas of each chunk."""
+        """Wait for output, or for all of it if ``until_end``, and process it; return the deltas of each chunk."""
         if self._subscription is None:
             await self._start()
         subscription = self._subscription
@@ -220,21 +220,21 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
             with self._limit():
                 try:
                     await subscription.wait(until_end=until_end)
-                except BaseException:  # what came before a timeout belongs to the partial response
+                except BaseException:  # output from before a timeout belongs to the partial response
                     with suppress(Exception):
                         self._parts.read(subscription)
                     raise
             deltas = self._parts.read(subscription)
         except BaseException:
-            # Cancelled while waiting: nobody will read the rest.
+            # Cancelled while waiting: the rest will not be read.
             self._ended = True
             self._abort()
             raise
         if subscription.error is not None and deltas and not until_end:
-            return deltas  # what was said before the error is read first
+            return deltas  # output from before the error is returned first
         if subscription.error is not None:
             self._ended = True
-            self._abort()  # an error on this side is news to the engine
+            self._abort()  # if the error arose on this side, the engine does not know of it
             error = request_failure(subscription.error, self.request_id)
             if isinstance(error, RequestError | EngineDeadError):
                 error.partial_response = self._partial_response()
@@ -245,7 +245,7 @@ class ResponseStream(OfOneProcess, Generic[ResponseT, ChunkT]):
         return deltas
 
     def _note_whole(self) -> None:
-        """Tell whoever wants to know that the end has been read."""
+        """Call the function set by :meth:`when_whole`, if all choices are complete."""
         if self._when_whole is not None and self._parts.are_whole:
             self._when_whole(self.response_so_far())
 
@@ -303,7 +303,9 @@ async def collect_all(streams: Sequence[ResponseStream[ResponseT, ChunkT]]) -> l
 
 
 class _Reading:
-    """Surrounds the reading of a stream. Every chunk makes one: a generator's context manager takes a microsecond."""
+    """Marks a stream as being read within a ``with`` block. A class, because one is made per chunk and a
+    generator-based context manager takes a microsecond.
+    """
 
     __slots__ = ("_stream",)
 

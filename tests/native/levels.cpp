@@ -1,20 +1,20 @@
-// Compares every kernel of a built library, on each instruction-set level that runs here, with the portable one.
+// Compares every kernel of a built library on each ISA level that runs here with the portable level.
 //
-// Sums of integers, packed codes and what is made without a fused product must be the same bits. Of floats, the
-// portable level rounds products that x86's others fuse: results are within a bound. Levels that fuse (on ARM, all)
-// must agree with each other in every bit, but for dot products of bfloat16 pairs, whose rounding is the machine's own,
-// and for attention that takes 16-bit codes where float32 products are slow.
+// Integer sums, packed codes, and results without a fused product must be bit-identical. In float results, the portable
+// level rounds products that the other x86 levels fuse, so they agree within a bound. Levels that fuse (on ARM, all)
+// must agree in every bit, except for dot products of bfloat16 pairs, whose rounding is the hardware's own, and for
+// attention that uses 16-bit codes where float32 products are slow.
 #include "levels.h"
 
 namespace {
 
 using namespace levels;
 
-constexpr double kSums = 3e-6;       // another rounding of float32 sums
-constexpr double kBfloat16 = 4e-3;   // a step of a bfloat16 result
-constexpr double kCodes = 2e-3;      // activations quantized after a norm: now and then a code is another
-constexpr double kPairs = 2e-2;      // attention in bfloat16 where the machine has it
-constexpr double kTwoLayers = 2e-2;  // codes, and more codes that follow from them
+constexpr double kSums = 3e-6;       // different rounding of float32 sums
+constexpr double kBfloat16 = 4e-3;   // one bfloat16 step
+constexpr double kCodes = 2e-3;      // activations quantized after a norm: a code differs now and then
+constexpr double kPairs = 2e-2;      // attention in bfloat16 where the hardware has it
+constexpr double kTwoLayers = 2e-2;  // differing codes, and further codes that depend on them
 constexpr int32_t kBlockFormats[] = {PAGED_Q4_0, PAGED_Q4_1, PAGED_Q5_0, PAGED_Q5_1,
                                      PAGED_Q8_0, PAGED_Q4_K, PAGED_Q5_K, PAGED_Q6_K};
 constexpr int32_t grouped(int32_t kind, int cols) { return PAGED_GROUPED | kind | cols / 32 << 16; }
@@ -51,7 +51,7 @@ void compare_quantize(Levels& levels) {
   }
 }
 
-// Every type to every other, with columns that fill no vector and rows that fill no panel.
+// Every dtype to every other, with columns that do not fill a vector and rows that do not fill a panel.
 void compare_pack_dense(Levels& levels) {
   Random random(4);
   constexpr int kRows = 19, kCols = 77;
@@ -70,7 +70,7 @@ void compare_pack_dense(Levels& levels) {
   }
 }
 
-// Whole lanes of groups, some more, and half a group; a few weights so large that errors are kept.
+// Full lanes of groups, a partial set, and half a group; a few weights are so large that shrinkage keeps their errors.
 void compare_quantize_groups(Levels& levels) {
   Random random(3);
   constexpr int kRows = 2, kCols = 32 * (2 * 19 + 1), kGroups = (kCols + 63) / 64;
@@ -113,8 +113,8 @@ void compare_rows(Levels& levels, int32_t format) {
   });
 }
 
-// Two weights of one input, the first with a bias, and a residual: every kind of tile, each dtype, with a norm and
-// without.
+// Two weights with one input, the first with a bias, and a residual: every kind of tile, each dtype, with and without a
+// norm.
 void compare_linear(Levels& levels, int32_t format, int cols, const Bound& bound) {
   Random random(format);
   const Weight first(format, 43, cols, random), second(format, 16, cols, random);
@@ -205,7 +205,8 @@ void compare_attention(Levels& levels) {
 
 constexpr int kHidden = 256, kInner = 256, kHeadDim = 64, kExperts = 3;
 
-// Each matrix of a layer; those of the feed-forward part are stacks, of which a layer without experts takes the first.
+// The matrices of a layer. Those of the feed-forward part are stacks of experts, of which a layer without experts uses
+// the first.
 struct LayerWeights {
   Weight query, key, value, output, gate, up, down;
 
@@ -250,7 +251,7 @@ void compare_experts(Levels& levels, const LayerWeights& weights, const Bound& b
   }
 }
 
-// Two layers, `normed` or not after each part and in each head: a prompt and a decode, or a decode alone.
+// Two layers, optionally `normed` after each part and in each head: a prompt and a decode, or a decode alone.
 void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_dtype, const Bound& bound, bool experts,
                      bool normed, bool alone) {
   Random random(4);
@@ -323,7 +324,7 @@ void compare_all(Levels& levels) {
   for (const int32_t format : kBlockFormats) compare_rows(levels, format);
   for (const int32_t format : kGroupedFormats) compare_rows(levels, format);
   for (const int32_t format : kBlockFormats) compare_linear(levels, format, 512, {kSums});
-  // Within one block of columns codes and products are the same; sums of several are fused or not.
+  // Within one block of columns, codes and products are identical; sums over several blocks are fused or not.
   for (const int32_t format : kBlockFormats) compare_linear(levels, kForManyRows + format, 256, {0.0});
   compare_linear(levels, kForManyRows + PAGED_Q4_1, 96, {0.0});
   compare_linear(levels, kForManyRows + PAGED_Q4_K, 768, {kSums});

@@ -1,4 +1,4 @@
-// What the comparison of levels is made of: random data in the library's own forms, and the comparison itself.
+// Provides random data in the library's own formats, and the comparison of ISA levels.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +47,7 @@ class Random {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return static_cast<uint32_t>(state_ >> 33);
   }
-  // About normal: the sum of four uniform numbers, of variance 1.
+  // Approximately normal: the sum of four uniform numbers, with variance 1.
   float normal() {
     float sum = 0.0f;
     for (int i = 0; i < 4; ++i) sum += static_cast<float>(bits() % 65536) / 65536.0f - 0.5f;
@@ -96,17 +96,17 @@ inline int portable_level() {
 
 inline std::vector<uint8_t> quantized(int level, const std::vector<uint8_t>& x, int32_t dtype, int32_t format, int rows,
                                       int cols, const float* importance = nullptr) {
-  // A packed panel holds 16 rows, and no format's is shorter than its blocks.
+  // Upper bound: a packed panel of 16 rows is at least as large as one row's blocks.
   std::vector<uint8_t> out(paged_packed_bytes(format, 16, cols) * rows);
   const paged_quantize_args args{x.data(), importance, out.data(), cols, format, rows, cols, dtype, 1, 0};
   if (paged_quantize(level, &args) != 0) fail("quantize failed");
   return out;
 }
 
-// Added to the number of a block or grouped format: the matrix is multiplied in the way for many rows.
+// Added to the number of a block or grouped format: multiply in the Hadamard form, which is for many rows.
 constexpr int32_t kForManyRows = 1 << 30;
 
-// A random matrix in one of the library's forms.
+// A random matrix in one of the library's formats.
 struct Weight {
   std::vector<uint8_t> data;
   paged_weight packed;
@@ -133,7 +133,7 @@ struct Weight {
   Weight(const Weight&) = delete;
 
  private:
-  // Codes, scales, minima and levels at random; of every other row, minima are multiples of the scales.
+  // Packs random codes, scales, minima and levels; in every other row, minima are multiples of the scales.
   void pack_grouped(Random& random) {
     const int rows = packed.rows, cols = packed.cols;
     static constexpr int kBits[] = {2, 3, 4, 5, 6, 8, 4, 4};
@@ -156,10 +156,10 @@ struct Weight {
   }
 };
 
-// Sequences whose pages lie in any order.
+// Sequences with pages in random order.
 struct Batch {
   std::vector<int32_t> starts, tables, lengths;
-  std::vector<int32_t> both_ways;  // empty: none see one another
+  std::vector<int32_t> both_ways;  // empty: all causal
   int max_blocks;
   int num_blocks;
 
@@ -213,7 +213,7 @@ struct Cache {
   }
 };
 
-// How a kernel is called: on which level.
+// Calls kernels on one ISA level.
 struct Run {
   int level;
   paged_workspace* workspace;
@@ -223,8 +223,8 @@ struct Run {
   }
 };
 
-// What a result may differ by: in norm, from the portable level's; `pairs`: and from that of any level which takes
-// bfloat16 numbers in pairs; `shorts`: levels that multiply 16-bit codes instead agree with each other alone.
+// Largest difference of a result in norm, relative to the portable level. `pairs`: also relative to any level that
+// multiplies bfloat16 pairs. `shorts`: levels that multiply 16-bit codes instead need to agree only with each other.
 struct Bound {
   double relative;
   bool pairs = false;
@@ -248,7 +248,7 @@ class Levels {
       if (!std::isfinite(v)) fail(name + ": a result is not finite");
     std::vector<float> fused, coded;
 #if defined(__FP_FAST_FMAF)
-    fused = expected;  // here the portable level fuses as well
+    fused = expected;  // here the portable level fuses too
 #endif
     for (size_t i = 0; i + 1 < runs_.size(); ++i) {
       const std::string level = paged_level_name(runs_[i]);
@@ -264,7 +264,7 @@ class Levels {
       if (got != alike) complain(level + other, name, relative(got, alike), 0.0);
     }
   }
-  // Prints the levels, and returns the exit status.
+  // Prints the levels and returns the exit status.
   int report() const {
     for (const int level : runs_) std::printf("%s ", paged_level_name(level));
     std::printf(": %d comparisons, %d failures\n", comparisons_, failures_);

@@ -1,7 +1,7 @@
-// Puts the thread pool through what an application does to it, for a thread sanitizer to watch: models that open and
-// close, jobs of many phases side by side, jobs given up between two phases, and forks in the middle of it.
+// Stresses the thread pool for a thread sanitizer, as an application would: models that open and close, concurrent jobs
+// of many phases, jobs cancelled between two phases, and forks during all of it.
 //
-// pool_cycles CYCLES: prints one line and returns 0, or says what went wrong and returns 1.
+// pool_cycles CYCLES: prints one line and returns 0, or prints the failure and returns 1.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ namespace {
 using paged::Job;
 using paged::Task;
 
-// What a model's step works on: every phase writes all numbers, and the next one reads those of other threads.
+// The data of a model's step: every phase writes all numbers, and the next one reads those of other threads.
 struct Model {
   std::vector<int64_t> numbers, sums;
 
@@ -37,7 +37,7 @@ Task add_one(Job& job, Model& model, int64_t cost) {
   });
 }
 
-// `canceled` is looked at between phases, as an engine looks at it between steps.
+// Checks `canceled` between phases, as an engine does between steps.
 Task step(Job& job, Model& model, int layers, int64_t cost, const std::atomic<bool>& canceled, int& done) {
   for (; done < layers && !canceled.load(); ++done) co_await add_one(job, model, cost);
 }
@@ -71,15 +71,15 @@ bool run_models(unsigned seed, int count) {
   return right == count;
 }
 
-// The sanitizers' own allocators do not survive a fork amid another thread's allocation (GCC 12; the C library's does):
-// there the child leaves at once, and it is the parent, forked in the middle of its jobs, that is watched.
+// The sanitizers' allocators do not survive a fork during another thread's allocation (GCC 12; the C library's does).
+// There the child exits at once, and only the parent, which forks during its jobs, is checked.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kChildComputes = false;
 #else
 constexpr bool kChildComputes = true;
 #endif
 
-// The child has a pool of its own: it computes, and leaves without a word.
+// The child has a pool of its own: it computes, and exits without cleanup.
 bool run_in_child(unsigned seed) {
   const pid_t child = fork();
   if (child == 0) {

@@ -80,6 +80,19 @@ def test_quantized_values_equal_transformers(quantization: str, tmp_path: Path) 
         assert torch.equal(source.tensor(name, torch.bfloat16, CPU), tensor.bfloat16()), name
 
 
+@pytest.mark.parametrize("quantization", ["F32", "F16", "Q8_0"])
+def test_the_rows_of_two_answers_become_one(quantization: str, tmp_path: Path) -> None:
+    path = tiny.make_gguf(tmp_path, family="qwen3", quantization=quantization, ranks_by=((5, 7), None))
+    source = GgufSource(path)
+    stored = next(each for each in gguf.GGUFReader(path).tensors if each.name == "cls.output.weight")
+    first, second = torch.tensor(gguf.quants.dequantize(stored.data, stored.tensor_type))
+    assert source.shape("score.weight") == (1, first.shape[0])
+    torch.testing.assert_close(
+        source.tensor("score.weight", torch.float32, CPU), (first - second)[None], rtol=0, atol=0
+    )
+    torch.testing.assert_close(source.matrix("score.weight").decoded(), (first - second)[None], rtol=0, atol=0)
+
+
 def test_tensors_own_their_memory(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf")
     source = GgufSource(path)

@@ -1,1 +1,1 @@
-"""Carry a call of a model from what an application says to the engine's requests, and from its output to a response."""
+"""Turn a model's calls into requests for the engine, and the engine's output into responses."""

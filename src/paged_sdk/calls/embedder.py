@@ -1,4 +1,4 @@
-"""Makes vectors of texts."""
+"""Computes embeddings of texts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _log = get_logger(__name__)
 
 
 class Embedder:
-    """Makes vectors of texts, each a request of its own for the engine.
+    """Computes embeddings of texts, one engine request per text.
 
-    :param recipe: what the checkpoint says of it
-    :param hidden_size: how many numbers a hidden state has
+    :param recipe: the checkpoint's settings for embeddings
+    :param hidden_size: size of a hidden state
     :param model: the model's name, as responses have it
     """
 
@@ -60,7 +60,7 @@ class Embedder:
         truncation: bool,
         options: RequestOptions,
     ) -> EmbeddingResponse:
-        """Do what :meth:`paged_sdk.Model.embed` says."""
+        """Implement :meth:`paged_sdk.Model.embed`."""
         recipe, pooling = self._recipe, self._pooling(pooling)
         for name, flag in (
             ("truncation", truncation),
@@ -108,7 +108,7 @@ class Embedder:
         return self._recipe.pooling or "last"
 
     def _prompt(self, name: str | None) -> str:
-        """Return what is put before each text.
+        """Return the prompt to put before each text.
 
         :raises InvalidRequestError: there is no prompt of that name
         """
@@ -122,7 +122,7 @@ class Embedder:
         return prompts[name]
 
     def _checked(self, name: str, text: PromptLike, prompt_name: str | None) -> str | Sequence[int]:
-        """Return a text, or token ids that nobody changes meanwhile."""
+        """Return a text, or a copy of token ids."""
         if prompt_name is not None and not isinstance(text, str):
             raise InvalidRequestError.of("prompt_name", prompt_name, "None beside texts that are token ids")
         return self._reader.checked(name, text)
@@ -130,14 +130,14 @@ class Embedder:
     def _encode(
         self, text: str | Sequence[int], put_before: str, place: int, *, truncation: bool
     ) -> tuple[Sequence[int], int]:
-        """Return the tokens of a text, and how many of them are those of the prompt before it.
+        """Return the tokens of a text with its prompt, and how many of them are the prompt's.
 
         :raises InvalidRequestError: there are none
         :raises ContextLengthError: there are too many
         """
         preparer = self._reader.preparer
         tokenizer, limit = preparer.text.tokenizer, preparer.max_read_tokens
-        if self._recipe.pooling is not None:  # else what the tokenizer's files say of a length is of chats
+        if self._recipe.pooling is not None:  # otherwise the tokenizer's model_max_length is meant for chats
             most = self._recipe.max_tokens or preparer.text.model_max_length
             limit = limit if most is None else min(limit, most)
         num_before, suffix = 0, tokenizer.special.suffix
@@ -172,10 +172,10 @@ class Embedder:
         for layer in self._recipe.dense:
             vectors = layer.apply(vectors)
         if dimensions is not None:
-            if dimensions > vectors.shape[1]:  # a class of transformers may give fewer than its hidden size
+            if dimensions > vectors.shape[1]:  # a transformers class may output less than its hidden size
                 raise InvalidRequestError.of("dimensions", dimensions, f"an int from 1 to {vectors.shape[1]}, or None")
             vectors = vectors[:, :dimensions]
         if normalize:
-            # A vector of zeros stays one.
+            # The maximum keeps zero vectors as they are.
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return np.ascontiguousarray(vectors, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Has texts generated: makes the requests of a chat or of prompts, and the stream of what comes of them."""
+"""Makes the requests that generate text, for chats and prompts, and the streams of their responses."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ ChunkT = TypeVar("ChunkT")
 
 @frozen
 class GenerationRequests:
-    """Makes the requests by which texts are generated, and the streams of what comes of them.
+    """Makes the requests that generate text, and the streams of their responses.
 
-    :ivar adapters: those that requests may go through
+    :ivar adapters: the adapters that requests may use
     :ivar model: the model's name, as responses have it
     """
 
@@ -56,18 +56,18 @@ class GenerationRequests:
     model: str
 
     def chat(self, request: RequestBuilder) -> ChatStream:
-        """Return the stream of a conversation's answer.
+        """Return the stream of a chat's response.
 
-        :raises InvalidRequestError: a request that this model does not take
+        :raises InvalidRequestError: a request that this model does not support
         """
         interruption = Interruption()
         encode = partial(self.preparer.encode_chat, request.messages, request.options, interruption)
         return self._stream([encode], request.options, ChatShape(), is_chat=True, interruption=interruption)
 
     def completion(self, prompts: Sequence[PromptLike], options: RequestOptions) -> CompletionStream:
-        """Return the stream of what follows each of the prompts.
+        """Return the stream of the completions of prompts.
 
-        :raises InvalidRequestError: a request that this model does not take
+        :raises InvalidRequestError: a request that this model does not support
         """
         encodes = [
             self._encode(prompt, options, name_of_prompt("prompt", place, len(prompts)))
@@ -80,7 +80,7 @@ class GenerationRequests:
             if not is_unicode(prompt):
                 raise InvalidRequestError.of(field, prompt, "Unicode without lone surrogates")
             return partial(self.preparer.encode_prompt, prompt, options, field)
-        ids = list(self.preparer.check_token_ids(field, prompt))  # the caller may change the list meanwhile
+        ids = list(self.preparer.check_token_ids(field, prompt))  # copied: the caller may change the list
         return lambda: EncodedPrompt(ids)
 
     def _stream(
@@ -92,10 +92,11 @@ class GenerationRequests:
         is_chat: bool,
         interruption: Interruption | None = None,
     ) -> ResponseStream[ResponseT, ChunkT]:
-        """Return the stream of a request.
+        """Return the stream of a response.
 
-        :param encodes: return its prompts; every prompt is a request of its own for the engine
-        :param interruption: is set if nobody waits for them any more
+        :param encodes: one function per prompt that returns its tokens; every prompt becomes an engine request of its
+            own
+        :param interruption: set if the caller no longer waits for the prompts
         """
         preparer, field = self.preparer, "messages" if is_chat else "prompt"
         preparer.check_generates(field)
@@ -104,12 +105,12 @@ class GenerationRequests:
         tokenizer = preparer.text.tokenizer
         request_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
         part_ids = [request_id] if len(encodes) == 1 else [f"{request_id}-{place}" for place in range(len(encodes))]
-        # Every byte of a sentence counts, a space at its beginning, too, and so it does within an answer.
+        # In constrained output every byte counts, a leading space too, also in a chat's answer.
         is_sentence = bool(options.constraint_kind) and not options.is_strict
         continues_prompt = not is_chat or options.continue_final_message or is_sentence
         samplings = [preparer.sampling(options) for _ in encodes]  # each draws a seed if none is given
         tools = {tool.name: tool.parameters for tool in options.shown_tools} or None
-        # A sentence is the answer as a whole, whatever it looks like.
+        # Output under the caller's own constraint is not parsed for reasoning and calls, whatever it looks like.
         is_parsed = is_chat and options.constraint is None
         answers = preparer.text.answers.exact if options.is_strict else preparer.text.answers
         if options.continue_final_message:
@@ -136,7 +137,7 @@ class GenerationRequests:
             arrival = time.monotonic()
             try:
                 prompts, prediction, language, grammar = await in_thread(encode_all)
-            except BaseException:  # cancelled, or out of time: nobody waits for the thread, which must not go on
+            except BaseException:  # cancelled or timed out: the thread must stop
                 if interruption is not None:
                     interruption.set()
                 raise

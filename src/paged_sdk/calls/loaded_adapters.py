@@ -1,4 +1,4 @@
-"""Knows the adapters of a loaded model by name."""
+"""Manages the adapters of a loaded model by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Adapters", "LoadedAdapters", "found_adapter"]
 
 
 class Adapters(Protocol):
-    """Knows a model's adapters by name, as :class:`LoadedAdapters` does, whose methods mean the same."""
+    """Gives access to a model's adapters by name; the methods mean the same as those of :class:`LoadedAdapters`."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -42,12 +42,12 @@ class Adapters(Protocol):
 
 
 class LoadedAdapters:
-    """Loads and unloads a model's adapters, and finds those that requests name. May be used from any thread.
+    """Loads, unloads and looks up a model's adapters. May be used from any thread.
 
-    An adapter is read in a helper thread. The engine's thread does no more than take it in, between two steps.
+    An adapter is read in a helper thread; the engine's thread only adds it, between two steps.
 
-    :param bank: keeps the adapters; None: the model can have none
-    :param uses: the adapters that it has by now
+    :param bank: holds the adapters; None: the model does not support any
+    :param uses: the adapters loaded so far
     """
 
     def __init__(self, worker: Worker, bank: AdapterBank | None, uses: Mapping[str, AdapterUse]) -> None:
@@ -64,20 +64,20 @@ class LoadedAdapters:
 
     @property
     def infos(self) -> tuple[AdapterInfo, ...]:
-        """Return what the loaded adapters are."""
+        """Return a description of each loaded adapter."""
         with self._lock:
             return tuple(use.info for use in self._uses.values() if use is not None)
 
     def use(self, name: str | None) -> AdapterUse | None:
-        """Return the adapter that a request names; None if it names none.
+        """Return the adapter of a name; None for None.
 
-        :raises InvalidRequestError: there is none of that name
+        :raises InvalidRequestError: no adapter of that name is loaded
         """
         with self._lock:
             return found_adapter(self._uses, name)
 
     async def load(self, path: str | PathLike[str], name: str | None) -> None:
-        """Do what :meth:`Model.load_adapter` says."""
+        """Implement :meth:`Model.load_adapter`."""
         source = AdapterSource.of("load_adapter", path, name)
         bank = self._bank
         if bank is None:
@@ -99,8 +99,8 @@ class LoadedAdapters:
                     self._uses[source.name] = fitted.use(number, source.name)
 
     async def _taken_in(self, bank: AdapterBank, fitted: FittedAdapter) -> int:
-        """Have the engine take an adapter in, and return its number. It takes a step, for which whoever is cancelled
-        waits; asyncio's own cancellation waits for nothing, and the adapter goes again.
+        """Add an adapter to the engine, and return its number. A cancelled caller still waits for this, one step at
+        most; asyncio's own cancellation does not wait, and the adapter is removed again.
         """
         number = self._worker.post(partial(_add, bank, fitted))
         try:
@@ -114,12 +114,12 @@ class LoadedAdapters:
             del number  # an error's traceback holds this frame, and the future holds the error
 
     def _let_go(self, bank: AdapterBank, number: Future[int]) -> None:
-        """Take out of the bank what no request has heard of, if it is in there."""
+        """Remove an adapter that no request has used, if it was added."""
         if number.exception() is None:
             self._worker.post(partial(_retire, bank, number.result(), Future()))
 
     async def unload(self, name: str) -> None:
-        """Do what :meth:`Model.unload_adapter` says."""
+        """Implement :meth:`Model.unload_adapter`."""
         with self._lock:
             use = self._uses.get(name) if isinstance(name, str) else None
             if use is not None:
@@ -129,16 +129,16 @@ class LoadedAdapters:
                 "name", name, f"the name of a loaded adapter: {', '.join(self.names) or 'there is none'}"
             )
         gone: Future[None] = Future()
-        with anyio.CancelScope(shield=True):  # else it would stay for good, without a name
+        with anyio.CancelScope(shield=True):  # otherwise it would stay in memory without a name
             await self._worker.call(partial(_retire, self._bank, use.number, gone))
         await settled(gone)
 
 
 def found_adapter(uses: Mapping[str, AdapterUse | None], name: str | None) -> AdapterUse | None:
-    """Return the adapter that a request names; None if it names none.
+    """Return the adapter of a name; None for None.
 
-    :param uses: those that there are; None: it is being loaded
-    :raises InvalidRequestError: there is none of that name
+    :param uses: the adapters by name; None: still loading
+    :raises InvalidRequestError: no adapter of that name is loaded
     """
     if name is None:
         return None

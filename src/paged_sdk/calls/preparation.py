@@ -1,4 +1,4 @@
-"""Turns what a caller asks for into a request for the engine, and makes every check that needs no computation."""
+"""Turns a caller's arguments into a request for the engine, and makes every check that needs no computation."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ __all__ = ["RequestPreparer", "in_thread"]
 _T = TypeVar("_T")
 
 MOST_BLOCKS: Final = 1024
-"""Of a prompt so many blocks are named, 32,768 tokens as a rule: on the event loop this takes half a millisecond."""
+"""At most this many blocks of a prompt are hashed here, usually 32,768 tokens: half a millisecond on the event loop."""
 
 MOST_THREADS: Final = 40
-"""In one event loop so many threads make tokens at a time, beside as many that anyio gives an application."""
-# They belong to the event loop that a request is made in, as anyio's own do.
+"""Threads per event loop for tokenization, in addition to the 40 that anyio has for an application."""
+# One set of threads per event loop, as with anyio's own.
 _threads: Final[RunVar[HelperThreads]] = RunVar("paged_sdk.calls.preparation.threads")
 
 OPEN_ANSWER: Final = 4096
-"""Of a prompt that is cut, so much is cut more for an answer whose length nobody has bounded, or a quarter of the
-context if that is less. An answer that has to fit into what a cut prompt leaves would be one token."""
+"""Tokens to leave for the output when a truncated prompt's request sets no maximum length, or a quarter of the longest
+prompt if that is less. If a prompt were only cut to fit, one token would be left for the output."""
 
 
 @frozen(kw_only=True)
 class RequestPreparer:
-    """Checks requests against one model and fills in what they leave open.
+    """Checks requests against one model and fills in defaults.
 
-    :ivar vocab_size: how many logits a token has
-    :ivar max_sequence_tokens: of how many tokens the KV pool holds keys and values for one sequence
+    :ivar vocab_size: number of logits per token
+    :ivar max_sequence_tokens: the most tokens of one sequence for which the KV pool has room
     :ivar why_no_text: why the model cannot generate text, and what it does; None: it can
-    :ivar reads_whole_texts: whether its tokens attend to later ones, too
-    :ivar heals_tokens: whether the end of a text that is to be continued may be tokenized anew, with what follows
+    :ivar reads_whole_texts: whether attention is bidirectional
+    :ivar heals_tokens: whether to apply token healing at the end of prompts
     :ivar images: puts images into prompts; None: the model takes none
-    :ivar compiles: whether constraints are compiled here; otherwise they are where the engine runs
+    :ivar compiles: whether constraints are compiled here; False: where the engine runs
     """
 
     text: TextProcessor
@@ -80,28 +80,28 @@ class RequestPreparer:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Return how long a prompt may be after which text is generated."""
-        # A text's last token takes a position of the context, but needs no KV.
+        """Return the length of the longest prompt of a request that generates."""
+        # The last generated token takes a position of the context, but needs no KV.
         return min(self.config.max_model_len - 1, self.max_sequence_tokens)
 
     @property
     def max_read_tokens(self) -> int:
-        """Return how long a prompt may be that something is read off."""
+        """Return the length of the longest prompt of a request that generates nothing, such as an embedding."""
         return min(self.config.max_model_len, self.max_sequence_tokens)
 
     def check_generates(self, field: str) -> None:
         """Check that the model can generate text.
 
-        :param field: what the request asks to be continued, for the error
+        :param field: the argument with the prompt, for the error
         :raises InvalidRequestError: it cannot
         """
         if self.why_no_text is not None:
             raise InvalidRequestError(f"{field}: {self.why_no_text}", field=field)
 
     def language(self, options: RequestOptions, prompt_token_ids: Sequence[int]) -> Language | None:
-        """Return a request's constraint, or the grammar of calls that have to be made; None if it has none.
+        """Return a request's constraint, or the grammar of its tool calls; None if the output is unconstrained.
 
-        :raises ConstraintError: the model's format has no form for what a tool's schema says
+        :raises ConstraintError: the model's call format cannot express a tool's schema
         """
         if options.forced_tools:
             return self.text.forced_calls(
@@ -112,7 +112,7 @@ class RequestPreparer:
         return options.constraint
 
     def grammar(self, language: Language) -> Grammar:
-        """Compile what every text is a sentence of, which may take ten seconds.
+        """Compile a constraint, which may take ten seconds.
 
         :raises ConstraintError: it cannot be enforced
         :raises QueueFullError: too many constraints are being compiled
@@ -122,10 +122,10 @@ class RequestPreparer:
     def encode_chat(
         self, messages: Sequence[Message], options: RequestOptions, interruption: Interruption
     ) -> EncodedPrompt:
-        """Return the tokens of a conversation that the model is to continue, with its images.
+        """Return the tokens of a chat, with its images.
 
-        :param interruption: lets another thread end a rendering that takes long
-        :raises InvalidRequestError: the chat template refuses the conversation, or an image of it cannot be used
+        :param interruption: lets another thread stop a slow rendering
+        :raises InvalidRequestError: the chat template refuses the messages, or one of their images cannot be used
         """
         images = [image for message in messages for image in message.images]
         if images and self.images is None:
@@ -150,11 +150,12 @@ class RequestPreparer:
         return EncodedPrompt(token_ids, media=media)
 
     def encode_prompt(self, text: str, options: RequestOptions, field: str) -> EncodedPrompt:
-        """Return the tokens of a text that the model is to continue, without those at its end that are to be healed.
-        None are where a sentence is to follow, which begins where the prompt ends.
+        """Return the tokens of a text to continue, without the last ones if they are to be healed.
 
-        :param field: what errors call the text
-        :raises InvalidRequestError: there are none
+        Under a constraint nothing is healed: constrained output begins where the prompt ends.
+
+        :param field: the text's name in errors
+        :raises InvalidRequestError: the text has no tokens
         """
         token_ids = self.text.encode_prompt(text, field)
         heals = self.heals_tokens and not options.constraint_kind
@@ -162,7 +163,7 @@ class RequestPreparer:
 
     @cached_property
     def prefixes(self) -> TokenPrefixes:
-        """Return what heals the ends of prompts."""
+        """Return the index of tokens for healing."""
         tokenizer = self.text.tokenizer
         own = (token_id for token_id in range(self.vocab_size) if not tokenizer.is_special(token_id))
         return TokenPrefixes((token_id, tokenizer.token_bytes(token_id)) for token_id in own)
@@ -185,7 +186,7 @@ class RequestPreparer:
         return evolve(sampling.with_defaults(self.text.defaults), seed=seed)
 
     def check_prediction(self, options: RequestOptions, num_prompts: int) -> None:
-        """Check that one text is asked for, if it is predicted.
+        """Check that a request with a prediction asks for one output.
 
         :raises InvalidRequestError: there are several prompts or choices
         """
@@ -198,9 +199,9 @@ class RequestPreparer:
             raise InvalidRequestError.of("n_choices", options.sampling.n_choices, allowed)
 
     def encode_prediction(self, options: RequestOptions) -> Sequence[int]:
-        """Return the tokens of what is predicted; none if nothing is. Long ones take milliseconds.
+        """Return the tokens of the prediction; empty if there is none. Long ones take milliseconds.
 
-        :raises InvalidRequestError: a prediction that is longer than the context
+        :raises InvalidRequestError: the prediction is longer than the context
         """
         if options.prediction is None:
             return ()
@@ -218,12 +219,12 @@ class RequestPreparer:
     def check_token_ids(self, field: str, token_ids: object) -> Sequence[int]:
         """Check token ids and return them.
 
-        :param token_ids: ints, in a sequence or an array; numpy's become Python's own
+        :param token_ids: ints, in a sequence or an array; numpy's are converted to Python's
         :raises InvalidRequestError: anything else, or an id outside the vocabulary
         """
         allowed = f"token ids from 0 to {self.vocab_size - 1}"
         ids = token_ids
-        # Long prompts are lists of ints nearly always: a million are looked at in 40 ms, and not copied.
+        # Long prompts are nearly always lists of ints: a million are checked in 40 ms, without a copy.
         if (
             isinstance(ids, list | tuple)
             and set(map(type, ids)) == {int}
@@ -260,12 +261,13 @@ class RequestPreparer:
     ) -> Request:
         """Make the request for the engine.
 
-        :param prediction_token_ids: the prediction's, see :meth:`encode_prediction`
+        :param prediction_token_ids: see :meth:`encode_prediction`
         :param arrival: when it was submitted, in seconds of the monotonic clock
-        :param field: "messages", or "prompt", or one of several prompts: what it has been made of
-        :param continues_prompt: see :class:`Request`; ``kept_special_ids``, ``language`` and what follows it likewise
-        :param has_thoughts: whether the text may begin with what the model thinks
-        :raises InvalidRequestError: an empty prompt, or a token that the model does not know
+        :param field: the argument with the prompt, for errors: "messages", "prompt", or one of several prompts
+        :param continues_prompt: see :class:`Request`, also for ``kept_special_ids``, ``language`` and the parameters
+            after it
+        :param has_thoughts: whether the output may begin with reasoning
+        :raises InvalidRequestError: an empty prompt, or a token outside the vocabulary
         :raises ContextLengthError: a prompt that can never fit and may not be truncated
         """
         prompt_token_ids, healing = prompt.token_ids, prompt.healing
@@ -280,10 +282,10 @@ class RequestPreparer:
         room = self.config.max_model_len - len(prompt_token_ids)
         most = room if sampling.max_len is None else sampling.max_len + (0 if healing is None else healing.num_tokens)
         adapter_start = 0 if adapter is None else adapter.first_token(prompt_token_ids)
-        if adapter_start is None:  # as PEFT has it, a text in which it is not invoked is the base's
+        if adapter_start is None:  # as in PEFT, the base model serves prompts that do not invoke the adapter
             adapter, adapter_start = None, 0
         budget, thought_limit = options.thinking_budget, None
-        if has_thoughts and budget is not None and (language is None or options.is_strict):  # others begin otherwise
+        if has_thoughts and budget is not None and (language is None or options.is_strict):  # others do not reason
             thought_limit = self.text.thought_limit(budget, prompt_token_ids)
         stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos or language is not None:
@@ -314,13 +316,13 @@ class RequestPreparer:
         )
 
     def _block_hashes(self, prompt_token_ids: Sequence[int], cache_keys: Sequence[CacheKey]) -> Sequence[bytes]:
-        """Name the prompt's blocks for whoever looks for its prefix: a router, and the engine."""
+        """Hash the prompt's first blocks, for a router and the engine."""
         if not (self.config.paged and self.config.prefix_cache_n):
             return ()
         return block_hashes(prompt_token_ids, self.config.block_size, cache_keys, most=MOST_BLOCKS)
 
     def _unknown_token(self, token_id: int, field: str) -> InvalidRequestError:
-        """Make the error of a prompt with a token that the tokenizer knows and the model does not."""
+        """Return the error for a prompt with a token that the tokenizer has and the model does not."""
         tokenizer = self.text.tokenizer
         if token_id in (*tokenizer.special.prefix, *tokenizer.special.suffix):
             origin = "the tokenizer puts it around every text"
@@ -348,7 +350,7 @@ class RequestPreparer:
                 num_tokens=len(prompt_token_ids),
                 limit=self.max_prompt_tokens,
             )
-        # Leave tokens for the output that was asked for, but never more than half: the prompt matters more.
+        # Leave tokens for the requested output, but at most half: the prompt matters more.
         if sampling.max_len is None:
             reserved = min(OPEN_ANSWER, self.max_prompt_tokens // 4)
         else:
@@ -357,9 +359,9 @@ class RequestPreparer:
 
 
 async def in_thread(function: Callable[[], _T]) -> _T:
-    """Run a function in a thread: tokenizing a long text takes milliseconds, too long for the event loop.
+    """Run a function in a helper thread: tokenizing a long text takes milliseconds, too long for the event loop.
 
-    What it does has an end, which the program's waits for: of templates and constraints by limits of time.
+    The function must end, because the program's exit waits for it: templates and constraints have time limits.
     """
     threads = _threads.get(None)
     if threads is None:
@@ -371,7 +373,7 @@ async def in_thread(function: Callable[[], _T]) -> _T:
 def _cache_keys(
     options: RequestOptions, adapter: AdapterUse | None, adapter_start: int, media: PromptMedia | None
 ) -> tuple[CacheKey, ...]:
-    """Return what the request's KV depends on beside its tokens: on an image from its first token on."""
+    """Return everything beside the tokens that the request's KV depends on; an image counts from its first token."""
     keys = [] if options.cache_salt is None else [CacheKey(b"salt:" + options.cache_salt.encode())]
     if adapter is not None:
         keys.append(CacheKey(b"adapter:" + adapter.digest, adapter_start))
@@ -381,9 +383,9 @@ def _cache_keys(
 
 
 def _vocabulary(text: TextProcessor, vocab_size: int) -> Vocabulary:
-    """Describe a model's tokens to grammars.
+    """Describe a model's tokens for grammars.
 
-    :raises ConstraintError: none of them ends a text
+    :raises ConstraintError: the model has no end-of-text token
     """
     tokenizer = text.tokenizer
     ends = tuple(sorted(token for token in text.stop_token_ids if token < vocab_size))

@@ -1,4 +1,4 @@
-"""Reads something off many prompts, with no more of them in the engine's queue than keep it busy."""
+"""Runs many prompts that generate nothing, with only as many of them in the engine's queue as keep it busy."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ __all__ = ["PromptBatch", "ReadPrompt", "most_under_way"]
 
 
 def most_under_way(config: EngineConfig) -> int:
-    """Return how many prompts of one batch keep an engine busy and leave half of its queue to others."""
+    """Return how many prompts of one batch keep an engine busy and leave half of its queue to other requests."""
     return max(1, min(2 * config.max_num_seqs, config.max_queue // 2))
 
 
 @frozen(eq=False)
 class ReadPrompt:
-    """Holds what was read off a prompt."""
+    """Holds the result of one prompt."""
 
     start: RequestStart
     result: ReadResult
 
     @property
     def vector(self) -> npt.NDArray[np.float32]:
-        """Return the vector that was asked for."""
+        """Return the result as the vector that was requested."""
         assert not isinstance(self.result, TokenScores)
         return self.result
 
     @property
     def scores(self) -> TokenScores:
-        """Return the scores that were asked for."""
+        """Return the result as the scores that were requested."""
         assert isinstance(self.result, TokenScores)
         return self.result
 
 
 class PromptBatch:
-    """Has prompts read, in their order, and waits for all of them.
+    """Runs prompts in order and waits for all of them.
 
-    Some are made and queued at a time. So a batch of any size leaves room in the queue, and a request that comes later
-    waits for few of its prompts. Where the queue is full all the same, what is left waits for the batch's own prompts,
-    if any are under way. Whatever ends the waiting - an error, a timeout, cancellation - ends them all.
+    Requests are made and queued a few at a time. So a batch of any size leaves room in the queue, and later requests
+    wait for few of its prompts. If the queue is full all the same, the remaining prompts wait for those of the batch
+    that are in flight, if any. Whatever ends the wait early (an error, a timeout, cancellation) aborts them all.
 
-    :param prepare: makes the requests of some of the prompts, by the index of the first and of the one after the last
+    :param prepare: makes the requests of the prompts from a first index to an end index (exclusive)
     :param num_prompts: how many prompts there are
-    :param most: how many may be under way at a time
+    :param most: how many may be in flight at a time
     :param request_id: for errors
     """
 
@@ -91,11 +91,11 @@ class PromptBatch:
         self._queue_is_full = False
 
     async def read(self) -> list[ReadPrompt]:
-        """Return what was read, in the order of the prompts.
+        """Return the results, in the order of the prompts.
 
         :raises RequestTimeoutError: the timeout has passed
-        :raises QueueFullError: the queue was full when the first of them came
-        :raises RequestError: one of them failed, the first that did
+        :raises QueueFullError: the queue was full when the first prompt was submitted
+        :raises RequestError: a prompt failed; the first error
         :raises ModelClosedError: the model was closed meanwhile
         """
         self._worker.check()
@@ -111,9 +111,9 @@ class PromptBatch:
         return [self._read[place] for place in range(self._num_prompts)]
 
     def usage(self, now: float) -> Usage:
-        """Return what all prompts have used together.
+        """Return the usage of all prompts together.
 
-        :param now: when the last was read, in seconds of the monotonic clock
+        :param now: when the last result arrived, in seconds of the monotonic clock
         """
         return RequestStart.joined([each.start for each in self._read.values()]).usage(0, now)
 
@@ -147,11 +147,11 @@ class PromptBatch:
 
     @property
     def loop(self) -> EventLoop:
-        """Return the event loop that the batch was made in."""
+        """Return the event loop that the batch was created in."""
         return self._loop
 
     def take(self, place: int, event: RequestEvent) -> None:
-        """Take in what happened to a prompt."""
+        """Process an event of a prompt."""
         if not event.is_last or place not in self._live:
             return
         request = self._live.pop(place)
@@ -177,7 +177,7 @@ class PromptBatch:
 
 
 class _Part:
-    """Listens for one prompt of a batch."""
+    """Receives the events of one prompt of a batch."""
 
     __slots__ = ("_batch", "_place", "loop")
 

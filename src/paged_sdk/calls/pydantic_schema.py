@@ -1,6 +1,6 @@
-"""Describes pydantic models by schemas that can be enforced, where pydantic's own cannot or say too little.
+"""Makes enforceable JSON schemas of pydantic models, where pydantic's own are not enforceable or too lax.
 
-Nothing but :mod:`paged_sdk.calls.structured` imports this, and only for a pydantic model: pydantic is no dependency.
+Only :mod:`paged_sdk.calls.structured` imports this, and only for a pydantic model: pydantic is no dependency.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _MAX_DECIMAL_PLACES: Final = 9
 
 
 class ModelSchema(GenerateJsonSchema):
-    """Says more of numbers and addresses than pydantic does, and less of sets and bytes.
+    """Makes schemas that are stricter than pydantic's for numbers and URLs, and laxer for sets and bytes.
 
-    What is taken from these is checked by the instance: a set has no item twice, however often its list has it.
+    The model's own validation checks what the schema leaves out: a set drops repeated items of its list.
     """
 
     def decimal_schema(self, schema: Any) -> JsonSchemaValue:
@@ -41,7 +41,7 @@ class ModelSchema(GenerateJsonSchema):
         return described
 
     def url_schema(self, schema: Any) -> JsonSchemaValue:
-        """Describe an address of a scheme that is allowed."""
+        """Describe a URL with an allowed scheme."""
         schemes = schema.get("allowed_schemes")
         if not schemes:
             return super().url_schema(schema)
@@ -49,18 +49,18 @@ class ModelSchema(GenerateJsonSchema):
         return {"type": "string", "pattern": pattern, "maxLength": schema.get("max_length", 2083)}
 
     def bytes_schema(self, schema: Any) -> JsonSchemaValue:
-        """Describe text, of whose UTF-8 bytes are made."""
+        """Describe text whose UTF-8 encoding gives the bytes."""
         described = super().bytes_schema(schema)
         if described.get("format") == "binary":
             del described["format"]
         return described
 
     def set_schema(self, schema: Any) -> JsonSchemaValue:
-        """Describe a list, in which an item may be twice."""
+        """Describe a list that may repeat items."""
         return _not_unique(super().set_schema(schema))
 
     def frozenset_schema(self, schema: Any) -> JsonSchemaValue:
-        """Describe a list, in which an item may be twice."""
+        """Describe a list that may repeat items."""
         return _not_unique(super().frozenset_schema(schema))
 
 

@@ -1,4 +1,4 @@
-"""Says how well documents go with a query."""
+"""Ranks documents by their relevance to a query."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _HOW: Final = (
 
 @frozen
 class Ranker:
-    """Ranks documents: each is a request of its own for the engine, together with the query.
+    """Ranks documents; each is an engine request of its own, together with the query.
 
-    :ivar recipe: what the checkpoint says of texts that are read
+    :ivar recipe: the checkpoint's settings for embeddings and ranking
     :ivar model: the model's name, as responses have it
     """
 
@@ -40,7 +40,7 @@ class Ranker:
     async def rank(
         self, query: str, documents: Sequence[str], options: RequestOptions, request_id: str, *, truncation: bool
     ) -> RankResponse:
-        """Do what :meth:`paged_sdk.Model.rank` says."""
+        """Implement :meth:`paged_sdk.Model.rank`."""
         ranks = self.recipe.ranks
         why_not = _HOW if ranks is None else ranks.why_not
         if ranks is None or why_not is not None:
@@ -72,7 +72,7 @@ class Ranker:
 
         try:
             read, usage = await self.reader.read(encode, len(checked) - 1, options, request_id)
-        except BaseException:  # cancelled: nobody waits for the thread, which must not go on
+        except BaseException:  # cancelled: the thread must stop
             interruption.set()
             raise
         results = [RankedDocument(index=place, logit=float(each.vector[0])) for place, each in enumerate(read)]
@@ -86,10 +86,10 @@ class Ranker:
         return text
 
     def _cut(self, pair: TextPair, name: str, *, truncation: bool) -> TextPair:
-        """Return the tokens of the query and a document, of which some may be left out.
+        """Return a query and document, truncated if necessary.
 
-        :param name: what the caller calls the document
-        :raises ContextLengthError: there are too many, or so many of the query that no document can be cut to fit
+        :param name: the document's name in errors
+        :raises ContextLengthError: the pair has too many tokens, or the query alone leaves no room for any document
         """
         preparer = self.reader.preparer
         limit, most = preparer.max_read_tokens, self.recipe.max_tokens or preparer.text.model_max_length
@@ -115,7 +115,7 @@ class Ranker:
 
 
 def _without_end(token_ids: list[int], padding: int | None) -> list[int]:
-    """Return a text up to its last token that is not padding; of one that is nothing else, the first is left."""
+    """Return the tokens up to the last one that is not padding; at least the first token."""
     end = len(token_ids)
     while end > 1 and token_ids[end - 1] == padding:
         end -= 1

@@ -1,4 +1,4 @@
-"""Has something read off texts, each a request of its own for the engine, which ends with its prompt."""
+"""Makes requests that generate nothing: their result, such as an embedding, is read off the prompt."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["ReadingRequests"]
 
 @frozen
 class ReadingRequests:
-    """Makes the requests by which texts are read, and waits for what is read.
+    """Makes requests that generate nothing, one per text, and waits for their results.
 
-    :ivar adapters: those that texts may go through
+    :ivar adapters: the adapters that requests may use
     """
 
     worker: EngineAccess
@@ -37,10 +37,10 @@ class ReadingRequests:
     adapters: Adapters
 
     def checked(self, name: str, text: PromptLike) -> str | list[int]:
-        """Return a text, or token ids that nobody changes meanwhile.
+        """Return a text, or a copy of token ids.
 
-        :param name: what the caller calls it
-        :raises InvalidRequestError: it is no Unicode, or has ids outside the vocabulary
+        :param name: the argument's name in errors
+        :raises InvalidRequestError: the text has lone surrogates, or an id is outside the vocabulary
         """
         if not isinstance(text, str):
             return list(self.preparer.check_token_ids(name, text))
@@ -55,11 +55,11 @@ class ReadingRequests:
         options: RequestOptions,
         request_id: str,
     ) -> tuple[list[ReadPrompt], Usage]:
-        """Return what was read, in the texts' order, and what they have used together.
+        """Return the results in the order of the texts, and their joint usage.
 
-        :param encode: returns a text's tokens, by its index, and what is read off them; is called in order, in a
-            helper thread
-        :raises RequestError: as :meth:`PromptBatch.read`, or what ``encode`` raises
+        :param encode: returns a text's tokens, by its index, and what to read off them; called in order, in a helper
+            thread
+        :raises RequestError: see :meth:`PromptBatch.read`, or what ``encode`` raises
         """
         adapter = self.adapters.use(options.adapter)
         sampling, has_ended = self.preparer.sampling(RequestOptions()), threading.Event()
@@ -95,5 +95,5 @@ class ReadingRequests:
         )
         try:
             return await batch.read(), batch.usage(time.monotonic())
-        finally:  # where it is cancelled, nobody waits for the thread, which must not go on
+        finally:  # if cancelled, the thread must stop
             has_ended.set()

@@ -1,4 +1,4 @@
-"""Makes responses, for chat or for plain text, from an engine's output."""
+"""Makes chat and completion responses from an engine's output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ChunkT_co = TypeVar("ChunkT_co", covariant=True)
 
 @frozen(kw_only=True)
 class Header:
-    """Holds the fields that every response of a request begins with.
+    """Holds the fields that all responses and chunks of a request share.
 
     :ivar created: Unix time in seconds
     """
@@ -60,15 +60,15 @@ class Header:
 
 @define
 class ChoiceDelta:
-    """Holds what is new in one choice: thoughts, then text, then calls. Not frozen, which makes construction four times
-    as slow: one is made per token.
+    """Holds new output of one choice: reasoning, then content, then calls. Not frozen, which would make construction
+    four times as slow: one is made per token.
 
     :ivar finish_reason: set once, in the choice's last delta
-    :ivar is_first: whether it is the choice's first
-    :ivar reasoning: what the model thought, and
-    :ivar calls: the tools that it called
-    :ivar call_deltas: what there is of calls
-    :ivar content_logprobs: of the tokens that make up the text
+    :ivar is_first: whether it is the choice's first delta
+    :ivar reasoning: new reasoning text
+    :ivar calls: the calls that are complete now
+    :ivar call_deltas: the new parts of calls
+    :ivar content_logprobs: logprobs of the content's tokens
     """
 
     index: int
@@ -84,7 +84,7 @@ class ChoiceDelta:
 
 @frozen
 class ReadChoice:
-    """Holds what has been read of one choice; one that has not ended has finish reason "canceled"."""
+    """Holds all of one choice that has been read; its finish reason is "canceled" if it has not ended."""
 
     finish_reason: FinishReason
     text: str
@@ -100,10 +100,10 @@ class ResponseParts:
     """Collects a response, choice by choice.
 
     :param tokenizer: detokenizes the tokens of logprobs
-    :param texts: what makes each choice's text of its tokens, before any token
-    :param parsers: what takes each choice's text apart; none for texts that stay as they are
-    :param num_prompts: how many prompts there are, each with as many choices
-    :param sorts_logprobs: whether it is of interest which tokens make up the text that is shown
+    :param texts: one detokenizer per choice, without any tokens yet
+    :param parsers: one answer parser per choice; empty: the text is not parsed
+    :param num_prompts: how many prompts there are, each with equally many choices
+    :param sorts_logprobs: whether to find the logprobs of the content's tokens
     """
 
     def __init__(
@@ -127,21 +127,21 @@ class ResponseParts:
         self._text_tokens: list[TextTokens[TokenLogprob] | None] = [None] * len(texts)
         self._finish_reasons: list[FinishReason | None] = [None] * len(texts)
         self._choices_per_prompt = len(texts) // num_prompts
-        self._prompt_logprobs: dict[int, Logprobs] = {}  # by the number of the prompt
+        self._prompt_logprobs: dict[int, Logprobs] = {}  # by index of the prompt
         self.usage: Usage | None = None
         self._start: RequestStart | None = None
         self._num_tokens = 0
         self._read_at = 0.0
 
     def begin(self, start: RequestStart) -> None:
-        """Take what is known of the request when it is submitted."""
+        """Record the request's start when it is submitted."""
         self._start, self._read_at = start, start.arrival
 
     def read(self, subscription: Subscription) -> list[list[ChoiceDelta]]:
-        """Take in what has not been read yet.
+        """Process the unread output.
 
-        :returns: deltas of the text that can be shown, for a chunk each: at most one per choice, in order of index.
-            What of several steps is read at once needs a second chunk where thoughts or a text follow a call
+        :returns: the new deltas, one list per chunk: at most one delta per choice and chunk, in order of index. Output
+            of several steps that is read at once needs a second chunk if reasoning or content follows a call
         """
         chunks: list[list[ChoiceDelta]] = []
         self._read_at = time.monotonic()
@@ -155,7 +155,7 @@ class ResponseParts:
             reason, unread.finish_reason = unread.finish_reason, None
             if reason is not None:
                 text += output_text.flush()
-                # The token that ended the text counts, and is not sent.
+                # The stop token counts as a completion token, but is not sent.
                 self._num_tokens += reason == "stop" and not output_text.is_stopped
             deltas: list[ChoiceDelta] = []
             if self._parsers:
@@ -182,16 +182,16 @@ class ResponseParts:
         return chunks
 
     def prompt_logprobs(self, index: int) -> Logprobs | None:
-        """Return those of a choice's prompt, once they have come; None: they have not been asked for."""
+        """Return the logprobs of a choice's prompt; None if they have not arrived or were not requested."""
         return self._prompt_logprobs.get(index // self._choices_per_prompt)
 
     @property
     def are_whole(self) -> bool:
-        """Tell whether every choice has been read to an end that the model or the request's settings gave it."""
+        """Return whether every choice has ended by itself or by a limit of the request, and was read to its end."""
         return all(reason not in (None, "canceled") for reason in self._finish_reasons)
 
     def choices(self) -> list[ReadChoice]:
-        """Return what has been read of each choice."""
+        """Return everything read of each choice."""
         return [
             ReadChoice(
                 self._finish_reasons[index] or "canceled",
@@ -207,12 +207,12 @@ class ResponseParts:
         ]
 
     def note_prompt(self, end: str) -> None:
-        """Say with what text the prompt ends, before anything is read."""
+        """Tell the parsers the end of the prompt's text, before anything is read."""
         for parser in self._parsers:
             parser.note_prompt(end)
 
     def usage_so_far(self) -> Usage:
-        """Return what the request has used, as far as it was read; nothing if it was never submitted."""
+        """Return the usage up to the last read; zeros if the request was never submitted."""
         if self.usage is not None:
             return self.usage
         if self._start is None:
@@ -220,7 +220,7 @@ class ResponseParts:
         return self._start.usage(self._num_tokens, self._read_at)
 
     def _take_logprobs(self, index: int, unread: UnreadChoice) -> Logprobs:
-        """Return the logprobs of a choice's next tokens, whose text is still to be made."""
+        """Return the logprobs of a choice's next tokens, whose text has not been decoded yet."""
         logprobs = self._as_logprobs(unread.logprobs)
         unread.logprobs.clear()
         self._logprobs[index].extend(logprobs.content)
@@ -228,16 +228,16 @@ class ResponseParts:
             tokens = self._text_tokens[index]
             if tokens is None:
                 tokens = self._text_tokens[index] = TextTokens(self._output_texts[index].places())
-            tokens.add(unread.token_ids, logprobs.content)  # the token that ended the text has no text
+            tokens.add(unread.token_ids, logprobs.content)  # the stop token has logprobs, but no token id here
         return logprobs
 
     def _delta(
         self, index: int, text: str, tokens: Sequence[TokenLogprob], piece: AnswerPiece | None = None
     ) -> ChoiceDelta:
-        """Return a delta that holds what a choice shows next.
+        """Return the next delta of a choice.
 
-        :param tokens: of which the text is made, if they are of interest
-        :param piece: what the text stands in, if it was taken apart
+        :param tokens: logprobs of the text's tokens, if they are needed
+        :param piece: the piece of the parsed answer that the text belongs to, if it was parsed
         """
         answer = self._answers[index]
         delta = ChoiceDelta(index, text, None, None, not answer.has_begun)
@@ -251,7 +251,7 @@ class ResponseParts:
         return delta
 
     def _take_apart(self, index: int, text: str, *, is_last: bool) -> list[ChoiceDelta]:
-        """Return what the next piece of a choice's text consists of."""
+        """Return the deltas of a choice's next text, parsed."""
         parser, tokens = self._parsers[index], self._text_tokens[index]
         return [
             self._delta(index, piece.content, () if tokens is None else tokens.take(piece.runs), piece)
@@ -261,7 +261,7 @@ class ResponseParts:
     def _take_calls(
         self, index: int, piece: AnswerPiece
     ) -> tuple[tuple[ToolCallResponse, ...], tuple[ToolCallDelta, ...]]:
-        """Return the calls that are whole now, and what there is of calls; one delta for each."""
+        """Return the calls that are complete now, and one delta for each call with new parts."""
         names: dict[int, str] = {}
         arguments: dict[int, str] = {}
         for part in piece.call_parts:
@@ -312,7 +312,7 @@ def _call_id() -> str:
 
 
 class ResponseShape(Protocol, Generic[ResponseT_co, ChunkT_co]):
-    """Makes a response of parts, and a chunk of deltas."""
+    """Makes responses from parts, and chunks from deltas."""
 
     def response(self, header: Header, parts: ResponseParts) -> ResponseT_co: ...
 
@@ -320,7 +320,7 @@ class ResponseShape(Protocol, Generic[ResponseT_co, ChunkT_co]):
 
 
 class ChatShape:
-    """Makes chat responses, of messages and deltas with a role."""
+    """Makes chat responses: messages, and deltas with a role."""
 
     def response(self, header: Header, parts: ResponseParts) -> ChatCompletionResponse:
         return ChatCompletionResponse(
@@ -371,7 +371,7 @@ class ChatShape:
 
 
 class CompletionShape:
-    """Makes completion responses of plain text."""
+    """Makes completion responses: plain text."""
 
     def response(self, header: Header, parts: ResponseParts) -> CompletionResponse:
         return CompletionResponse(

@@ -1,4 +1,4 @@
-"""Says how likely texts are."""
+"""Scores texts by their likelihood."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Scorer"]
 
 @frozen
 class Scorer:
-    """Scores texts, each a request of its own for the engine; what comes before all of them is computed once.
+    """Scores texts, one engine request per text; the prefix that they share is computed once.
 
     :ivar model: the model's name, as responses have it
     """
@@ -32,7 +32,7 @@ class Scorer:
     async def score(
         self, texts: Sequence[PromptLike], prefix: PromptLike | None, options: RequestOptions, request_id: str
     ) -> ScoreResponse:
-        """Do what :meth:`paged_sdk.Model.score` says."""
+        """Implement :meth:`paged_sdk.Model.score`."""
         self.reader.preparer.check_generates("texts")
         before = "" if prefix is None else self.reader.checked("prefix", prefix)
         checked = [
@@ -56,7 +56,7 @@ class Scorer:
         )
 
     def _encode(self, text: str | list[int]) -> list[int]:
-        """Return the tokens of a text that goes on."""
+        """Return the tokens of a text that another text follows: without the tokenizer's suffix."""
         if not isinstance(text, str):
             return text
         tokenizer = self.reader.preparer.text.tokenizer
@@ -66,12 +66,12 @@ class Scorer:
     def _split(
         self, before: str | list[int], base: list[int], text: str | list[int], place: int
     ) -> tuple[list[int], int]:
-        """Return the tokens of a text with what comes before it, and the place of the first that has a score.
+        """Return the tokens of a text after its prefix, and the index of the first that is scored.
 
-        A text is tokenized together with the text before it. Its score begins with the first token that is not as it is
-        without it: where a word goes on, with the word's.
+        Prefix and text are tokenized together. Scores begin with the first token that differs from those of the prefix
+        alone: if the text continues a word, with that word's token.
 
-        :param base: the tokens of what comes before
+        :param base: the tokens of the prefix
         :raises InvalidRequestError: the text has no tokens
         :raises ContextLengthError: there are too many
         """

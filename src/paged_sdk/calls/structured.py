@@ -1,4 +1,4 @@
-"""Has a model answer with an instance of a type."""
+"""Makes a model answer with an instance of a type."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ InstanceT = TypeVar("InstanceT")
 
 @frozen
 class Structure(Generic[InstanceT]):
-    """Knows the JSON of a type.
+    """Holds the JSON schema of a type and its parser.
 
     :ivar constraint: JSON schema of the type
-    :ivar parse: makes an instance of JSON
+    :ivar parse: makes an instance from JSON
     """
 
     name: str
@@ -35,14 +35,15 @@ class Structure(Generic[InstanceT]):
 
     @classmethod
     def of(cls, type_: type[InstanceT]) -> Structure[InstanceT]:
-        """Describe a type: attrs classes, dataclasses, TypedDicts, pydantic models, and what these are made of.
+        """Make the structure of a type: attrs classes, dataclasses, TypedDicts, pydantic models, and types composed of
+        these.
 
-        :raises ConstraintError: for a type that JSON has no equal of, by name
+        :raises ConstraintError: the type, or a type in it, has no JSON equivalent
         """
         name = shown(type_) if not hasattr(type_, "__qualname__") else shortened(str(type_.__qualname__))
         describe, validate = getattr(type_, "model_json_schema", None), getattr(type_, "model_validate_json", None)
         try:
-            if callable(describe) and callable(validate):  # pydantic's
+            if callable(describe) and callable(validate):  # a pydantic model
                 from paged_sdk.calls.pydantic_schema import ModelSchema
 
                 return cls(name, _closed(describe(schema_generator=ModelSchema)), validate)
@@ -52,13 +53,13 @@ class Structure(Generic[InstanceT]):
             raise ConstraintError(f"type_ = {name} has no JSON schema: {reason}", kind="json_schema") from error
         except ConstraintError:
             raise
-        except Exception as error:  # pydantic's, or of the type's own annotations
+        except Exception as error:  # from pydantic or the type's annotations
             reason = shortened(str(error))
             raise ConstraintError(f"type_ = {name} has no JSON schema: {reason}", kind="json_schema") from error
         return cls(name, _closed(schema), lambda text: convert(type_, json.loads(text), name))
 
     def asked(self, request: RequestBuilder) -> RequestBuilder:
-        """Return a request with the type's constraint.
+        """Return the request with the type as its constraint.
 
         :raises InvalidRequestError: it has a constraint already, or asks for several choices
         """
@@ -72,8 +73,8 @@ class Structure(Generic[InstanceT]):
     def read(self, response: ChatCompletionResponse) -> InstanceT:
         """Return the instance that an answer describes.
 
-        :raises ConstraintError: the answer ends before it is whole, or the type refuses it for a reason of its own
-        :raises ModelClosedError: it ends because the model was closed
+        :raises ConstraintError: the answer was cut off, or the type's own validation refuses it
+        :raises ModelClosedError: the answer was cut off because the model was closed
         """
         choice = response.choices[0]
         if choice.finish_reason == "canceled":
@@ -81,7 +82,7 @@ class Structure(Generic[InstanceT]):
         if choice.finish_reason == "stop":
             try:
                 return self.parse(choice.message.content or "")
-            except Exception as error:  # a validator's, of the type's own
+            except Exception as error:  # from one of the type's own validators
                 problem: Exception = error
             reason = f"the answer is not a valid {self.name}: {shortened(str(problem))}"
         else:
@@ -92,7 +93,7 @@ class Structure(Generic[InstanceT]):
 
 
 def _closed(schema: dict[str, Any]) -> Constraint:
-    """Return a schema's constraint, by which objects have no properties but those that are named."""
+    """Return the constraint of a schema in which objects have only the properties that are named."""
     for _, each in list(schemas_in(schema)):
         if "properties" in each:
             each.setdefault("additionalProperties", False)

@@ -1,4 +1,4 @@
-"""Lets a model call tools until it answers."""
+"""Lets a model call tools until it answers without a call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paged_sdk.types.tool import Tool
 __all__ = ["OnToolError", "ToolRun", "run_tools"]
 
 OnToolError: TypeAlias = Literal["tell", "raise"]
-"""What an exception in a tool does: the model is told of it, or it ends the run."""
+"""What happens if a tool raises: the model is told, or the run ends."""
 
 
 @frozen(kw_only=True)
@@ -56,9 +56,10 @@ async def run_tools(
     on_error: OnToolError,
     tool_timeout: float | None = None,
 ) -> ToolRun:
-    """Send a request, run the tools that are called and send what they return, until an answer calls none.
+    """Send a request, run the tools that are called and send their results, until an answer calls none.
 
-    A call that the request requires is one of its first answer: later ones are free, or none would be without a call.
+    If the request requires a call, only its first answer has to make one: otherwise no answer would ever be without a
+    call.
 
     :raises InvalidRequestError: a tool without a function, several choices, or an argument that cannot be used
     :raises ToolError: a tool raised an exception, and ``on_error`` is "raise"
@@ -74,7 +75,7 @@ async def run_tools(
         responses.append(response)
         message = response.choices[0].message
         messages.append(Message.parse(message))
-        if not message.tool_calls or response.choices[0].finish_reason == "canceled":  # nobody could answer to that
+        if not message.tool_calls or response.choices[0].finish_reason == "canceled":  # the model was closed
             return ToolRun(responses=tuple(responses), messages=tuple(messages))
         if len(responses) > max_rounds:
             raise ToolRoundsError(
@@ -115,7 +116,7 @@ async def _answers(
     on_error: OnToolError,
     seconds: float | None,
 ) -> list[Message]:
-    """Run all calls of one answer at once, and return what they answer, in order.
+    """Run all calls of one answer concurrently, and return their results in order.
 
     :raises SystemExit: a tool ends the program
     :raises KeyboardInterrupt: a tool has read Ctrl-C from a terminal
@@ -138,12 +139,12 @@ async def _answers(
             if limit.cancelled_caught:
                 raise TimeoutError(f"it did not return within {seconds:g} seconds")
         except (SystemExit, KeyboardInterrupt) as error:
-            exits.append(error)  # the caller's to raise: this task's would end the event loop amid everything
+            exits.append(error)  # raised by the caller: in this task it would end the event loop at once
             scope.cancel()
         except anyio.get_cancelled_exc_class() as error:
             if anyio.current_effective_deadline() == -math.inf:
                 raise
-            fail(call, scope, error)  # what the tool has waited for was cancelled, not the tool
+            fail(call, scope, error)  # something that the tool awaited was cancelled, not the tool
         except Exception as error:
             fail(call, scope, error)
 
@@ -166,7 +167,7 @@ async def _answers(
 
 
 async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
-    """Call a tool's function: one that is not async in a thread, where it may take its time."""
+    """Call a tool's function; if it is not async, in a thread, because it may block."""
     function = tool.function
     assert function is not None
     given = bind_arguments(function, arguments)
@@ -179,27 +180,27 @@ async def _run(tool: Tool, arguments: dict[str, Any]) -> object:
 def _described(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"
-    except Exception:  # an exception of the caller's own, which cannot be written
+    except Exception:  # the exception's own __str__ raised
         return type(error).__name__
 
 
 def _as_text(result: object) -> str:
-    """Return what the model is told of a result: a text as it is, other values as JSON."""
+    """Return the text of a result for the model: a string as it is, other values as JSON."""
     if isinstance(result, str):
         return result
     return json.dumps(result, ensure_ascii=False, default=_plain)
 
 
 def _writable(text: str) -> str:
-    """Return a text that tokens can be made of. Names of files that are no UTF-8 have lone surrogates in Python, which
-    are written as JSON writes them.
+    """Return a text that can be tokenized. Names of files that are not UTF-8 contain lone surrogates in Python; these
+    become ``\\u`` escapes, as in JSON.
     """
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Any) -> object:
-    """Return what JSON can hold of a value, as arguments are written: a class's fields, an enum member's value, a time
-    in ISO 8601, a set's items; of others their text.
+    """Return a JSON-compatible value, in the form in which arguments are written: a class's fields, an enum member's
+    value, a time in ISO 8601, a set's items; for anything else its text.
     """
     if isinstance(value, Enum):
         return value.value
@@ -210,7 +211,7 @@ def _plain(value: Any) -> object:
     if hasattr(type(value), "__pydantic_serializer__") and hasattr(value, "model_dump"):
         try:
             return value.model_dump(mode="json")
-        except ValueError:  # there is something in it that pydantic cannot write
+        except ValueError:  # it has a value that pydantic cannot serialize
             return dict(value)
     if attrs.has(type(value)):
         return attrs.asdict(value, recurse=False)

@@ -1,4 +1,4 @@
-"""Keeps what an answer consists of in the order in which the model wrote it."""
+"""Keeps the parts of an answer in the order in which the model wrote them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REASONING, _CONTENT, _CALLS = range(3)
 
 @define
 class _Run:
-    """Is thoughts, then text, then calls, as deltas are."""
+    """Holds reasoning, then content, then calls: the parts of one delta, in the order of a delta."""
 
     reasoning: list[str] = field(factory=list)
     text: list[str] = field(factory=list)
@@ -26,7 +26,9 @@ class _Run:
 
 
 class WrittenAnswer:
-    """Holds one choice as far as it was read. How it was cut into what is added makes no difference."""
+    """Holds the part of one choice that has been read. The result does not depend on how it was split into :meth:`add`
+    calls.
+    """
 
     __slots__ = ("_last_kind", "_runs", "has_begun")
 
@@ -43,11 +45,11 @@ class WrittenAnswer:
         calls: Sequence[ToolCallResponse] = (),
         call_deltas: Sequence[ToolCallDelta] = (),
     ) -> None:
-        """Add what comes next: thoughts, then text, then calls.
+        """Append reasoning, then content, then calls.
 
-        :param tokens: of which the text is made, if they are of interest
-        :param calls: those that have become whole
-        :param call_deltas: what there is of calls
+        :param tokens: logprobs of the content's tokens, if they are needed
+        :param calls: the calls that are complete now
+        :param call_deltas: the new parts of calls
         """
         self.has_begun = True
         if reasoning:
@@ -64,28 +66,28 @@ class WrittenAnswer:
 
     @property
     def text(self) -> str:
-        """Return all of its text."""
+        """Return all content."""
         return "".join(part for run in self._runs for part in run.text)
 
     @property
     def reasoning(self) -> str:
-        """Return all that the model thought."""
+        """Return all reasoning."""
         return "".join(part for run in self._runs for part in run.reasoning)
 
     @property
     def tokens(self) -> list[TokenLogprob]:
-        """Return the tokens of which the text is made."""
+        """Return the tokens of the content."""
         return [token for run in self._runs for token in run.tokens]
 
     @property
     def calls(self) -> tuple[ToolCallResponse, ...]:
-        """Return the calls that are whole."""
+        """Return the complete calls."""
         return tuple(call for run in self._runs for call in run.calls)
 
     def pieces(self, index: int) -> tuple[ChunkChoice, ...]:
-        """Return the answer in as few pieces as its order allows.
+        """Return the answer in as few deltas as its order allows.
 
-        :param index: the choice's
+        :param index: the choice's index
         """
         return tuple(
             ChunkChoice(
@@ -106,7 +108,9 @@ class WrittenAnswer:
         )
 
     def _run(self, kind: int) -> _Run:
-        """Return the run to which something of a kind is added: another one if the last holds what comes later."""
+        """Return the run to which to add a part; a new one if the last run already has parts that come later in a
+        delta.
+        """
         if kind < self._last_kind:
             self._runs.append(_Run())
         self._last_kind = kind

@@ -58,7 +58,7 @@ class PairWriter:
 
 def carries_pairs(text: TextProcessor, form: PairForm) -> bool:
     """Say whether the chat template writes both texts of a pair: one that knows other roles alone leaves them out."""
-    if text.template is None:
+    if text.pair_template is None and text.template is None:
         return False
     pairs = ((_SOME, _SOME), (_OTHER, _SOME), (_SOME, _OTHER))
     try:
@@ -70,11 +70,8 @@ def carries_pairs(text: TextProcessor, form: PairForm) -> bool:
 
 def names_pairs(text: TextProcessor, form: PairForm) -> bool:
     """Say whether the chat template was written for pairs: it names their roles, where others pass any role on."""
-    template = text.template
-    if template is None:
-        return False
-    named = [any(template.mentions(quote + role + quote) for quote in "'\"") for role in ("query", "document")]
-    return all(named) and carries_pairs(text, form)
+    template = text.pair_template or text.template
+    return template is not None and template.names_pairs and carries_pairs(text, form)
 
 
 def _common(some: list[int], other: list[int]) -> list[int]:

@@ -168,6 +168,15 @@ class ChatTemplate:
         """Tell whether the template's source holds this text."""
         return token in self.source
 
+    def names_role(self, role: str) -> bool:
+        """Tell whether the template's source holds the name of a role in quotes."""
+        return any(self.mentions(f"{quote}{role}{quote}") for quote in "'\"")
+
+    @property
+    def names_pairs(self) -> bool:
+        """Tell whether the template was written for reranking: for messages of the roles "query" and "document"."""
+        return self.names_role("query") and self.names_role("document")
+
     def close(self) -> None:
         """End the processes that render, if there are any."""
         self._renderer.close()
@@ -180,7 +189,7 @@ class ChatTemplate:
 
     def _name(self, role: TextMessageRole) -> str:
         """Return what the template calls a role: "developer" is "system" for one that never names it."""
-        if role is not TextMessageRole.DEVELOPER or any(self.mentions(f"{quote}developer{quote}") for quote in "'\""):
+        if role is not TextMessageRole.DEVELOPER or self.names_role(role.value):
             return role.value
         return TextMessageRole.SYSTEM.value
 

@@ -15,6 +15,7 @@ from paged_sdk.chat.content_guard import Change
 from paged_sdk.chat.generation_config import read_generation_defaults
 from paged_sdk.chat.gguf_tokenizer import tokenizer_from_gguf
 from paged_sdk.chat.renderer import Interruption
+from paged_sdk.chat.rerank_template import chat_template_of
 from paged_sdk.chat.template import ChatTemplate, choose_template, read_template
 from paged_sdk.chat.thoughts import ThoughtLimit
 from paged_sdk.chat.tokenizer import Tokenizer
@@ -52,6 +53,8 @@ class TextProcessor:
 
     :ivar tokenizer: text to tokens and back
     :ivar template: conversation to text; None: the model has none
+    :ivar pair_template: query and document to text, where the model has a template of its own for them; None: the chat
+        template writes them, if it can
     :ivar defaults: sampling values for requests that leave them open
     :ivar stop_token_ids: any of these ends a text
     :ivar model_max_length: tokens of context that the tokenizer's files speak of, or None
@@ -60,6 +63,7 @@ class TextProcessor:
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    pair_template: ChatTemplate | None = None
     defaults: GenerationDefaults
     stop_token_ids: frozenset[int]
     model_max_length: int | None = None
@@ -157,22 +161,23 @@ class TextProcessor:
                 interruption=interruption,
             )
 
-        return self._encoded(render, messages, tools, special_tokens_in_content=special_tokens_in_content)
+        return self._encoded(render, messages, template, tools, special_tokens_in_content=special_tokens_in_content)
 
     def encode_roles(
         self, form: PairForm, parts: Mapping[str, str], interruption: Interruption | None = None
     ) -> list[int]:
-        """Return the token ids of what the chat template makes of texts that say what they are, not who speaks.
+        """Return the token ids of a query and a document, which are messages to the template as turns of a chat are.
 
         :param form: how the template is asked
-        :param parts: a text for each role; what it holds of special tokens in writing is text
+        :param parts: a text for each role; special tokens that are written in it are text
         :param interruption: as for :meth:`encode_chat`
         :raises InvalidRequestError: likewise
         """
+        template = self.pair_template or self._chat_template
         messages = [Message(TextMessageRole.USER, text) for text in parts.values()]
 
         def render(change: Change | None) -> str:
-            return self._chat_template.render(
+            return template.render(
                 messages,
                 add_generation_prompt=form.add_generation_prompt,
                 roles=list(parts),
@@ -181,7 +186,7 @@ class TextProcessor:
                 interruption=interruption,
             )
 
-        return self._encoded(render, messages)
+        return self._encoded(render, messages, template)
 
     @property
     def _chat_template(self) -> ChatTemplate:
@@ -197,19 +202,20 @@ class TextProcessor:
         self,
         render: Callable[[Change | None], str],
         messages: Sequence[Message],
+        template: ChatTemplate,
         tools: Sequence[Tool] = (),
         *,
         special_tokens_in_content: bool = False,
     ) -> list[int]:
         """Return the token ids of rendered messages.
 
-        :param render: renders them, each changed before
+        :param render: renders them by the template, each changed before
         """
         guard = self.tokenizer.content_guard
         if special_tokens_in_content or not guard.is_needed(messages, tools):
             ids = self.tokenizer.encode(render(None), add_special_tokens=False)
         else:
-            ids = guard.encode(render, messages, tools, source=self._chat_template.source)
+            ids = guard.encode(render, messages, tools, source=template.source)
         return self._not_empty(ids, "messages")
 
     def encode_prompt(self, text: str, field: str = "prompt") -> list[int]:
@@ -236,8 +242,9 @@ class TextProcessor:
 
     def close(self) -> None:
         """End what runs outside of this process."""
-        if self.template is not None:
-            self.template.close()
+        for template in (self.template, self.pair_template):
+            if template is not None:
+                template.close()
 
     def _not_empty(self, ids: list[int], field: str) -> list[int]:
         if not ids:
@@ -302,7 +309,10 @@ def text_processor_from_gguf(
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
     ends = [id for key in keys if (id := _whole(metadata, f"tokenizer.ggml.{key}")) is not None]
     context = _whole(metadata, f"{metadata.get('general.architecture')}.context_length")
-    return _text_processor(tokenizer, source, GenerationDefaults(), ends, context)
+    rerank = metadata.get("tokenizer.chat_template.rerank")
+    if rerank is not None and not isinstance(rerank, str):
+        raise CheckpointError(f"tokenizer.chat_template.rerank = {shown(rerank)}: expected a text")
+    return _text_processor(tokenizer, source, GenerationDefaults(), ends, context, rerank)
 
 
 def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
@@ -319,8 +329,12 @@ def _text_processor(
     defaults: GenerationDefaults,
     ends: Iterable[int],
     model_max_length: int | None,
+    rerank: str | None = None,
 ) -> TextProcessor:
     template = None if source is None else ChatTemplate(source, tokenizer.special.names)
+    pair_template = None
+    if rerank is not None and not (template is not None and template.names_pairs):
+        pair_template = ChatTemplate(chat_template_of(rerank), tokenizer.special.names)
     format = None if source is None else format_of(source)
     own_ends = () if format is None else format.turn_ends
     texts = own_ends or [text for text in _END_OF_TURN if template is not None and template.mentions(text)]
@@ -331,6 +345,7 @@ def _text_processor(
     return TextProcessor(
         tokenizer=tokenizer,
         template=template,
+        pair_template=pair_template,
         defaults=defaults,
         stop_token_ids=frozenset(id for id in stops if id is not None),
         model_max_length=model_max_length,

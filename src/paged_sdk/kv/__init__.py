@@ -1,3 +1,1 @@
-"""Manage KV memory: who holds which block or slot, and what can be shared. Pure Python: ids of blocks, never their
-content.
-"""
+"""Manage KV memory: who holds which block or slot, and what can be shared. Pure Python: block ids, never contents."""

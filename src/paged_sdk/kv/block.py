@@ -9,10 +9,10 @@ class Block:
     """Records who holds one block of KV memory and what it contains.
 
     :ivar id: index into the device's cache tensors
-    :ivar ref_count: entries of block tables that point here; 0: in the free list
-    :ivar hash: chain hash of its tokens, once it is full and computed; it outlives the last reference
-    :ivar prev: neighbour in the free list, towards the block that is taken next; a block outside it is its own
-    :ivar next: the other neighbour
+    :ivar ref_count: number of block table entries that refer to the block; 0: it is in the free list
+    :ivar hash: chain hash of its tokens, once it is full and computed; kept when ``ref_count`` drops to 0
+    :ivar prev: previous block in the free list, which is taken earlier; the block itself when it is not in the list
+    :ivar next: next block in the free list
     """
 
     __slots__ = ("hash", "id", "next", "prev", "ref_count")

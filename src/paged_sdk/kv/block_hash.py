@@ -1,4 +1,4 @@
-"""Name a block's content by a hash chain over the tokens that led to it."""
+"""Identify a block's content by a hash chain over all tokens up to its end."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ __all__ = ["CacheKey", "block_hashes"]
 
 DIGEST_BLOCKS: Final = 16
 ROOT: Final = bytes(32)
-"""Stands for the hash of the block before the first."""
+"""Used as the hash of the block before the first."""
 KEY_MARK: Final = b"\xff" * 4
 
 
 @frozen
 class CacheKey:
-    """Names something other than tokens that the KV depends on, from one token of the sequence on.
+    """Identifies something other than tokens that the KV depends on, from one token of the sequence on.
 
-    It enters the hash of the block that holds its first token, and through the chain all later ones. So two
+    It enters the hash of the block that holds ``first_token`` and, through the chain, of all later blocks. So two
     conversations share their blocks up to the first image that differs.
 
-    :ivar content: what tells it apart: a cache salt, a digest of an adapter's weights or of an image
-    :ivar first_token: position of the first token that depends on it; 0 for what concerns the whole sequence
+    :ivar content: what distinguishes it: a cache salt, a digest of an adapter's weights or of an image
+    :ivar first_token: position of the first token that depends on it; 0 if the whole sequence does
     """
 
     content: bytes
@@ -42,20 +42,20 @@ def block_hashes(
     known: Sequence[bytes] = (),
     most: int = sys.maxsize,
 ) -> list[bytes]:
-    """Hash the full blocks of a sequence: SHA-256 over all that leads to a block, its own tokens included.
+    """Hash the full blocks of a sequence: SHA-256 over everything up to the end of each block.
 
-    Every 16th block begins a new digest with the hash of the one before it, so that hashing goes on after any block
-    with 15 blocks read again at most. Within the 16, one digest goes on from block to block: 64 blocks of 32 tokens
-    take 36 us, of which 12 are for taking the tokens out of a list; with a digest of its own for each they take 45.
+    Every 16th block starts a new digest from the previous block's hash, so that hashing can resume after any block by
+    rereading at most 15. Within the 16, one running digest is used: 64 blocks of 32 tokens take 36 us, of which 12 are
+    for taking the tokens out of a list; with one digest per block they take 45.
 
-    Two blocks with one hash hold the same KV, and tokens are not compared after a hit: finding two inputs with one
-    SHA-256 digest takes about 2**128 attempts, even for somebody who chooses the prompts. Beside tokens, the keys that
-    begin in a block are hashed before it, each after a mark that is no token; so no two inputs give the same bytes.
+    Two blocks with the same hash hold the same KV, and tokens are not compared after a hit: finding two inputs with one
+    SHA-256 digest takes about 2**128 attempts, even for an attacker who chooses the prompts. The keys that begin in a
+    block are hashed before its tokens, each after a mark that is no token id, so no two inputs give the same bytes.
 
     :param token_ids: tokens, each below 2**32 - 1
     :param keys: the sequence's keys; those that begin in no full block are ignored
     :param known: hashes of the first blocks, which are not returned again
-    :param most: how many blocks are hashed at most, known ones included
+    :param most: the most blocks to hash, known ones included
     """
     num_blocks = min(len(token_ids) // block_size, most)
     if num_blocks <= len(known):

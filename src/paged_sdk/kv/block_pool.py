@@ -1,4 +1,4 @@
-"""Keep all blocks of the KV cache: references, eviction, and which block has which hash."""
+"""Hold all blocks of the KV cache: reference counts, eviction order, and lookup by hash."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["BlockPool", "FreeList"]
 class FreeList:
     """Links the free blocks in a doubly linked list through the blocks themselves.
 
-    It takes O(1) at both ends, and in the middle too: a prefix hit on a free block takes that block out.
+    Every operation takes O(1), also in the middle: a prefix hit on a free block removes that block.
     """
 
     __slots__ = ("_length", "_sentinel")
 
     def __init__(self) -> None:
-        # A sentinel before the first and after the last block, so that no operation has to handle an empty list.
+        # The sentinel is both before the first block and after the last, so no operation has to handle an empty list.
         self._sentinel = Block(-1)
         self._length = 0
 
@@ -27,29 +27,29 @@ class FreeList:
         return self._length
 
     def __iter__(self) -> Iterator[Block]:
-        """Go from the block that is taken next to the one that is taken last."""
+        """Iterate in the order in which blocks are taken."""
         block = self._sentinel.next
         while block is not self._sentinel:
             yield block
             block = block.next
 
     def append(self, block: Block) -> None:
-        """Add a block to be taken last."""
+        """Add a block at the end, to be taken last."""
         self._insert(self._sentinel.prev, block, self._sentinel)
 
     def prepend(self, block: Block) -> None:
-        """Add a block to be taken next."""
+        """Add a block at the front, to be taken next."""
         self._insert(self._sentinel, block, self._sentinel.next)
 
     def remove(self, block: Block) -> None:
-        """Take a block out, wherever it is."""
+        """Remove a block from anywhere in the list."""
         assert block.next is not block, f"{block} is not in the free list"
         block.prev.next, block.next.prev = block.next, block.prev
         block.prev = block.next = block
         self._length -= 1
 
     def popleft(self) -> Block:
-        """Take the next block. There must be one."""
+        """Remove and return the first block. There must be one."""
         block = self._sentinel.next
         self.remove(block)
         return block
@@ -62,10 +62,10 @@ class FreeList:
 
 
 class BlockPool:
-    """Hands out blocks and counts who refers to each.
+    """Hands out blocks and counts references to them.
 
-    A block without references is in the free list. If it has a hash it keeps its content and can be found again until
-    it is taken. Empty blocks are taken first, then those that were least recently held.
+    A block without references is in the free list. If it has a hash, it keeps its content and can be hit until it is
+    reused. Blocks without a hash are reused first, then the least recently released.
 
     :ivar blocks: every block, by id
     """
@@ -80,7 +80,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Return how many blocks can be taken: the free and the cached ones."""
+        """Return how many blocks can be taken: free and cached ones."""
         return len(self._free_list)
 
     @property
@@ -89,11 +89,11 @@ class BlockPool:
         return KvUsage(total=total, used=total - available, cached=self._num_cached, free=available - self._num_cached)
 
     def find(self, digest: bytes) -> Block | None:
-        """Return the block with this hash, whether it is held or free; None if there is none."""
+        """Return the block with this hash, whether it is referenced or free; None if there is none."""
         return self._by_hash.get(digest)
 
     def take(self) -> Block:
-        """Return a block to write to, with one reference, and forget what it held. One must be available."""
+        """Return a block to write to, with one reference, and drop its old hash. One must be available."""
         block = self._free_list.popleft()
         if block.hash is not None:
             del self._by_hash[block.hash]
@@ -103,7 +103,7 @@ class BlockPool:
         return block
 
     def acquire(self, block: Block) -> None:
-        """Add a reference to a block that was found by hash or is held already."""
+        """Add a reference to a block that was found by hash or is referenced already."""
         if block.ref_count == 0:
             self._free_list.remove(block)
             self._num_cached -= 1
@@ -121,7 +121,7 @@ class BlockPool:
                 self._num_cached += 1
 
     def publish(self, block: Block, digest: bytes) -> None:
-        """Let a full, computed block be found by its hash, unless another block with the same content is known."""
+        """Make a full, computed block findable by its hash, unless another block already has that hash."""
         assert block.ref_count > 0, f"{block} is held by nobody"
         assert block.hash is None, f"{block} is published already"
         if digest not in self._by_hash:
@@ -129,7 +129,7 @@ class BlockPool:
             block.hash = digest
 
     def withdraw(self, digest: bytes) -> None:
-        """Let the block with this hash, if there is one, be found no more."""
+        """Drop a hash, if a block has it, so that the block can no longer be hit."""
         block = self._by_hash.pop(digest, None)
         if block is None:
             return
@@ -140,7 +140,7 @@ class BlockPool:
             self._free_list.prepend(block)
 
     def forget_hashes(self) -> None:
-        """Forget all hashes, so that no block can be found any more."""
+        """Drop all hashes, so that no block can be hit."""
         for block in self._by_hash.values():
             block.hash = None
         self._by_hash.clear()

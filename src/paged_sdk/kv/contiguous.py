@@ -1,4 +1,4 @@
-"""Manage contiguous KV memory: one growing slot per sequence, and the last finished ones kept."""
+"""Manage contiguous KV memory: one growing slot per sequence; the last finished ones are kept as prefixes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SequenceKvManager", "common_prefix_length"]
 
 
 def common_prefix_length(first: list[int], second: list[int]) -> int:
-    """Count the leading tokens that two sequences share, by halving and comparing slices: O(1) per token."""
+    """Count the leading tokens that two sequences share, by bisection over slices: O(n) in total."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -38,7 +38,7 @@ class _Kept:
     cache_keys: tuple[CacheKey, ...]
 
     def covers(self, other: _Kept) -> bool:
-        """Tell whether every prefix that ``other`` offers is offered here."""
+        """Return whether every prefix that ``other`` offers is offered here."""
         length = len(other.token_ids)
         reach = _reach_of_equal_keys(self.cache_keys, other.cache_keys)
         return reach >= length and self.token_ids[:length] == other.token_ids
@@ -47,13 +47,13 @@ class _Kept:
 class SequenceKvManager:
     """Keeps one slot per sequence (a :class:`~paged_sdk.kv.manager.KvManager`), for engines without paged attention.
 
-    A new sequence starts from the kept one with the longest common prefix: if that is all that the kept one has, its
-    slot is taken over, otherwise the common part is copied into a slot of its own. A slot's number is never used
-    twice, so a copy or a release of a step cannot be taken for another's.
+    A new sequence starts from the kept slot with the longest common prefix. If that prefix is all that the slot holds,
+    the slot is taken over; otherwise the prefix is copied into a new slot. Slot numbers are never reused, so copies and
+    releases of different steps cannot be confused.
 
     :param max_sequence_tokens: tokens that a slot may grow to
     :param max_num_seqs: sequences that hold a slot at once
-    :param num_kept: finished sequences that are kept, least recently used out first; 0 is off
+    :param num_kept: finished sequences to keep, least recently used evicted first; 0: none
     """
 
     def __init__(self, *, max_sequence_tokens: int, max_num_seqs: int, num_kept: int) -> None:
@@ -80,7 +80,7 @@ class SequenceKvManager:
         return KvUsage(total=total, used=used, cached=cached, free=total - used - cached)
 
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
-        """Find the longest common prefix with a kept sequence; the last token is always left to compute."""
+        """Find the longest common prefix with a kept sequence; at least the last token is left to compute."""
         best = Prefix(0, ())
         if table.share:
             for slot, kept in reversed(self._kept.items()):
@@ -92,11 +92,11 @@ class SequenceKvManager:
         return best
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
-        """Return True: slots grow as they need to."""
+        """Return True: slots grow as needed."""
         return True
 
     def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
-        """Take over the kept slot, or copy from it, or start an empty one."""
+        """Take over the kept slot, copy from it, or start an empty one."""
         assert not table.ids, "the table is in use"
         self._num_used += 1
         table.epoch = self._epoch
@@ -108,14 +108,14 @@ class SequenceKvManager:
             self.prefix_hits += prefix.num_tokens
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
-        """Grant all tokens: slots grow as they need to."""
+        """Grant all tokens: slots grow as needed."""
         return num_tokens
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Do nothing: a sequence is shared when it has finished."""
+        """Do nothing: a sequence's KV is shared once it has finished."""
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
-        """Give the fork a slot of its own, with a copy of what is computed."""
+        """Give the fork its own slot, with a copy of the computed KV."""
         child = KvTable(table.cache_keys, share=table.share)
         child.epoch = table.epoch
         child.ids = [self._copy_of(table.ids[0], num_computed)]
@@ -124,7 +124,7 @@ class SequenceKvManager:
         return child
 
     def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Keep the slot for its prefix, if that can be reused; otherwise release it."""
+        """Keep the slot as a prefix if it can be reused; otherwise release it."""
         (slot,) = table.ids
         table.ids = []
         self._num_used -= 1
@@ -135,8 +135,8 @@ class SequenceKvManager:
             self._keep(slot, _Kept(list(token_ids[:num_computed]), table.cache_keys))
 
     def forget(self, table: KvTable, token_ids: list[int]) -> None:
-        """Keep neither its slot nor those that it can have begun with."""
-        table.epoch = -1  # as of before a reset
+        """Do not keep the table's slot, and release kept slots that it may have started from."""
+        table.epoch = -1  # treated as from before a reset: never shared
         for slot, kept in list(self._kept.items()):
             if kept.token_ids[:1] == token_ids[:1]:
                 del self._kept[slot]
@@ -179,7 +179,7 @@ class SequenceKvManager:
         return self._num_slots - 1
 
     def _keep(self, slot: int, sequence: _Kept) -> None:
-        """Keep a slot; of two sequences of which one starts with the other, only the longer."""
+        """Keep a slot. Of two sequences where one is a prefix of the other, only the longer is kept."""
         for other_slot, other in list(self._kept.items()):
             if other.covers(sequence):
                 self._kept.move_to_end(other_slot)

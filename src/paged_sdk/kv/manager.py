@@ -1,4 +1,4 @@
-"""Define what the scheduler knows of KV memory: one protocol, whether the memory is paged or contiguous."""
+"""Define the scheduler's view of KV memory: one protocol for paged and contiguous KV."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __all__ = ["KvCopy", "KvManager", "KvTable", "KvUsage", "Prefix"]
 
 
 class KvTable:
-    """Holds the KV memory of one sequence: it lives as long as the sequence and is empty while the sequence waits.
+    """Holds the KV memory of one sequence. It lives as long as the sequence and is empty while the sequence waits.
 
-    Outside ``kv/``, only ``ids``, ``version``, ``capacity`` and ``next_commit`` are of interest; the rest is the
-    manager's own.
+    Outside ``kv/``, only ``ids``, ``version``, ``capacity`` and ``next_commit`` matter; the rest is internal to the
+    manager.
 
     :ivar ids: block table (paged), or the one slot (contiguous)
-    :ivar version: changes when an entry of ``ids`` that will be read changes. While it is the same the table has only
-        grown at its end, so a reader that knows the earlier table needs to read the new end only
-    :ivar capacity: tokens of the sequence that may be written without asking ``grow``
-    :ivar next_commit: computed tokens from which ``commit`` has something to do
-    :ivar cache_keys: what, beside the tokens, the KV depends on: adapter, image content, cache salt
-    :ivar share: whether to look for KV computed by others (no for a sequence that needs every prompt logit)
-    :ivar most_shared: how many leading tokens may have KV computed by others; None: all but the last
-    :ivar hashes: chain hashes of the leading full blocks of the sequence's tokens, as far as they are known
-    :ivar num_published: leading blocks that are already known by their hash
-    :ivar num_out_of_window: leading blocks given back because they are out of every sliding window
+    :ivar version: changes when an entry of ``ids`` that will be read changes. If it is unchanged, the table has only
+        grown at its end, so a reader that knows the earlier table needs only the new entries
+    :ivar capacity: tokens of the sequence that may be written without calling ``grow``
+    :ivar next_commit: number of computed tokens from which ``commit`` has something to do
+    :ivar cache_keys: everything beside the tokens that the KV depends on: adapter, image content, cache salt
+    :ivar share: whether to reuse KV computed by other sequences (not if every prompt logit is needed)
+    :ivar most_shared: how many leading tokens may have KV computed by other sequences; None: all but the last
+    :ivar hashes: chain hashes of the sequence's leading full blocks, as far as they are computed
+    :ivar num_published: leading blocks that are published under their hash
+    :ivar num_out_of_window: leading blocks that were freed because they are outside every sliding window
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
 
@@ -67,11 +67,11 @@ class KvTable:
         self.version: int = 0
 
     def may_share(self, num_tokens: int) -> int:
-        """Return how many of a sequence's first tokens may have KV computed by others."""
+        """Return how many of a sequence's leading tokens may have KV computed by other sequences."""
         return num_tokens - 1 if self.most_shared is None else min(self.most_shared, num_tokens - 1)
 
     def depend_on(self, key: CacheKey) -> None:
-        """Let the KV, of which there must be none yet, depend on one thing more."""
+        """Add a key that the KV depends on; the table must be empty."""
         assert not self.ids, "the table is in use"
         self.cache_keys = (*self.cache_keys, key)
         self.hashes = []
@@ -79,7 +79,7 @@ class KvTable:
 
 @frozen
 class KvCopy:
-    """Says which KV is to be copied on the device before a step writes.
+    """Describes KV to copy on the device before a step writes.
 
     :ivar src: block or slot to read
     :ivar dst: block or slot to write; no other copy of the same step touches it
@@ -93,11 +93,11 @@ class KvCopy:
 
 @frozen
 class Prefix:
-    """Refers to KV that was found for the start of a sequence; it is valid until the manager is next changed.
+    """Refers to cached KV for the start of a sequence; valid until the manager next changes.
 
     :ivar num_tokens: leading tokens that need not be computed; always fewer than the sequence has
-    :ivar ids: the blocks that hold them, or the slot
-    :ivar awaited: the next block is being computed by a running sequence: waiting for it saves computing it twice
+    :ivar ids: the blocks or the slot that hold them
+    :ivar awaited: a running sequence is computing the next block: waiting for it avoids computing it twice
     """
 
     num_tokens: int
@@ -107,11 +107,11 @@ class Prefix:
 
 @frozen
 class KvUsage:
-    """Counts blocks (or slots) by their use; used + cached + free = total.
+    """Counts blocks (or slots) by use; used + cached + free = total.
 
-    :ivar used: held by sequences
-    :ivar cached: available, and until taken a prefix that may be hit
-    :ivar free: available, and empty
+    :ivar used: referenced by sequences
+    :ivar cached: available, but hold a prefix that can be hit until they are taken
+    :ivar free: available and empty
     """
 
     total: int
@@ -121,17 +121,16 @@ class KvUsage:
 
 
 class KvManager(Protocol):
-    """Shows KV memory to the scheduler, which allocates no block itself.
+    """Gives the scheduler access to KV memory; the scheduler allocates no block itself.
 
     The life of a table: ``match`` finds a prefix (changes nothing), ``attach`` takes it, ``grow`` adds capacity before
-    a step, ``commit`` says after a step what is computed, ``free`` gives everything back. Capacity may be added for a
-    step while an earlier one is still being computed: what the device writes and reads, it does in the order of the
-    steps.
+    a step, ``commit`` records after a step what is computed, ``free`` gives everything back. Capacity may be added for
+    a step while an earlier one is in flight: the device executes reads and writes in the order of steps.
     """
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Return how many tokens of KV the largest sequence can hold when it has the whole memory."""
+        """Return how many tokens of KV a sequence can hold if it has the whole memory."""
         ...
 
     @property
@@ -141,7 +140,7 @@ class KvManager(Protocol):
 
     @property
     def prefix_hits(self) -> int:
-        """Return how many tokens of ``prefix_queries`` were found."""
+        """Return how many of the ``prefix_queries`` tokens were found."""
         ...
 
     @property
@@ -150,61 +149,63 @@ class KvManager(Protocol):
         ...
 
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
-        """Find the longest start of ``token_ids`` whose KV is there already. This changes nothing that others see.
+        """Find the longest start of ``token_ids`` whose KV is cached. Changes no shared state.
 
         :param table: an empty table of this sequence
         """
         ...
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
-        """Tell whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits into what is free now.
+        """Return whether a sequence of ``num_tokens`` tokens that starts with ``prefix`` fits into the free memory.
 
-        :param num_growing: sequences that may each need a block more soon, and are to have it
+        :param num_growing: sequences for each of which one more block must remain
         """
         ...
 
     def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
-        """Fill an empty table with ``prefix``, which ``match`` has just found for it."""
+        """Fill an empty table with ``prefix``, which ``match`` has just returned for it."""
         ...
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
         """Add capacity to write the KV of tokens ``start`` to ``start + num_tokens``, in memory that no other table
         refers to.
 
-        :param start: tokens of the sequence that are computed, or will be by steps under way
-        :returns: how many of the tokens fit, 0 if none does
+        :param start: tokens of the sequence that are computed, or will be by steps in flight
+        :returns: how many of the tokens fit; may be 0
         """
         ...
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Note that the KV of the first ``num_computed`` of ``token_ids`` is computed, so that others may share it."""
+        """Record that the KV of the first ``num_computed`` of ``token_ids`` is computed, so that it can be shared."""
         ...
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
-        """Make a second table with the same first ``num_computed`` tokens of KV."""
+        """Return a second table with the KV of the first ``num_computed`` tokens."""
         ...
 
     def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Empty the table. What it held can be hit until its memory is needed.
+        """Empty the table. Its KV can be hit until its memory is needed.
 
-        :param num_computed: leading tokens of ``token_ids`` whose KV it holds
+        :param num_computed: leading tokens of ``token_ids`` whose KV the table holds
         """
         ...
 
     def forget(self, table: KvTable, token_ids: list[int]) -> None:
-        """Let no sequence find the KV of a table's tokens any more, whoever computed it: it holds NaN, which would make
-        NaN of all that attend to it. The table is to be freed next.
+        """Withdraw the KV of a table's tokens from the cache, whichever sequence computed it, because it contains NaN,
+        which would spread to every sequence that attends to it. ``free`` of the table must follow.
         """
         ...
 
     def take_copies(self) -> list[KvCopy]:
-        """Return the copies to do before the next step's writes, all reads before all writes or in this order."""
+        """Return the copies to execute before the next step's writes: all reads before all writes, or in the given
+        order.
+        """
         ...
 
     def take_released(self) -> list[int]:
-        """Return slots of contiguous KV that will not be used again: their storage may be freed after the copies."""
+        """Return contiguous slots that will not be used again: their storage may be freed after the copies."""
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Forget every shared prefix, including those that running sequences would still leave behind."""
+        """Forget every cached prefix. KV of the sequences that are running now is not cached either."""
         ...

@@ -1,4 +1,4 @@
-"""Manage paged KV memory: block tables over one pool, shared by hash and by reference."""
+"""Manage paged KV memory: block tables over one pool, with sharing by hash and by reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paged_sdk.kv.manager import KvCopy, KvTable, KvUsage, Prefix
 __all__ = ["KvCacheManager"]
 
 OUT_OF_WINDOW_BLOCK = 0
-"""Stands in a block table for a block that is out of every window. Any id that exists would do: it is never read."""
+"""Block table entry for a block outside every window. Any existing id would do: it is never read."""
 
 
 class KvCacheManager:
@@ -21,16 +21,15 @@ class KvCacheManager:
 
     Of a table over ``ids``, with W the window and B the block size::
 
-        | out of W  | within W                                         |
-        | freed     | computed, full     | partly filled | capacity to write
-        |           | published by hash  |     at most one block of it is shared, and copied before it is written
-        0           num_out_of_window    num_published                   len(ids)
+        | out of W  | within W                                         | | freed     | computed, full     | partly
+        filled | capacity to write |           | published by hash  |     at most one block of it is shared, and copied
+        before it is written 0           num_out_of_window    num_published                   len(ids)
 
-    A block that others refer to is never written: ``grow`` replaces it by a copy. A block that can be found by hash is
-    full, so nobody writes to it.
+    A block that another table refers to is never written: ``grow`` replaces it by a copy. A block with a hash is full,
+    so it is never written.
 
-    :param sliding_window: tokens that a query attends to, itself included, if every layer is limited so; blocks that
-        lie before it are given back while the sequence runs
+    :param sliding_window: tokens that a query attends to, itself included, if every layer has a sliding window: the
+        widest; blocks outside it are freed while the sequence runs
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class KvCacheManager:
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Return how many tokens the pool holds; with a window that the pool can hold, no length is too much."""
+        """Return how many tokens the pool holds; unlimited if the pool can hold a whole sliding window."""
         num_blocks = len(self._pool.blocks)
         return sys.maxsize if self._window_blocks <= num_blocks else num_blocks * self.block_size
 
@@ -59,9 +58,9 @@ class KvCacheManager:
         return self._pool.usage
 
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
-        """Find the leading full blocks by hash, up to the first that is not there.
+        """Find the leading full blocks by hash, up to the first miss.
 
-        The last token is always left to compute: its logits are what the sequence is run for.
+        At least the last token is left to compute, for its logits.
         """
         if not (self._prefix_caching and table.share):
             return Prefix(0, ())
@@ -75,15 +74,16 @@ class KvCacheManager:
         return Prefix(len(ids) * self.block_size, tuple(ids))
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
-        """Tell whether there are blocks for ``num_tokens`` tokens (with a window, for those that live at once), and one
-        for each of ``num_growing`` sequences."""
+        """Return whether there are blocks for ``num_tokens`` tokens (with a window, for those that live at once), plus
+        one for each of ``num_growing`` sequences.
+        """
         found = prefix.ids[self._num_out_of_window(prefix.num_tokens) :]
         live = min(self._num_blocks(num_tokens), self._window_blocks)
         taken_from_free = sum(self._pool.blocks[block_id].ref_count == 0 for block_id in found)
         return live - len(found) + taken_from_free + num_growing <= self._pool.num_available
 
     def attach(self, table: KvTable, prefix: Prefix, token_ids: list[int]) -> None:
-        """Refer to the blocks of ``prefix``, and announce the full blocks that this sequence is going to compute."""
+        """Reference the blocks of ``prefix``, and announce the full blocks that this sequence will compute."""
         assert not table.ids, "the table is in use"
         for block_id in prefix.ids:
             self._pool.acquire(self._pool.blocks[block_id])
@@ -104,7 +104,7 @@ class KvCacheManager:
                 self.prefix_hits += prefix.num_tokens
 
     def grow(self, table: KvTable, start: int, num_tokens: int) -> int:
-        """Copy shared blocks that would be written, take new ones."""
+        """Copy shared blocks that would be written, and take new ones."""
         end = start + num_tokens
         if end <= table.capacity:
             return num_tokens
@@ -126,7 +126,7 @@ class KvCacheManager:
         return min(num_tokens, table.capacity - start)
 
     def commit(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Publish the blocks that are full now, and give back those that the window has left."""
+        """Publish the blocks that are now full, and free those outside the window."""
         if num_computed < table.next_commit:
             return
         num_full = num_computed // self.block_size
@@ -146,7 +146,7 @@ class KvCacheManager:
             )
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
-        """Make a second table over the same blocks; whoever writes to a shared one first gets a copy."""
+        """Return a second table over the same blocks; the first to write to a shared block gets a copy."""
         child = KvTable(table.cache_keys, share=table.share)
         child.ids = table.ids[: self._num_blocks(num_computed)]
         child.hashes = table.hashes[: num_computed // self.block_size]
@@ -160,8 +160,8 @@ class KvCacheManager:
         return child
 
     def free(self, table: KvTable, token_ids: list[int], num_computed: int) -> None:
-        """Drop the table's references. Its last blocks will be evicted first, because the first blocks serve the most
-        other sequences.
+        """Drop the table's references. The last blocks are released first and so evicted first: the first blocks serve
+        the most other sequences.
         """
         for digest in islice(table.hashes, table.num_published, None):
             if self._pending.get(digest) is table:
@@ -172,7 +172,7 @@ class KvCacheManager:
         table.capacity = table.num_published = table.num_out_of_window = 0
 
     def forget(self, table: KvTable, token_ids: list[int]) -> None:
-        """Withdraw the blocks of its tokens, those that a window has left too."""
+        """Withdraw the blocks of the table's tokens, including those outside the window."""
         for digest in table.hashes:
             self._pool.withdraw(digest)
 
@@ -207,7 +207,7 @@ class KvCacheManager:
     def _release(self, block: Block) -> None:
         self._pool.release(block)
         if block.ref_count == 0:
-            # The block may be taken again within this step: an older copy must not land in it.
+            # The block may be reused within this step: an older copy must not be written into it.
             self._copies.pop(block.id, None)
 
     def _extend_hashes(self, table: KvTable, token_ids: list[int], num_tokens: int) -> None:

@@ -14,12 +14,12 @@ __all__ = ["DEFAULT_CUDA_MEMORY", "BlockLayout", "DeviceMemory", "auto_cpu_block
 MIB = 2**20
 SCALE_BYTES = 4
 AUTO_CPU_CONTEXT = 4096
-"""The tokens per sequence that a pool of automatic size on the CPU has capacity for."""
+"""Tokens per sequence for which an automatically sized CPU pool has capacity."""
 AUTO_CPU_DIVISOR = 4
-"""A pool of automatic size takes at most this part of the memory that the process may use."""
+"""An automatically sized CPU pool takes at most 1 / AUTO_CPU_DIVISOR of the memory that the process may use."""
 
 DEFAULT_CUDA_MEMORY = Fraction(0.9)
-"""The pool takes this share of a CUDA device unless another size is set."""
+"""Share of a CUDA device's memory that the pool takes unless another size is set."""
 
 
 @frozen(kw_only=True)
@@ -29,8 +29,8 @@ class BlockLayout:
     :ivar block_size: tokens per block
     :ivar elements_per_token: K and V elements per token, over all layers
     :ivar bytes_per_element: bytes of one element of the cache's dtype
-    :ivar scale_bytes_per_token: scales that are stored beside the elements, over all layers
-    :ivar fp8_block_bytes: the bytes of a block if keys and values were f8e4m3; None: they are
+    :ivar scale_bytes_per_token: bytes of the scales stored beside the elements, over all layers
+    :ivar fp8_block_bytes: bytes of a block if keys and values were stored as f8e4m3; None: they already are
     """
 
     block_size: int
@@ -45,7 +45,7 @@ class BlockLayout:
         return self.block_size * (self.elements_per_token * self.bytes_per_element + self.scale_bytes_per_token)
 
     def largest_context(self, num_bytes: int) -> int:
-        """Return how many tokens so many bytes have room for."""
+        """Return how many tokens fit into ``num_bytes``."""
         return num_bytes // self.block_bytes * self.block_size
 
 
@@ -54,7 +54,7 @@ class DeviceMemory:
     """Says how much memory a device has.
 
     :ivar total: bytes of the device; on CPU, those that the process may use (a container's limit counts)
-    :ivar free: of them, bytes not in use once the weights are loaded
+    :ivar free: bytes of these not in use once the weights are loaded
     """
 
     total: int
@@ -92,8 +92,8 @@ def blocks_for(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemor
 def auto_cpu_blocks(layout: BlockLayout, device: DeviceMemory, *, max_num_seqs: int, max_model_len: int) -> int:
     """Return the number of blocks in a pool on the CPU when no size is requested.
 
-    The pool has capacity for ``max_num_seqs`` sequences of ``max_model_len`` tokens, of at most 4096; but it takes no
-    more than a quarter of the memory that the process may use, nor more than is free.
+    The pool has capacity for ``max_num_seqs`` sequences of min(``max_model_len``, 4096) tokens, but takes at most a
+    quarter of the memory that the process may use, and at most what is free.
 
     :raises OutOfMemoryError: if not even one block fits
     """
@@ -130,7 +130,7 @@ def _does_not_fit(
 
 
 def _advice(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) -> str:
-    """Suggest the largest value of the same setting that fits, or the smallest where it was too small for a block."""
+    """Suggest the largest value of the same setting that fits, or the smallest with at least one block."""
     most_blocks = device.free // layout.block_bytes
     if most_blocks < 1:
         return "not one block fits"
@@ -146,7 +146,7 @@ def _advice(memory: MemoryGpuConfig, layout: BlockLayout, device: DeviceMemory) 
 
 
 def _fp8_advice(layout: BlockLayout, available: int) -> str:
-    """Say how many tokens fit with keys and values in FP8, if these would be more."""
+    """Say how many tokens fit with FP8 keys and values, if that is more."""
     if layout.fp8_block_bytes is None:
         return ""
     tokens = available // layout.fp8_block_bytes * layout.block_size

@@ -1,1 +1,1 @@
-"""Define linear layers, one file per form of weight."""
+"""Store and multiply weights: linear layers, experts and embeddings, one file per form of weight."""

@@ -1,4 +1,4 @@
-"""Let requests' adapters change what a linear layer computes."""
+"""Apply requests' LoRA adapters to linear layers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["AdaptableLinear", "AdaptableShape"]
 
 @frozen(eq=False)
 class AdaptableShape:
-    """Describes a linear layer to adapters. It refers to no weights.
+    """Describes a linear layer to adapters, without its weights.
 
-    :ivar modules: the names of its matrices in the checkpoint, without ``.weight``, with the outputs that are theirs
+    :ivar modules: maps the name of each of the layer's matrices in the checkpoint, without ``.weight``, to its outputs
     :ivar in_features: columns of the weight
-    :ivar device: where the layer is
-    :ivar order: which rows of the one matrix that there is the layer's outputs are; None: all in their order
-    :ivar whole: the shapes of matrices of which this process has a part, by name
-    :ivar rows: which of their rows it has, where these are not all
-    :ivar cols: which of their columns; None: all
-    :ivar has_whole_rows: whether the rows that it has are here as a whole
+    :ivar device: the device of the layer
+    :ivar order: for a layer of one matrix, the matrix row of each output; None: the outputs are the rows in order
+    :ivar whole: for matrices of which this rank has a shard, maps the name to the full shape
+    :ivar rows: maps the name to the rows that this rank has, unless it has all
+    :ivar cols: the columns that this rank has; None: all
+    :ivar has_whole_rows: whether this rank has all columns of its rows
     """
 
     modules: Mapping[str, slice]
@@ -40,20 +40,20 @@ class AdaptableShape:
     has_whole_rows: bool = True
 
     def shape_of(self, module: str) -> tuple[int, int]:
-        """Return the shape of a matrix in the checkpoint."""
+        """Return the full shape of a matrix in the checkpoint."""
         rows = self.modules[module]
         return self.whole.get(module, (rows.stop - rows.start, self.in_features))
 
     @property
     def name(self) -> str:
-        """Return the first of its names, under which an adapter has its update of the layer."""
+        """Return the first module name, under which adapters store their update of the layer."""
         return next(iter(self.modules))
 
 
 class AdaptableLinear(Linear):
-    """Computes what another linear layer does, and adds to each row what its adapter says.
+    """Computes a linear layer, and adds to each row the update of its adapter.
 
-    :ivar base: the layer, which rows without an adapter go through alone
+    :ivar base: the layer; rows without an adapter use only this
     :ivar name: see :class:`AdaptableShape`
     """
 
@@ -64,15 +64,15 @@ class AdaptableLinear(Linear):
 
     @property
     def native_weights(self) -> NativeWeights | None:
-        """Return the weight as a native call multiplies it, which adds the adapters' updates by itself."""
+        """Return the base's weights. A native call that uses them adds the adapters' updates itself."""
         return self.base.native_weights
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
-        """Do what :meth:`Linear.decoded` says, of the base."""
+        """Implement :meth:`Linear.decoded`: yield the rows of the base."""
         return self.base.decoded(device)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says."""
+        """Implement :meth:`Linear.forward`."""
         out = self.base.forward(x, ctx)
         for weights, tokens in self._updates(ctx):
             add_lora_(out, x, weights, tokens)
@@ -81,13 +81,13 @@ class AdaptableLinear(Linear):
         return out
 
     def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward_gated` says; in one launch, where a form has that, if no row is adapted."""
+        """Implement :meth:`Linear.forward_gated`. If no row has an adapter, use the base's fused form."""
         if self._updates(ctx) or (ctx is not None and ctx.slots is not None):
             return super().forward_gated(x, activation, ctx)
         return self.base.forward_gated(x, activation, ctx)
 
     def _updates(self, ctx: StepContext | None) -> list[tuple[LoraWeights, Tensor]]:
-        """Return the updates of this layer in a step, each with the indices of its tokens."""
+        """Return the step's updates of this layer, each with the indices of its tokens."""
         if ctx is None or ctx.adapted is None:
             return []
         adapted = ctx.adapted

@@ -1,4 +1,4 @@
-"""Multiply with weights in the model's dtype."""
+"""Multiply with weights in the model's dtype, by torch."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class DenseLinear(Linear):
         self.bias = bias
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says."""
+        """Implement :meth:`Linear.forward`."""
         return F.linear(x, self.weight, self.bias)
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
-        """Do what :meth:`Linear.decoded` says."""
+        """Implement :meth:`Linear.decoded`."""
         bias = torch.zeros(self.out_features, device=device) if self.bias is None else self.bias.float()
         yield DecodedRows(0, self.weight.float(), bias)

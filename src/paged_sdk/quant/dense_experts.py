@@ -20,9 +20,9 @@ class DenseExperts(Experts):
 
     :param gate_up: ``[num_experts, 2 * intermediate_size, hidden_size]``, gate's rows, then up's
     :param down: ``[num_experts, hidden_size, intermediate_size]``
-    :param extras: None: experts are SwiGLU without biases
-    :param join: puts together what ranks have of each expert's neurons, on the CPU: ``gate_up`` has the rows of these,
-        and ``down`` has some rows and all columns; None: nobody else has any
+    :param extras: None: plain SwiGLU without biases
+    :param join: on the CPU, gathers the inner activations of all ranks before ``down``: ``gate_up`` has the rows of
+        this rank's neurons, ``down`` some rows and all columns; None: no gather
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class DenseExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Return bytes of all experts."""
+        """Return the bytes of all experts."""
         return self.gate_up.nbytes + self.down.nbytes
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Do what :meth:`Experts.forward` says."""
+        """Implement :meth:`Experts.forward`."""
         if self.join is not None:
             return self._forward_joined(x, topk_weights, topk_ids, self.join)
         if self.extras is None:
@@ -47,8 +47,8 @@ class DenseExperts(Experts):
         return self._forward_extended(x, topk_weights, topk_ids)
 
     def _forward_joined(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, join: ColumnJoin) -> Tensor:
-        """Compute what :func:`fused_moe_reference` does, one expert after the other for all its tokens: all neurons of
-        this rank, and once they are joined, all outputs.
+        """Compute the same as :func:`fused_moe_reference`, one expert at a time: first this rank's inner activations,
+        then, after the gather, all outputs.
         """
         order = topk_ids.flatten().argsort(stable=True)
         tokens, weights = order // topk_ids.shape[1], topk_weights.flatten()[order].unsqueeze(-1)
@@ -69,8 +69,8 @@ class DenseExperts(Experts):
         return out.to(x.dtype)
 
     def _forward_extended(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Compute every expert of all tokens one after the other: which of them a token uses is never asked on the
-        host, so that a CUDA graph can record it.
+        """Compute every expert for all tokens, one expert at a time. The host never reads which experts are selected,
+        so that a CUDA graph can record the computation.
         """
         wide = torch.promote_types(x.dtype, torch.float32)
         used = torch.zeros(len(x), len(self.gate_up), dtype=wide, device=x.device)

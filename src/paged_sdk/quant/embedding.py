@@ -20,7 +20,7 @@ class Embedding(ABC):
     """Holds one row per token of the vocabulary.
 
     :param dtype: the dtype of the rows
-    :param scale: multiplies them, itself rounded to their dtype as gemma was trained; None: 1
+    :param scale: multiplies the rows; the scale itself is rounded to their dtype, as Gemma was trained; None: 1
     """
 
     def __init__(self, *, dtype: torch.dtype, scale: float | None) -> None:
@@ -28,25 +28,26 @@ class Embedding(ABC):
         self._scale = None if scale is None else torch.tensor(scale, dtype=dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Look up ``[num_tokens]`` int64; a new tensor ``[num_tokens, hidden_size]`` of the model's dtype."""
+        """Look up the rows of token ids, ``[num_tokens]`` int64.
+
+        :returns: a new tensor ``[num_tokens, hidden_size]`` of the model's dtype
+        """
         rows = self._rows(token_ids)
         return rows if self._scale is None else rows.mul_(self._scale)
 
     @property
     def scale(self) -> float:
-        """Return what the rows are multiplied by."""
+        """Return the factor of the rows."""
         return 1.0 if self._scale is None else float(self._scale)
 
     @property
     def stored(self) -> StoredMatrix | None:
-        """Return the table for an output projection that is tied to it; None: only this form's own projection can use
-        it.
-        """
+        """Return the table for a tied output projection; None: only this form's own projection can share it."""
         return None
 
     @abstractmethod
     def _rows(self, token_ids: Tensor) -> Tensor:
-        """Return the rows before they are scaled, as a new tensor."""
+        """Return the unscaled rows as a new tensor."""
 
 
 class DenseEmbedding(Embedding):
@@ -62,7 +63,7 @@ class DenseEmbedding(Embedding):
 
     @property
     def stored(self) -> DenseMatrix:
-        """Return the table, which shares the memory."""
+        """Return the table. It shares this embedding's memory."""
         return DenseMatrix(self.weight)
 
     def _rows(self, token_ids: Tensor) -> Tensor:
@@ -70,19 +71,20 @@ class DenseEmbedding(Embedding):
 
 
 class BlockEmbedding(Embedding):
-    """Holds rows in quantized blocks and decodes them as they are looked up: a step needs a few hundred of 150,000.
+    """Holds rows in quantized blocks and decodes them on lookup: a step needs a few hundred of 150,000.
 
     :param matrix: ``[vocab_size, hidden_size]``
-    :param dtype: see :class:`Embedding`; ``scale`` likewise
+    :param dtype: see :class:`Embedding`
+    :param scale: see :class:`Embedding`
     """
 
     def __init__(self, matrix: BlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:
         super().__init__(dtype=dtype, scale=scale)
-        self.matrix: BlockMatrix = matrix.to(torch.device("cpu"))  # which reads it, if it is in a file still
+        self.matrix: BlockMatrix = matrix.to(torch.device("cpu"))  # reads the matrix if it is still in a file
 
     @property
     def stored(self) -> BlockMatrix:
-        """Return the table, which shares the memory."""
+        """Return the table. It shares this embedding's memory."""
         return self.matrix
 
     def _rows(self, token_ids: Tensor) -> Tensor:
@@ -90,10 +92,11 @@ class BlockEmbedding(Embedding):
 
 
 class TritonBlockEmbedding(Embedding):
-    """Holds rows in the layout for GPUs and decodes them in one launch as they are looked up.
+    """Holds rows in the GPU layout and decodes them on lookup, in one launch.
 
     :param matrix: ``[vocab_size, hidden_size]``, which an output projection may share
-    :param dtype: see :class:`Embedding`; ``scale`` likewise
+    :param dtype: see :class:`Embedding`
+    :param scale: see :class:`Embedding`
     """
 
     def __init__(self, matrix: TritonBlockMatrix, *, dtype: torch.dtype, scale: float | None = None) -> None:

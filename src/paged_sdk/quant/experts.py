@@ -1,4 +1,4 @@
-"""Define the interface of every form of a mixture's experts, as :mod:`paged_sdk.quant.linear` does for one matrix."""
+"""Define the interface of a layer's experts, however their weights are stored."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ __all__ = ["ExpertExtras", "Experts", "NativeExpertWeights"]
 
 @frozen(eq=False, kw_only=True)
 class ExpertExtras:
-    """Holds what experts have that compute ``(up + 1) * gate * sigmoid(alpha * gate)`` of clamped factors, with biases.
+    """Holds the parameters of experts that compute ``(up + 1) * gate * sigmoid(alpha * gate)``, with clamps and biases.
 
-    :ivar gate_bias: ``[num_experts, intermediate_size]`` in the model's dtype; ``up_bias`` likewise
+    :ivar gate_bias: ``[num_experts, intermediate_size]`` in the model's dtype
+    :ivar up_bias: likewise
     :ivar down_bias: ``[num_experts, hidden_size]``
-    :ivar alpha: multiplies the gate within its sigmoid
-    :ivar limit: the largest gate, and the largest magnitude of up
+    :ivar alpha: multiplies the gate in the sigmoid
+    :ivar limit: the upper bound of the gate, and of the magnitude of up
     """
 
     gate_bias: Tensor
@@ -31,13 +32,13 @@ class ExpertExtras:
 
 @frozen(eq=False, kw_only=True)
 class NativeExpertWeights:
-    """Holds the matrices of all experts as the native CPU kernels multiply them.
+    """Holds the packed matrices of all experts, for the native CPU kernels.
 
-    :ivar gate: ``[num_experts * intermediate_size, hidden_size]``; of ranks that join columns, this one's rows of each
-        expert's
+    :ivar gate: ``[num_experts * intermediate_size, hidden_size]``; if ranks join columns, this rank's rows of each
+        expert
     :ivar up: likewise
     :ivar down: ``[num_experts * hidden_size, intermediate_size]``, likewise
-    :ivar extras: None: experts are SwiGLU without biases
+    :ivar extras: None: plain SwiGLU without biases
     """
 
     gate: PackedWeight
@@ -47,16 +48,16 @@ class NativeExpertWeights:
 
 
 class Experts(ABC):
-    """Computes gated MLPs (SwiGLU), of which each token uses a few, however their weights are kept."""
+    """Computes a mixture of gated MLPs (SwiGLU), of which each token uses a few, however their weights are stored."""
 
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Return how many bytes the weights take."""
+        """Return the bytes of the weights."""
 
     @property
     def native_weights(self) -> NativeExpertWeights | None:
-        """Return what a native call that fuses several layers multiplies by; None: this form has no native kernel."""
+        """Return the weights for a native call that fuses several layers; None: this form has no native kernel."""
         return None
 
     @abstractmethod
@@ -65,6 +66,6 @@ class Experts(ABC):
 
         :param x: ``[num_tokens, hidden_size]`` of the model's dtype
         :param topk_weights: ``[num_tokens, num_selected]`` float32
-        :param topk_ids: likewise, int64
+        :param topk_ids: ``[num_tokens, num_selected]`` int64
         :returns: ``[num_tokens, rows of an expert's down]`` of the dtype of ``x``
         """

@@ -1,4 +1,4 @@
-"""Define what a form of weight makes of stored matrices, and find the forms there are."""
+"""Define the interface of a form of weight, and discover the forms."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Form", "Place", "find_forms"]
 
 @frozen(kw_only=True)
 class Place:
-    """Says where weights will be, and what can compute with them there.
+    """Describes where weights will be stored, and which kernels are available there.
 
     :ivar device: the device that holds the weights
     :ivar dtype: the dtype of activations, and of weights that are decoded
-    :ivar workspace: the native kernels' workspace; None: they are absent, or the device is not the CPU
-    :ivar one_form: whether weights are multiplied with any number of rows as they are with few
-    :ivar memory: returns so many bytes for weights that are packed
+    :ivar workspace: the native kernels' workspace; None: no native kernels, or the device is not the CPU
+    :ivar one_form: whether products with many rows use the same arithmetic as with few (batch invariance)
+    :ivar memory: allocates the given number of bytes for packed weights
     """
 
     device: torch.device
@@ -40,8 +40,8 @@ class Place:
     memory: Callable[[int], Tensor] = own_pages
 
     def decoded(self, matrix: StoredMatrix) -> Tensor:
-        """Return the values of a matrix on the device; whichever takes fewer bytes, stored or decoded, travels
-        there.
+        """Return the values of a matrix on the device. A quantized matrix is copied there before it is decoded, a dense
+        one after it is converted.
         """
         if matrix.is_dense:
             return matrix.decoded(self.dtype).to(self.device)
@@ -49,8 +49,8 @@ class Place:
 
 
 class Form:
-    """Holds and multiplies weights in one way. It returns None for what it cannot serve; no two forms serve the same
-    matrices in the same place.
+    """Stores and multiplies weights in one way. Methods return None for matrices that the form cannot serve. No two
+    forms serve the same matrices in the same place.
     """
 
     def linear(
@@ -65,8 +65,8 @@ class Form:
 
         :param matrices: in the order of their outputs, at least one
         :param biases: one per matrix, in the model's dtype, or None where it has none
-        :param is_head: whether it is the output projection, which multiplies one row per sequence of a step and not per
-            token
+        :param is_head: whether this is the output projection, which multiplies one row per sequence of a step, not one
+            per token
         """
         return None
 
@@ -82,10 +82,12 @@ class Form:
     ) -> Experts | None:
         """Make a layer's experts.
 
-        :param gate: one matrix per expert; ``up`` and ``down`` likewise
-        :param extras: None: experts are SwiGLU without biases
-        :param join: puts together what the ranks have of each expert's neurons before ``down``, which has some rows and
-            all columns; None: all neurons are here, or ``down`` has the columns of those that are
+        :param gate: one matrix per expert
+        :param up: likewise
+        :param down: likewise
+        :param extras: None: plain SwiGLU without biases
+        :param join: gathers the inner activations of all ranks before ``down``, which has some rows and all columns;
+            None: this rank has all neurons, or ``down`` has the columns of its neurons only
         """
         return None
 
@@ -103,12 +105,12 @@ class Form:
         return None
 
     def tied_head(self, embedding: Embedding, place: Place) -> Linear | None:
-        """Make the output projection that shares the memory of this form's own embedding."""
+        """Make a tied output projection that shares the memory of this form's embedding."""
         return None
 
 
 def find_forms() -> tuple[Form, ...]:
-    """Return every form: each module of :mod:`paged_sdk.quant.forms` holds one, as ``FORM``."""
+    """Return all forms: each module of :mod:`paged_sdk.quant.forms` defines one as ``FORM``."""
     package = paged_sdk.quant.forms
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     return tuple(import_module(f"{package.__name__}.{name}").FORM for name in names)

@@ -1,4 +1,4 @@
-"""Multiply weights and activations in int8 after a Hadamard transform, by torch alone: for machines without the native
+"""Multiply weights and activations in int8 after a Hadamard transform, by torch: for machines without the native
 kernels.
 """
 
@@ -18,12 +18,12 @@ from paged_sdk.quant.linear import Linear
 __all__ = ["HadamardInt8Linear"]
 
 _ROWS_AT_ONCE: Final = 1024
-_ZERO: Final = 128  # activations are unsigned: oneDNN has no fast kernel for int8 rows
+_ZERO: Final = 128  # zero point: activations are uint8, as oneDNN has no fast kernel for int8 activations
 
 
 class HadamardInt8Linear(Linear):
-    """Multiplies matrices that share an input, with int8 weights, one scale per output, and int8 activations, one scale
-    per row.
+    """Multiplies matrices that share an input, with int8 weights (one scale per output) and int8 activations (one scale
+    per row).
 
     :param matrices: in the order of their outputs
     :param biases: one per matrix, or None
@@ -46,10 +46,10 @@ class HadamardInt8Linear(Linear):
         self._bias = _side_by_side(biases, [matrix.shape[0] for matrix in matrices])
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says."""
+        """Implement :meth:`Linear.forward`."""
         codes, scales = hadamard_quantize(x)
         unsigned = (codes.to(torch.int16) + _ZERO).to(torch.uint8)
-        if self._halves:  # split codes into seven bits and one, whose pairs of products fit 16 bits
+        if self._halves:  # split codes into 7 bits and 1, for which sums of two products fit 16 bits
             product = self._multiply(unsigned >> 1, _ZERO // 2).mul_(2).add_(self._multiply(unsigned & 1, 0))
         else:
             product = self._multiply(unsigned, _ZERO)
@@ -81,7 +81,7 @@ def _saturates() -> bool:
 
 
 def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
-    """Return the biases of several matrices as one, float32, zero where a matrix has none; None: none has any."""
+    """Concatenate the biases of several matrices in float32, zero where a matrix has none; None if none has any."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat(

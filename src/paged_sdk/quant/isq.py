@@ -1,4 +1,4 @@
-"""Quantize matrices in situ: say what each type stands for, and quantize a matrix on the device that holds it."""
+"""Quantize matrices in situ: define the format of each ISQ type, and quantize a matrix on its own device."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 _WEIGHTS_AT_ONCE: Final = 1 << 20  # 4 MiB of float32; the embeddings of a large vocabulary would take a gigabyte
-_GROUP_COLS: Final = 32  # a grouped matrix has a multiple of so many columns where kernels multiply it
+_GROUP_COLS: Final = 32  # kernels require a multiple of this many columns
 
 
 @frozen(kw_only=True)
 class _Blocks:
-    """Says which of GGUF's blocks a type stands for.
+    """Describes an ISQ type that is stored as GGUF blocks.
 
-    :ivar name: ggml's name of the blocks
-    :ivar narrow: the type, one step wider, for rows whose length is no multiple of the block; None: there is none
+    :ivar name: ggml's name of the block type
+    :ivar narrow: the next wider type, for rows whose length is not a multiple of the block; None: none
     """
 
     name: str
@@ -81,11 +81,11 @@ _BLOCKS: Final[Mapping[IsqType, _Blocks]] = MappingProxyType(
 
 @frozen(kw_only=True)
 class _Groups:
-    """Says how a type of groups is quantized.
+    """Describes an ISQ type that is stored as grouped codes.
 
-    :ivar by_torch: on any device
-    :ivar native: the same on the CPU, many times as fast, given the library, the matrix and ``num_threads``; None:
-        torch is fast enough
+    :ivar by_torch: quantizes a matrix on any device
+    :ivar native: the same on the CPU and many times as fast, called with the library, the matrix and ``num_threads``;
+        None: torch is fast enough
     """
 
     by_torch: Callable[[Tensor], GroupedMatrix]
@@ -126,37 +126,37 @@ _GROUPS: Final[Mapping[IsqType, _Groups]] = MappingProxyType(
 
 
 def blocks_of(isq: IsqType) -> str | None:
-    """Return ggml's name of the blocks that a type stands for; None: it is one of groups."""
+    """Return ggml's name of a type's blocks; None: the type has grouped codes."""
     return _BLOCKS[isq].name if isq in _BLOCKS else None
 
 
 def for_head(isq: IsqType) -> IsqType:
-    """Return the type for the output projection, whose errors reach the logits undamped, and for the embeddings where
-    a model is quantized to another type.
+    """Return the type of the output projection and the embeddings in a model that is quantized to ``isq``. Errors of
+    the output projection reach the logits undamped.
     """
     return IsqType.Q6K if isq.bits <= 4 else IsqType.Q8_0
 
 
 def is_for_gpus(isq: IsqType) -> bool:
-    """Return whether the kernels for GPUs multiply the type."""
+    """Return whether the GPU kernels can multiply the type."""
     return isq in _BLOCKS and _BLOCKS[isq].tensor_type in REPACKABLE_TYPES
 
 
 def has_groups(isq: IsqType) -> bool:
-    """Return whether a type is one of groups and not of blocks: on the CPU only the native kernels multiply it."""
+    """Return whether a type has grouped codes, not blocks. On the CPU, only the native kernels can multiply these."""
     return isq in _GROUPS
 
 
 def blocks_for(isq: IsqType, cols: int) -> str | None:
-    """Return ggml's name of the blocks that rows of so many columns take; None: the type is one of groups, or they fit
-    none.
+    """Return ggml's name of the blocks used for rows of ``cols`` columns; None: the type has grouped codes, or the rows
+    fit no block.
     """
     number = _fitting(isq, cols) if isq in _BLOCKS else None
     return None if number is None else BLOCK_FORMATS[number].name
 
 
 def can_be_quantized(isq: IsqType, cols: int) -> bool:
-    """Return whether rows of so many columns fit the type, or the one that narrow rows take in its place."""
+    """Return whether rows of ``cols`` columns fit the type or its fallback for narrow rows."""
     return cols % _GROUP_COLS == 0 if isq in _GROUPS else _fitting(isq, cols) is not None
 
 
@@ -169,13 +169,12 @@ def quantize(
     num_threads: int | None = None,
 ) -> BlockMatrix | GroupedMatrix:
     """Quantize a matrix on its own device: by the native library on the CPU, else by torch, which is up to a hundred
-    times slower and gives the same bits of blocks.
+    times slower. Blocks are bit-identical.
 
     :param values: ``[rows, columns]`` float32, bfloat16 or float16, for which :func:`can_be_quantized` is true
-    :param importance: float32 ``[columns]``, how much an error in each column counts, which blocks are chosen by; None:
-        all count alike
-    :param num_threads: of the native library; torch's own number by default
-    :raises CheckpointError: it holds NaN, Inf or numbers above 32,768
+    :param importance: float32 ``[columns]``, the weight of each column's squared error; None: all 1. Only blocks use it
+    :param num_threads: threads of the native library; torch's number by default
+    :raises CheckpointError: if the matrix holds NaN, Inf or numbers above 32,768
     """
     if values.device.type != "cpu":
         library = None
@@ -200,8 +199,9 @@ def quantize_stored(
     *,
     num_threads: int | None = None,
 ) -> BlockMatrix | UnreadGroupedMatrix:
-    """Quantize a stored matrix on a device, a few rows at a time, when they are asked for: what packs them has neither
-    all numbers nor all codes in memory. Parameters and errors are :func:`quantize`'s; the latter come with the rows.
+    """Quantize a stored matrix on a device lazily, a few rows at a time as they are read, so that neither all values
+    nor all codes are in memory at once. Parameters and errors are those of :func:`quantize`; errors are raised when
+    rows are read.
     """
     rows, cols = matrix.shape
     step = max(1, weights_at_once(device, on_cpu=_WEIGHTS_AT_ONCE) // max(1, cols))
@@ -239,14 +239,14 @@ def quantize_stored(
 
 
 def _numbers(matrix: StoredMatrix) -> Tensor:
-    """Return the values in the dtype that they are stored in where quantizers take it, else in float32."""
+    """Return the values in their stored dtype if the quantizers accept it, else in float32."""
     if isinstance(matrix, DenseMatrix) and (weight := matrix.weight).dtype in WEIGHT_DTYPES:
         return weight
     return matrix.decoded()
 
 
 def _joined(parts: Sequence[BlockMatrix | GroupedMatrix]) -> GroupedMatrix:
-    """Put parts of one matrix one below the other."""
+    """Concatenate parts of one matrix along the rows."""
     grouped = [part for part in parts if isinstance(part, GroupedMatrix)]
     if len(grouped) == 1:
         return grouped[0]
@@ -260,7 +260,7 @@ def _joined(parts: Sequence[BlockMatrix | GroupedMatrix]) -> GroupedMatrix:
 
 
 def _fitting(isq: IsqType, cols: int) -> int | None:
-    """Return ggml's number of the blocks for rows of so many columns; None: they fit no type."""
+    """Return ggml's type number of the blocks for rows of ``cols`` columns; None: no type fits."""
     blocks = _BLOCKS[isq]
     if cols % BLOCK_FORMATS[blocks.tensor_type].elements == 0:
         return blocks.tensor_type

@@ -1,4 +1,4 @@
-"""Define the interface of every form of matrix: dense, quantized, adapted, sharded."""
+"""Define the interface of linear layers: dense, quantized, adapted, sharded."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from paged_sdk.kernels.step import StepContext
 
 __all__ = ["DecodedRows", "Linear", "NativeWeights", "decoded_matrices"]
 
-_ROWS_AT_ONCE: Final = 256  # decoded at once: 1.5 MB of 1536 columns, which the caches hold
+_ROWS_AT_ONCE: Final = 256  # decoded at a time: 1.5 MB with 1536 columns, which fits the caches
 
 
 @frozen(eq=False, kw_only=True)
 class NativeWeights:
-    """Holds the matrices of a linear layer as the native CPU kernels multiply them.
+    """Holds the packed matrices of a linear layer, for the native CPU kernels.
 
-    :ivar few: the matrices as few rows multiply them, in the order of their outputs
-    :ivar many: the same matrices as many rows multiply them; ``few`` itself where there is no difference
+    :ivar few: the matrices for products with few rows, in the order of their outputs
+    :ivar many: the same matrices for products with many rows; ``few`` itself if there is no difference
     :ivar biases: one per matrix, or None where a matrix has none
     """
 
@@ -35,9 +35,9 @@ class NativeWeights:
 
 @frozen(eq=False)
 class DecodedRows:
-    """Holds some rows of a linear layer's weight as numbers.
+    """Holds decoded rows of a linear layer's weight.
 
-    :ivar first: the first row's number
+    :ivar first: the index of the first row
     :ivar weight: ``[num_rows, in_features]`` float32
     :ivar bias: ``[num_rows]`` float32
     """
@@ -48,9 +48,9 @@ class DecodedRows:
 
 
 def decoded_matrices(weights: NativeWeights, decode: Callable[[PackedWeight, Tensor], Tensor]) -> Iterator[DecodedRows]:
-    """Yield the rows of native weights, some at a time.
+    """Yield the decoded rows of native weights, some at a time.
 
-    :param decode: returns rows of a matrix in float32, by their numbers
+    :param decode: returns rows of a matrix in float32, given their indices
     """
     before = 0
     for weight, bias in zip(weights.few, weights.biases, strict=True):
@@ -62,11 +62,11 @@ def decoded_matrices(weights: NativeWeights, decode: Callable[[PackedWeight, Ten
 
 
 class Linear(ABC):
-    """Computes ``x @ weight.T + bias``, however the weight is kept.
+    """Computes ``x @ weight.T + bias``, however the weight is stored.
 
     :ivar in_features: columns of the weight
     :ivar out_features: rows of the weight
-    :ivar num_bytes: how many bytes the weights take, as they are kept
+    :ivar num_bytes: bytes of the weights as stored
     """
 
     def __init__(self, *, in_features: int, out_features: int, num_bytes: int) -> None:
@@ -76,35 +76,36 @@ class Linear(ABC):
 
     @property
     def native_weights(self) -> NativeWeights | None:
-        """Return what a native call that fuses several layers multiplies by; None: this form has no native kernel."""
+        """Return the weights for a native call that fuses several layers; None: this form has no native kernel."""
         return None
 
     @abstractmethod
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Multiply some rows by the weight and add the bias.
+        """Multiply rows by the weight and add the bias.
 
         :param x: ``[num_rows, in_features]`` of the model's dtype
-        :param ctx: the step that the rows belong to; None: the rows are not the tokens of a step, like those chosen for
+        :param ctx: the step whose tokens the rows are; None: the rows do not correspond to a step's tokens, as for
             the output projection
-        :returns: ``[num_rows, out_features]`` of the same dtype, contiguous, which the caller may change
+        :returns: ``[num_rows, out_features]`` of the same dtype, contiguous; the caller may modify it
         """
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
-        """Yield the weight's rows in order, as the numbers that the form multiplies by. Any thread may ask for them.
+        """Yield the weight's rows in order, as the values that the form multiplies by. May be called from any thread.
 
-        Here they are what the unit vectors give, for forms that have nothing quicker.
+        The default multiplies unit vectors, for forms without a faster way.
 
-        :param device: where the weight is
+        :param device: the device of the weight
         """
         bias = self.forward(torch.zeros(1, self.in_features, device=device), None)
         columns = self.forward(torch.eye(self.in_features, device=device), None)
         yield DecodedRows(0, (columns - bias).T, bias[0])
 
     def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
-        """Compute ``activation(gate) * up`` of a layer whose outputs are the gate's, then as many of up (Shazeer, 2020,
-        arXiv 2002.05202).
+        """Compute ``activation(gate) * up``, where gate is the first half of the outputs and up the second (Shazeer,
+        2020, arXiv 2002.05202).
 
-        :param x: see :meth:`forward`; ``ctx`` likewise
+        :param x: see :meth:`forward`
+        :param ctx: see :meth:`forward`
         :returns: ``[num_rows, out_features / 2]`` of the same dtype
         """
         gate_up = self.forward(x, ctx)

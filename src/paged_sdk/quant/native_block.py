@@ -18,20 +18,21 @@ from paged_sdk.quant.linear import DecodedRows, Linear, NativeWeights, decoded_m
 __all__ = ["FEW_ROWS", "NativeBlockLinear", "PackedBlockEmbedding"]
 
 FEW_ROWS = 20
-"""Up to this many sequences' generated tokens are multiplied by packed weights. Beyond, it pays to make int8 codes of
-the weights, which takes as long as 14 rows: with 12 in place of 20, 16 streams of SmolLM2 ran at 0.86 of the speed (AMD
-Zen 4)."""
+"""Packed weights are multiplied directly for the generated tokens of up to this many sequences. For more, int8 codes of
+the weights are made first, which takes as long as multiplying 14 rows. With 12 instead of 20, 16 sequences of SmolLM2
+ran at 0.86 of the speed (AMD Zen 4)."""
 
 
 class NativeBlockLinear(Linear):
-    """Multiplies packed matrices that share an input; their outputs lie side by side.
+    """Multiplies packed matrices that share an input, and concatenates their outputs.
 
-    :param workspace: the workspace of the engine that calls
+    :param workspace: the calling engine's workspace
     :param weights: the packed matrices, in the order of their outputs
     :param biases: one per weight, or None
     :param rotate_many: whether many rows are multiplied by codes of the weights' Hadamard transform, which is faster
-        for more than ``few_rows`` rows: of a step's rows, prompts' tokens are, and generated ones if more than
-        ``few_rows`` sequences generate. Where the step does not say which are which, the number of rows decides
+        for more than ``few_rows`` rows. In a step, this applies to prompt tokens, and to generated tokens if more than
+        ``few_rows`` sequences generate; without a step, the number of rows decides
+    :param few_rows: see ``rotate_many``
     """
 
     def __init__(
@@ -50,18 +51,18 @@ class NativeBlockLinear(Linear):
         self._few_rows = few_rows
         self._few = NativeLinear(workspace, few, biases=biases)
         self._many = NativeLinear(workspace, many, biases=biases) if rotate_many else self._few
-        # There is one copy of the weights for any number of rows.
+        # Both forms share one copy of the weights.
         super().__init__(
             in_features=self._few.in_features, out_features=self._few.out_features, num_bytes=self._few.num_bytes
         )
 
     @property
     def native_weights(self) -> NativeWeights:
-        """Do what :attr:`Linear.native_weights` says."""
+        """Implement :attr:`Linear.native_weights`."""
         return self._native
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says, in float32, bfloat16 or float16."""
+        """Implement :meth:`Linear.forward`, in float32, bfloat16 or float16."""
         if self._many is self._few:
             return self._few(x)
         rows = None if ctx is None else ctx.attention.native_rows
@@ -76,17 +77,17 @@ class NativeBlockLinear(Linear):
         return out
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
-        """Do what :meth:`Linear.decoded` says: the numbers of the blocks."""
+        """Implement :meth:`Linear.decoded`: yield the values of the blocks."""
         return decoded_matrices(self._native, partial(decode_rows, self._library, num_threads=1))
 
 
 class PackedBlockEmbedding(Embedding):
-    """Holds rows packed from blocks and decodes them as they are looked up; an output projection that is tied to them
-    multiplies by the same memory.
+    """Holds rows packed from blocks and decodes them on lookup. A tied output projection multiplies by the same memory.
 
-    :param workspace: the workspace of the engine that calls
+    :param workspace: the calling engine's workspace
     :param weight: ``[vocab_size, hidden_size]``
-    :param dtype: see :class:`Embedding`; ``scale`` likewise
+    :param dtype: see :class:`Embedding`
+    :param scale: see :class:`Embedding`
     """
 
     def __init__(

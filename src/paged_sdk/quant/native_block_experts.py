@@ -1,4 +1,4 @@
-"""Compute experts in the native kernels' layout: at a file's own bits per weight, or dense."""
+"""Compute experts packed for the native kernels: quantized at the file's own bits per weight, or dense."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["NativeBlockExperts"]
 
 
 class NativeBlockExperts(Experts):
-    """Holds stacks of packed matrices, one for each projection.
+    """Holds one stack of packed matrices per projection.
 
-    There is no second form for many rows, as :class:`~paged_sdk.quant.native_block.NativeBlockLinear` has it: experts
-    are nearly all of a model's weights, and each expert gets only a few of a prompt's tokens.
+    Unlike :class:`~paged_sdk.quant.native_block.NativeBlockLinear`, there is no second form for many rows: each expert
+    gets only a few of a prompt's tokens.
 
-    :param workspace: the workspace of the engine that calls
+    :param workspace: the calling engine's workspace
     :param gate: ``[num_experts * intermediate_size, hidden_size]``
     :param up: likewise
     :param down: ``[num_experts * hidden_size, intermediate_size]``
-    :param extras: None: experts are SwiGLU without biases
+    :param extras: None: plain SwiGLU without biases
     :param join: see :class:`~paged_sdk.kernels.native.experts.NativeExperts`
     """
 
@@ -47,14 +47,14 @@ class NativeBlockExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Return bytes of all experts."""
+        """Return the bytes of all experts."""
         return self._experts.num_bytes
 
     @property
     def native_weights(self) -> NativeExpertWeights:
-        """Do what :attr:`Experts.native_weights` says."""
+        """Implement :attr:`Experts.native_weights`."""
         return self._native
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Do what :meth:`Experts.forward` says, in float32, bfloat16 or float16."""
+        """Implement :meth:`Experts.forward`, in float32, bfloat16 or float16."""
         return self._experts(x, topk_weights, topk_ids)

@@ -1,6 +1,4 @@
-"""Keep dense weights in the native kernels' layout, to multiply by and to look up token embeddings from the same
-memory.
-"""
+"""Pack dense weights for the native kernels. Products and embedding lookups share the packed memory."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ __all__ = ["NativeDenseLinear", "PackedDenseMatrix", "PackedEmbedding"]
 
 
 class NativeDenseLinear(Linear):
-    """Multiplies dense packed matrices that share an input; their outputs lie side by side. One form serves every
+    """Multiplies dense packed matrices that share an input, and concatenates their outputs. One packed form serves any
     number of rows.
 
-    :param workspace: the workspace of the engine that calls
+    :param workspace: the calling engine's workspace
     :param weights: the dense packed matrices, of one dtype, in the order of their outputs
     :param biases: one per weight, or None
     """
@@ -42,22 +40,22 @@ class NativeDenseLinear(Linear):
 
     @property
     def native_weights(self) -> NativeWeights:
-        """Do what :attr:`Linear.native_weights` says."""
+        """Implement :attr:`Linear.native_weights`."""
         return self._native
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says, in float32, bfloat16 or float16."""
+        """Implement :meth:`Linear.forward`, in float32, bfloat16 or float16."""
         return self._linear(x)
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
-        """Do what :meth:`Linear.decoded` says."""
+        """Implement :meth:`Linear.decoded`."""
         return decoded_matrices(self._native, lambda weight, rows: unpack_rows(weight, rows).float())
 
 
 @frozen(eq=False)
 class PackedDenseMatrix:
-    """Shows a packed dense matrix as a :class:`~paged_sdk.kernels.quantized.stored_matrix.StoredMatrix`, so that
-    another use of the matrix shares its memory or gets its values back.
+    """Adapts a packed dense matrix to :class:`~paged_sdk.kernels.quantized.stored_matrix.StoredMatrix`, so that another
+    use of the matrix can share its memory or unpack its values.
 
     :ivar weight: the packed dense matrix
     """
@@ -80,26 +78,26 @@ class PackedDenseMatrix:
         return True
 
     def rows(self, index: slice) -> DenseMatrix:
-        """Return some consecutive rows, copied."""
+        """Return a copy of consecutive rows."""
         return DenseMatrix(unpack_rows(self.weight, torch.arange(*bounds(index, self.weight.rows))))
 
     def cols(self, index: slice) -> DenseMatrix:
-        """Return some consecutive columns, copied."""
+        """Return a copy of consecutive columns."""
         return DenseMatrix(self.decoded()).cols(index)
 
     def to(self, device: torch.device) -> PackedDenseMatrix | DenseMatrix:
-        """Return the matrix itself for the CPU, its values for another device."""
+        """Return the matrix itself for the CPU, or a copy of its values for another device."""
         return self if device.type == "cpu" else DenseMatrix(self.decoded()).to(device)
 
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the values, copied."""
+        """Return a copy of the values."""
         return unpack_rows(self.weight, torch.arange(self.weight.rows)).to(dtype)
 
 
 class PackedEmbedding(Embedding):
-    """Looks up rows of a packed dense matrix, by which an output projection that is tied to it multiplies.
+    """Looks up rows of a packed dense matrix, which a tied output projection can share.
 
-    :param workspace: the workspace of the engine that calls
+    :param workspace: the calling engine's workspace
     :param weight: ``[vocab_size, hidden_size]``, dense, of the model's dtype
     :param scale: see :class:`Embedding`
     """
@@ -112,7 +110,7 @@ class PackedEmbedding(Embedding):
 
     @property
     def stored(self) -> PackedDenseMatrix:
-        """Return the table, which shares the memory."""
+        """Return the table. It shares this embedding's memory."""
         return PackedDenseMatrix(self.weight)
 
     def _rows(self, token_ids: Tensor) -> Tensor:

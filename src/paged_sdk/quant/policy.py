@@ -1,4 +1,4 @@
-"""Decide which form each matrix of a model takes; nothing else does."""
+"""Decide in which form each matrix of a model is stored. No other module makes this decision."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["DENSE", "ExpertStack", "NamedMatrix", "Role", "WeightPolicy"]
 
 
 class Role(Enum):
-    """Says what a matrix is for."""
+    """Names the role of a matrix in a model."""
 
     LINEAR = "linear"
     HEAD = "head"
@@ -41,13 +41,13 @@ class Role(Enum):
 
 @frozen
 class NamedMatrix:
-    """Holds a stored matrix and the name that the checkpoint gives it.
+    """Holds a stored matrix and its name in the checkpoint.
 
     :ivar name: Hugging Face's name, such as ``model.layers.0.mlp.down_proj.weight``
-    :ivar index: the matrix's place where the tensor of this name is a stack of several: ``(expert,)``, ``(expert, 0)``
-        for a gate and ``(expert, 1)`` for up, or the number of its part
-    :ivar cut: which rows and columns of that matrix it is, as a text; empty: all
-    :ivar cols: which columns; None: all
+    :ivar index: the matrix's index if the tensor of this name stacks several: ``(expert,)``, ``(expert, 0)`` for a gate
+        and ``(expert, 1)`` for up, or the number of a part made by :meth:`split`
+    :ivar cut: text that identifies the rows and columns taken from that matrix; empty: all
+    :ivar cols: the columns taken; None: all
     """
 
     name: str
@@ -57,16 +57,18 @@ class NamedMatrix:
     cols: slice | None = None
 
     def part(self, rows: slice | None, cols: slice | None) -> NamedMatrix:
-        """Return some of its rows, all of them if None, and of these some columns, likewise.
+        """Return some rows and columns of the matrix.
 
-        :raises UnsupportedQuantizationError: the columns cut a block of elements that share a scale
+        :param rows: None: all
+        :param cols: None: all
+        :raises UnsupportedQuantizationError: if the columns cut a block of elements that share a scale
         """
         matrix = self.matrix if rows is None else self.matrix.rows(rows)
         matrix = matrix if cols is None else matrix.cols(cols)
         return NamedMatrix(self.name, matrix, self.index, f"{rows} {cols}", cols)
 
     def split(self, heights: Sequence[int]) -> list[NamedMatrix]:
-        """Split it into parts of the given numbers of rows, all under the one name."""
+        """Split the matrix into parts of the given numbers of rows. All parts keep the name."""
         ends = list(accumulate(heights))
         parts = [self.matrix.rows(slice(end - height, end)) for end, height in zip(ends, heights, strict=True)]
         return [NamedMatrix(self.name, part, (*self.index, number)) for number, part in enumerate(parts)]
@@ -76,39 +78,39 @@ class NamedMatrix:
 class ExpertStack:
     """Holds the matrices of all experts of a layer that share an input.
 
-    :ivar matrices: for each expert its matrices, in the order of their outputs
-    :ivar whole: all of them one below the other, where the checkpoint has them as one tensor
+    :ivar matrices: per expert its matrices, in the order of their outputs
+    :ivar whole: all matrices concatenated along the rows, if the checkpoint stores them as one tensor
     """
 
     matrices: Sequence[Sequence[NamedMatrix]]
     whole: StoredMatrix | None = None
 
     def projection(self, index: int) -> list[NamedMatrix]:
-        """Return one matrix of each expert."""
+        """Return each expert's matrix with this index."""
         return [of_expert[index] for of_expert in self.matrices]
 
 
 @frozen(kw_only=True)
 class WeightPolicy:
-    """Decides how each matrix is held: as it is stored, quantized now, or decoded; and in which form.
+    """Decides for each matrix whether it stays as stored, is quantized now, or is decoded; and which form serves it.
 
-    :ivar keep_blocks: True: matrices that a checkpoint stores quantized stay so where a form can serve them; False:
-        every matrix is decoded
-    :ivar decoded_on: devices on which every matrix is decoded all the same
-    :ivar workspace: the native kernels' workspace; None: they are absent
-    :ivar isq: the type to quantize every matrix to, whatever it is stored as; embeddings and the output projection take
-        a wider one
-    :ivar isq_by_name: patterns with types: the first that is found in a tensor's name decides instead of ``isq``; with
-        None as its type the matrix is not quantized in situ
-    :ivar importance: returns how much an error in each column of a matrix of some name and index counts, float32
-        ``[columns]``; None: all alike. Types of groups have no use for it
-    :ivar kept: given what tells a matrix apart and the matrix as it is quantized in situ, returns the same matrix,
-        whose rows may come from elsewhere
-    :ivar one_form: True: packed weights are multiplied in one way whatever the number of rows, which makes a text
-        independent of its batch
-    :ivar forms: the forms to choose from, those of :func:`~paged_sdk.quant.form.find_forms` by default; a matrix that
-        none of them serves is decoded and multiplied by torch
-    :ivar memory: returns so many bytes for weights that are packed
+    :ivar keep_blocks: whether matrices that a checkpoint stores quantized stay so if a form can serve them; False: they
+        are decoded
+    :ivar decoded_on: devices on which ``keep_blocks`` does not apply
+    :ivar workspace: the native kernels' workspace; None: no native kernels
+    :ivar isq: the type to quantize every matrix to, however it is stored; embeddings and the output projection get a
+        wider type
+    :ivar isq_by_name: patterns with types: the first pattern found in a tensor's name overrides ``isq``; with None as
+        its type the matrix is not quantized in situ
+    :ivar importance: maps a matrix's name and index to the weights of its columns' squared errors, float32
+        ``[columns]``; None: all 1. Types with grouped codes ignore it
+    :ivar kept: given a key that identifies a matrix, and the matrix as it will be quantized in situ, returns the same
+        matrix, whose rows may be read from the ISQ cache
+    :ivar one_form: whether packed weights are multiplied the same way for any number of rows, so that results do not
+        depend on the batch
+    :ivar forms: the forms to choose from, by default :func:`~paged_sdk.quant.form.find_forms`; a matrix that no form
+        serves is decoded and multiplied by torch
+    :ivar memory: allocates the given number of bytes for packed weights
     """
 
     keep_blocks: bool = False
@@ -137,12 +139,12 @@ class WeightPolicy:
         :param matrices: in the order of their outputs, at least one
         :param biases: one per matrix, in the model's dtype, or None where it has none
         :param dtype: the dtype of activations
-        :param device: the device for the weights; in the other methods likewise
-        :param whole: the matrices one below the other, where the checkpoint has them as one tensor
+        :param device: the device for the weights
+        :param whole: the matrices concatenated along the rows, if the checkpoint stores them as one tensor
         """
         place, is_head = self._place(dtype, device), role is Role.HEAD
-        # Each is held as decided where one form serves all of them, or a rule for single names wants it; else all are
-        # decoded together.
+        # Each matrix is stored as decided if one form serves all, or if a name pattern treats them differently.
+        # Otherwise all are decoded.
         held = [self._held(each, role, place) for each in matrices]
         decoded = [DecodedMatrix(each.matrix) for each in matrices]
         return (
@@ -164,9 +166,9 @@ class WeightPolicy:
     ) -> Experts:
         """Make a layer's experts.
 
-        :param gate_up: two matrices for each expert
-        :param down: one for each
-        :param extras: None: experts are SwiGLU without biases
+        :param gate_up: two matrices per expert
+        :param down: one matrix per expert
+        :param extras: None: plain SwiGLU without biases
         :param join: see :meth:`Form.experts`
         """
         place = self._place(dtype, device)
@@ -194,8 +196,7 @@ class WeightPolicy:
         return DenseEmbedding(place.decoded(matrix), scale=scale)
 
     def tied_head(self, name: str, embedding: Embedding, *, dtype: torch.dtype, device: torch.device) -> Linear:
-        """Make the output projection of a model that uses its embeddings for it. Embeddings that are quantized already
-        serve as they are.
+        """Make the output projection of a model with tied embeddings. Quantized embeddings are used as they are.
 
         :param name: the name that the projection would have in the checkpoint
         """
@@ -212,31 +213,35 @@ class WeightPolicy:
         return head
 
     def makes_quantized(self, is_stored_quantized: bool) -> bool:
-        """Return whether matrices are multiplied as quantized ones, of a checkpoint that stores some so, or none."""
+        """Return whether the model will have quantized matrices.
+
+        :param is_stored_quantized: whether the checkpoint stores quantized matrices
+        """
         by_name = any(isq is not None for _, isq in self.isq_by_name)
         return self.isq is not None or by_name or (self.keep_blocks and is_stored_quantized)
 
     def is_quantized(self, named: NamedMatrix, role: Role) -> bool:
-        """Return whether a matrix will be held in fewer bits than the model's dtype has."""
+        """Return whether a matrix will be stored in fewer bits than the model's dtype."""
         return self.isq_of(named, role) is not None or (self.keep_blocks and not named.matrix.is_dense)
 
     def narrow(self, named: NamedMatrix, role: Role) -> tuple[IsqType, str] | None:
-        """Return the type that a matrix is to be quantized to, and ggml's name of the blocks that it takes instead, as
-        its rows do not fit the type's own; None: they do, or it is not quantized.
+        """Return a matrix's ISQ type, and ggml's name of the fallback blocks that are used because its rows do not fit
+        the type's own; None: no fallback is needed, or the matrix is not quantized in situ.
         """
         isq = self.isq_of(named, role)
         taken = None if isq is None else blocks_for(isq, named.matrix.shape[1])
         return None if isq is None or taken is None or taken == blocks_of(isq) else (isq, taken)
 
     def _held(self, named: NamedMatrix, role: Role, place: Place) -> StoredMatrix:
-        """Return the matrix that forms are made from: as it is stored, quantized now, or to be decoded."""
+        """Return the matrix that is given to forms: as stored, quantized in situ, or to be decoded."""
         isq = self.isq_of(named, role)
         if isq is not None:
             library = None if self.workspace is None else self.workspace.library
             importance = None if self.importance is None else self.importance(named.name, named.index)
             if importance is not None and named.cols is not None:
                 importance = importance[named.cols]
-            # On all threads, though other layers are loaded on the others: a head of many rows takes longest.
+            # On all threads, although other layers are loaded concurrently: the output projection's many rows take
+            # longest.
             threads = None if self.workspace is None else self.workspace.num_threads
             made = quantize_stored(named.matrix, isq, library, place.device, importance, num_threads=threads)
             if self.kept is None or place.device.type != "cpu":
@@ -247,9 +252,7 @@ class WeightPolicy:
         return DecodedMatrix(named.matrix)
 
     def isq_of(self, named: NamedMatrix, role: Role) -> IsqType | None:
-        """Return the type that a matrix is quantized to in situ; None: it is not quantized, or its rows fit no format's
-        blocks.
-        """
+        """Return the type that a matrix is quantized to in situ; None: not quantized, or its rows fit no format."""
         isq = for_head(self.isq) if self.isq is not None and role in (Role.HEAD, Role.EMBEDDING) else self.isq
         isq = next((chosen for pattern, chosen in self.isq_by_name if pattern.search(named.name)), isq)
         return isq if isq is not None and can_be_quantized(isq, named.matrix.shape[1]) else None
@@ -271,7 +274,7 @@ class WeightPolicy:
         *,
         is_head: bool,
     ) -> Linear | None:
-        """Make a layer of parts where a rule for single names gives some matrices another form than the others."""
+        """Make a layer of several parts if a name pattern gives some of its matrices another format than others."""
         by_name = any(pattern.search(each.name) for pattern, _ in self.isq_by_name for each in matrices)
         if not by_name or len({type(matrix) for matrix in held}) < 2:
             return None
@@ -287,7 +290,7 @@ class WeightPolicy:
 
 
 def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:
-    """Return the values of matrices one below the other; each is decoded by itself, into its place."""
+    """Concatenate the values of matrices along the rows, decoding one matrix at a time."""
     first, *others = matrices
     values = place.decoded(first)
     if not others:
@@ -303,7 +306,7 @@ def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:
 
 
 def _merged_biases(matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the biases as one, zero where a matrix has none; None: none has any."""
+    """Concatenate the biases, zero where a matrix has none; None if no matrix has any."""
     like = next((bias for bias in biases if bias is not None), None)
     if like is None:
         return None

@@ -1,4 +1,4 @@
-"""Put linear layers of several forms side by side."""
+"""Concatenate the outputs of linear layers of different forms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["SideBySideLinear"]
 
 
 class SideBySideLinear(Linear):
-    """Multiplies one input by layers whose outputs follow one another: a topology may quantize q and not k.
+    """Multiplies one input by several layers and concatenates their outputs: a topology may quantize q and not k.
 
-    :param parts: at least one, of equal ``in_features``
+    :param parts: at least one layer; all have equal ``in_features``
     """
 
     def __init__(self, parts: Sequence[Linear]) -> None:
@@ -29,11 +29,11 @@ class SideBySideLinear(Linear):
         self.parts: tuple[Linear, ...] = tuple(parts)
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says."""
+        """Implement :meth:`Linear.forward`."""
         return torch.cat([part.forward(x, ctx) for part in self.parts], dim=-1)
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
-        """Do what :meth:`Linear.decoded` says."""
+        """Implement :meth:`Linear.decoded`."""
         before = 0
         for part in self.parts:
             for rows in part.decoded(device):

@@ -1,4 +1,4 @@
-"""Multiply weights at the file's own bits per weight in a layout for GPUs, by Triton's kernels. Import this module only
+"""Multiply GGUF blocks, repacked for GPUs at the file's own bits per weight, by Triton kernels. Import this module only
 where Triton is installed.
 """
 
@@ -22,15 +22,16 @@ from paged_sdk.quant.linear import DecodedRows, Linear
 
 __all__ = ["TritonBlockLinear"]
 
-_WEIGHTS_AT_ONCE: Final = 1 << 22  # that are decoded: some tens of MiB of a device whose memory the KV blocks have
+_WEIGHTS_AT_ONCE: Final = 1 << 22  # decoded at a time: tens of MiB, since KV blocks fill the device memory
 
 
 class TritonBlockLinear(Linear):
-    """Multiplies matrices that share an input; their outputs lie side by side. Adjacent matrices of one type take one
+    """Multiplies matrices that share an input, and concatenates their outputs. Adjacent matrices of one type take one
     launch.
 
     :param matrices: in the order of their outputs, each of a type in
-        :data:`~paged_sdk.kernels.quantized.repack.REPACKABLE_TYPES`; a matrix that is repacked already is shared
+        :data:`~paged_sdk.kernels.quantized.repack.REPACKABLE_TYPES`; the memory of a matrix that is
+        already repacked is shared
     :param biases: one per matrix, in the model's dtype, or None
     :param device: the device for the weights
     """
@@ -58,20 +59,20 @@ class TritonBlockLinear(Linear):
         self._gate_up = self._as_gate_and_up()
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward` says, in float32, float16 or bfloat16."""
+        """Implement :meth:`Linear.forward`, in float32, float16 or bfloat16."""
         outputs = [quantized_linear(x, weight, bias) for weight, bias in zip(self._weights, self._biases, strict=True)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def forward_gated(self, x: Tensor, activation: GatedActivation, ctx: StepContext | None) -> Tensor:
-        """Do what :meth:`Linear.forward_gated` says; few rows take one launch."""
-        # Beyond few rows no kernel serves both matrices, unless they are of one type and so one product.
+        """Implement :meth:`Linear.forward_gated`. Few rows take one launch."""
+        # For more rows, no kernel fuses gate and up, except as one product if they have one type.
         is_one_product = len(self._weights) == 1 and len(x) > MAX_FEW_ROWS
         if self._gate_up is None or is_one_product:
             return super().forward_gated(x, activation, ctx)
         return quantized_swiglu(x, *self._gate_up, activation)
 
     def decoded(self, device: torch.device) -> Iterator[DecodedRows]:
-        """Do what :meth:`Linear.decoded` says: the numbers of the blocks."""
+        """Implement :meth:`Linear.decoded`: yield the values of the blocks."""
         before = 0
         for weight, bias in zip(self._weights, self._biases, strict=True):
             step = max(1, _WEIGHTS_AT_ONCE // weight.cols)
@@ -83,8 +84,8 @@ class TritonBlockLinear(Linear):
             before += weight.rows
 
     def _as_gate_and_up(self) -> tuple[TritonBlockMatrix, TritonBlockMatrix] | None:
-        """Return both halves of the rows, which share the weights' memory; None: types change within a half, or there
-        are biases, which the kernel for both does not add.
+        """Return the gate and up halves of the rows, which share the weights' memory; None if types change within a
+        half, or if there are biases, which the fused kernel does not add.
         """
         if any(bias is not None for bias in self._biases):
             return None
@@ -105,7 +106,7 @@ def _repacked(matrix: BlockMatrix | TritonBlockMatrix, device: torch.device) -> 
 
 
 def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
-    """Return the biases of several matrices as one, zero where a matrix has none; None: none has any."""
+    """Concatenate the biases of several matrices, zero where a matrix has none; None if no matrix has any."""
     like = next((bias for bias in biases if bias is not None), None)
     if like is None:
         return None

@@ -1,5 +1,5 @@
-"""Compute experts at the file's own bits per weight in a layout for GPUs, by Triton's kernels. Import this module only
-where Triton is installed.
+"""Compute experts in GGUF blocks, repacked for GPUs at the file's own bits per weight, by Triton kernels. Import this
+module only where Triton is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["TritonBlockExperts"]
 
 
 class TritonBlockExperts(Experts):
-    """Holds stacks of repacked matrices, one for each projection; their types may differ.
+    """Holds one stack of repacked matrices per projection; the types of the stacks may differ.
 
     :param gate: ``[num_experts * intermediate_size, hidden_size]``, of a type in
         :data:`~paged_sdk.kernels.quantized.repack.REPACKABLE_TYPES`
@@ -35,11 +35,11 @@ class TritonBlockExperts(Experts):
 
     @property
     def num_bytes(self) -> int:
-        """Return bytes of all experts."""
+        """Return the bytes of all experts."""
         return self._gate.num_bytes + self._up.num_bytes + self._down.num_bytes
 
     def forward(self, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """Do what :meth:`Experts.forward` says, in float32, float16 or bfloat16."""
+        """Implement :meth:`Experts.forward`, in float32, float16 or bfloat16."""
         return quantized_experts(
             x, self._gate, self._up, self._down, topk_weights, topk_ids, num_experts=self._num_experts
         )

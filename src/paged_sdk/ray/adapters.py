@@ -1,4 +1,4 @@
-"""Give replicas that come later the adapters that the others have."""
+"""Give later replicas the adapters of the earlier ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ __all__ = ["FleetAdapters"]
 
 
 class FleetAdapters(ReplicaAdapters):
-    """Remembers what was loaded and unloaded (an :class:`~paged_sdk.calls.loaded_adapters.Adapters`)."""
+    """Manages the adapters of all replicas (an :class:`~paged_sdk.calls.loaded_adapters.Adapters`), and records what
+    was loaded and unloaded.
+    """
 
     def __init__(self, worker: RoutedWorker) -> None:
         super().__init__(worker)
@@ -27,15 +29,15 @@ class FleetAdapters(ReplicaAdapters):
 
     async def unload(self, name: str) -> None:
         if any(name in replica.adapters.names for replica in self._worker.replicas):
-            # Before anything is waited for: a replica may come meanwhile, and the caller may not wait for the end.
+            # Recorded before the first await: a replica may be added meanwhile, and the caller may be cancelled.
             self._loaded.pop(name, None)
             self._unloaded.add(name)
         await super().unload(name)
 
     async def bring(self, replica: Replica) -> None:
-        """Load and unload what a replica has not heard of.
+        """Load and unload adapters on a replica that was added later.
 
-        :raises PagedError: it cannot
+        :raises PagedError: an adapter cannot be loaded or unloaded
         """
         for name in self._unloaded.intersection(replica.adapters.names):
             await replica.adapters.unload(name)

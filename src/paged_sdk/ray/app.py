@@ -1,4 +1,4 @@
-"""Make an application of Ray Serve's that answers as OpenAI's API has it."""
+"""Make a Ray Serve application that serves OpenAI's API."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _face(model_name: str, deployment: str, settings: ServerSettings, replacemen
 
 @asynccontextmanager
 async def _model(deployment: str, replacement_seconds: float) -> AsyncIterator[Model]:
-    """Open the model of the replicas in the same application."""
+    """Open the model made of the replicas in the same application."""
     serve = ray_serve()
     handle = serve.get_deployment_handle(deployment, serve.get_replica_context().app_name)
     async with await open_model(handle, replacement_seconds=replacement_seconds) as model:

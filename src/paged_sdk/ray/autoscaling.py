@@ -1,4 +1,4 @@
-"""Say how many replicas there should be, where Ray Serve is to decide it."""
+"""Compute how many replicas there should be, for Ray Serve's autoscaling."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ __all__ = ["replicas_for_texts"]
 
 
 def replicas_for_texts(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Return how many replicas the texts need that are under way or wait, of which each is to have
-    ``target_ongoing_requests``; Ray Serve applies its bounds, factors and delays. It counts calls itself otherwise, of
-    which there is one for each replica, whatever that does.
+    """Return how many replicas the running and waiting sequences need, at ``target_ongoing_requests`` sequences each.
+    Ray Serve applies its bounds, factors and delays.
+
+    By default Ray Serve counts calls, which does not work here: each client makes one long call per replica, whatever
+    its load.
     """
     texts = (context.aggregated_metrics or {}).get("texts", {})
     return sum(texts.values()) / context.config.target_ongoing_requests, {}

@@ -1,4 +1,4 @@
-"""Follow the replicas of a deployment as Ray Serve starts and ends them."""
+"""Track the replicas of a deployment as Ray Serve starts and ends them."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = ["Fleet"]
 _log = get_logger(__name__)
 
 PAUSE_SECONDS: Final = 1.0
-"""A link that broke, though its replica is there, is made anew after this time."""
+"""Pause before a broken link to a running replica is made again."""
 CLOSE_SECONDS: Final = 30.0
 
 
 @define(eq=False)
 class _Member:
-    """Is a replica that there is a link to.
+    """Holds a replica and the link to it.
 
-    :ivar model: its face, once that has come
-    :ivar number: what requests are sent to it by; None: none are, yet or any more
+    :ivar model: the client model of the replica, once it has described itself
+    :ivar number: its number in the router; None: it gets no requests yet, or no more
     """
 
     link: RayLink | None = None
@@ -49,10 +49,10 @@ class _Member:
 
 
 class Fleet:
-    """Keeps a link to each replica. All but the constructor happens in the loop.
+    """Keeps a link to each replica. Everything but the constructor runs in the loop.
 
-    A replica that Ray Serve is going to end gets nothing more, and its link ends with the last of its requests, which
-    Ray Serve waits for. The link to one that dies ends at once.
+    A replica that Ray Serve is going to end gets no more requests; Ray Serve waits for its running ones, and its link
+    ends with the last of them. The link to a replica that dies ends at once.
     """
 
     def __init__(self, handle: DeploymentHandle, loop: RayLoop) -> None:
@@ -71,16 +71,16 @@ class Fleet:
 
     @property
     def models(self) -> tuple[RemoteModel, ...]:
-        """Return the faces of the replicas that requests are sent to; from any thread."""
+        """Return the client models of the replicas that get requests; may be called from any thread."""
         return self._present
 
-    # Until the model is there
+    # Until the model is open
 
     async def open(self) -> Mapping[str, RemoteModel]:
-        """Make a link to each replica that there is now, and return the faces by name.
+        """Make a link to each current replica, and return the client models by name.
 
         :raises EngineDeadError: no replica answers
-        :raises Exception: what was raised while one was built
+        :raises Exception: the exception that building a replica raised
         """
         watch = Watch(lambda names: self._loop.call_soon(partial(self._follow, names)))
         await self._handle.watch.remote(watch)
@@ -99,9 +99,9 @@ class Fleet:
             await self._changed.wait()
 
     def begin(self, routed: RoutedWorker, adapters: FleetAdapters, numbers: Mapping[str, int]) -> None:
-        """Tell who sends requests of everybody who comes and goes from now on.
+        """Add later replicas to the router, and remove replicas that end, from now on.
 
-        :param numbers: by name, those of the replicas that it knows
+        :param numbers: the router's number of each replica that it has, by name
         """
         self._routed, self._adapters = routed, adapters
         for name, number in numbers.items():
@@ -115,7 +115,7 @@ class Fleet:
             if name not in numbers and member.model is not None:
                 self._start(self._admit(name, member, member.model))
 
-    # Then
+    # Afterwards
 
     def _follow(self, names: frozenset[str]) -> None:
         gone, self._names = self._names - names, names
@@ -130,7 +130,7 @@ class Fleet:
                 self._start(member.link.finish(drain=True))
 
     async def _keep(self, name: str) -> None:
-        """Keep a link to a replica while there is one of that name."""
+        """Keep a link to a replica while the deployment has one of that name."""
         while name in self._names:
             member = self._members[name] = _Member()
             member.link = RayLink(self._handle, name, self._loop, partial(self._meet, name, member))
@@ -142,9 +142,9 @@ class Fleet:
         del self._members[name]
 
     def _meet(self, name: str, member: _Member, link: RayLink, parcel: Parcel) -> RemoteEngine:
-        """Take the face of a replica; return what takes everything else that it says.
+        """Make the client model of a replica from its first parcel; return the receiver of all later ones.
 
-        :raises Exception: what was raised when it was built
+        :raises Exception: the exception that building the replica raised
         """
         first = unpack(parcel)
         if isinstance(first, Ended) and first.error is not None:
@@ -160,7 +160,7 @@ class Fleet:
         return engine
 
     async def _admit(self, name: str, member: _Member, model: RemoteModel) -> None:
-        """Have requests sent to a replica that is like the others."""
+        """Add a replica to the router, if it has the same model as the others."""
         assert self._routed is not None
         assert self._adapters is not None
         replica = as_replica(model)
@@ -172,7 +172,7 @@ class Fleet:
             if name in self._names:
                 member.number = self._routed.add(replica)
                 self._note_present()
-            await self._adapters.bring(replica)  # what has been loaded meanwhile
+            await self._adapters.bring(replica)  # adapters that were loaded meanwhile
         except PagedError:
             _log.exception("replica %s gets no requests", name)
 
@@ -192,7 +192,7 @@ class Fleet:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, *, drain: bool) -> None:
-        """End all links, those with their last request if they are to be drained."""
+        """End all links; with ``drain``, each with its last request."""
         self._names = frozenset()
         seconds = None if drain else CLOSE_SECONDS
         links = [each.link for each in self._members.values() if each.link is not None]

@@ -1,4 +1,4 @@
-"""Notice that a replica's engine has hung, where Ray Serve asks for its health alone."""
+"""Detect that a replica's engine hangs, which Ray Serve's health checks alone do not notice."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["until_hung"]
 
 
 async def until_hung(worker: Worker, step_seconds: float | None) -> str:
-    """Wait until an engine has hung, for ever if it does not. A process that is stopped is found by Ray Serve.
+    """Wait until an engine hangs, possibly for ever. A stopped process is detected by Ray Serve's health checks.
 
-    :param step_seconds: a step that takes so long has hung; None: none has
-    :returns: why, to be said of it
+    :param step_seconds: the engine hangs if a step takes this long; None: no limit
+    :returns: the reason, for the error
     """
     pulse = Pulse(HangLimits(silent_seconds=None, step_seconds=step_seconds))
     while pulse.round_seconds is not None:
@@ -23,5 +23,5 @@ async def until_hung(worker: Worker, step_seconds: float | None) -> str:
         pulse.note_step(worker.running_step)
         if (reason := pulse.next_round()) is not None:
             return reason
-    await asyncio.Event().wait()  # nothing is limited
+    await asyncio.Event().wait()  # no limit: wait for ever
     raise AssertionError

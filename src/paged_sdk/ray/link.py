@@ -1,4 +1,4 @@
-"""Carry messages between a model's face and one replica of Ray Serve's."""
+"""Carry messages between a client and one replica under Ray Serve."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ __all__ = ["RayLink"]
 _log = get_logger(__name__)
 
 SIGN_SECONDS: Final = 10.0
-"""So often a face says that it is still there, if it says nothing else."""
+"""Interval at which a client shows that it is alive, if it sends nothing else."""
 WORD_SECONDS: Final = 1.0
-"""So long a replica is given to say that a session has ended. Ray Serve may let no call through to it any more."""
+"""Time for a replica to report that a session has ended. Ray Serve may no longer pass calls to it."""
 
 
 class RayLink:
-    """Carries parcels to a replica and back (a :class:`~paged_sdk.remote.link.Link`): two calls of Ray Serve's.
+    """Carries parcels to a replica and back (a :class:`~paged_sdk.remote.link.Link`), by two Ray Serve calls.
 
-    One streams all that comes back, for all requests, because an item of a stream costs 0.4 ms however small it is. The
-    other takes what there is to send, again and again: what comes during one call goes with the next, in order.
+    One call streams the output of all requests, because an item of a stream costs 0.4 ms whatever its size. The other
+    is repeated to send: parcels that arrive during one call go with the next, in order.
 
-    :param handle: the deployment's
+    :param handle: the deployment's handle
     :param target: the replica's name
-    :param on_face: gets the first parcel, which describes the model, and returns what takes the others
+    :param on_face: receives the first parcel, which describes the model, and returns the receiver of the others
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class RayLink:
         self._loop.call_soon(partial(self._put, copied))
 
     def join(self, timeout: float | None = None) -> bool:
-        if not self._loop.is_current:  # the collector may let go of a model anywhere
+        if not self._loop.is_current:  # the garbage collector may run a model's finalizer on any thread
             self._has_ended.wait(timeout)
         return self._has_ended.is_set()
 
     # In the loop
 
     async def run(self) -> None:
-        """Carry parcels until the replica ends it, or dies; to be called once."""
+        """Carry parcels until the session ends or the replica dies; to be called once."""
         stream = self._handle.options(stream=True).listen.remote(self._session, target=self._target)
         self._stream = stream
         sending = asyncio.ensure_future(self._send_all(stream))
@@ -86,7 +86,7 @@ class RayLink:
                         self._engine = self._on_face(self, parcel)
                     else:
                         self._engine.receive(parcel)
-        except Exception as error:  # of any kind: Ray raises what the replica has, too
+        except Exception as error:  # of any type: Ray also passes on the replica's exceptions
             said = str(error).strip().splitlines()
             self._reason = said[0] if said else type(error).__name__
             _log.info("the link to replica %s has ended: %s", self._target, self._reason)
@@ -99,13 +99,13 @@ class RayLink:
             self._ended.set()
 
     async def finish(self, *, drain: bool, seconds: float | None = None) -> None:
-        """End it with the last of what is under way, which is asked to end now unless it is drained.
+        """End the session with its last request. Without ``drain``, the requests are asked to end now.
 
-        :param seconds: end it after this time in any case
+        :param seconds: end the session after this time in any case
         """
         self.send(pack(Close(drain)))
         begun = time.monotonic()
-        while not await self._has_ended_within(WORD_SECONDS):  # the replica says so, if it heard of it
+        while not await self._has_ended_within(WORD_SECONDS):  # ended by the replica, if Close has reached it
             if self._engine is None or self._engine.is_idle or (seconds and time.monotonic() - begun > seconds):
                 if self._engine is not None:
                     self._engine.close()
@@ -133,6 +133,6 @@ class RayLink:
                 parcels = list(self._outgoing)
                 self._outgoing.clear()
                 await self._handle.take.remote(self._session, parcels, target=self._target)
-        except Exception as error:  # of any kind; the stream mostly says so, too
+        except Exception as error:  # of any type; usually the stream fails too
             _log.info("nothing can be sent to replica %s: %r", self._target, error)
             stream.cancel()

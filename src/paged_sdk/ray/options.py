@@ -1,4 +1,4 @@
-"""Fill in what Ray Serve is to be told of the replicas."""
+"""Complete the options of Ray Serve deployments."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ __all__ = [
 ]
 
 TEXTS_PER_REPLICA: Final = 32
-"""So many texts a replica computes at once, unless its builder says otherwise."""
+"""Default number of running and waiting sequences per replica that autoscaling aims at."""
 REPLACEMENT_SECONDS: Final = 120.0
-"""So long there may be no replica: Ray Serve had another one after 9 to 13 s, to which a large model's loading adds."""
+"""Time that requests wait while there is no replica: Ray Serve needed 9 to 13 s to replace one, plus a large model's
+loading time."""
 DEFAULTS: Final[Mapping[str, Any]] = {
     "name": "engine",
-    "max_ongoing_requests": 1_000_000,  # the engine's queue has a limit of its own, and says so by a typed error
+    "max_ongoing_requests": 1_000_000,  # the engine's queue has its own limit, with a typed error
     "graceful_shutdown_timeout_s": 60.0,
     "graceful_shutdown_wait_loop_s": 0.5,
-    "logging_config": {"enable_access_log": False},  # a line for each message would be some 300 a second
+    "logging_config": {"enable_access_log": False},  # one line per message would be about 300 per second
 }
 HEALTH_CHECK_SECONDS: Final = 2.0
-"""So soon one that has died is replaced; Ray Serve's own default is 10."""
+"""Interval of health checks, so that a dead replica is soon replaced; Ray Serve's default is 10."""
 FAILED_CHECKS: Final = 3
-"""So many health checks in a row a replica has to miss until Ray Serve ends it."""
+"""Number of health checks in a row that a replica has to miss before Ray Serve ends it."""
 FOR_EVER: Final = 1e9
 
 
 def ray_serve() -> ModuleType:
-    """Return Ray Serve.
+    """Return the module ``ray.serve``.
 
     :raises ConfigError: it is not installed, or too old
     """
@@ -59,9 +60,9 @@ def ray_serve() -> ModuleType:
 
 
 def checked_seconds(given: float) -> float:
-    """Return how long there may be no replica.
+    """Return a checked ``replacement_seconds``.
 
-    :raises ConfigError: no number of seconds
+    :raises ConfigError: not a number of seconds
     """
     seconds = plain(given)
     if not (is_finite(seconds) and seconds >= 0):
@@ -70,9 +71,9 @@ def checked_seconds(given: float) -> float:
 
 
 def checked_limits(given: object) -> HangLimits | None:
-    """Return when replicas have hung; None: what the environment says.
+    """Return checked ``hang_limits``; None: the environment decides.
 
-    :raises ConfigError: something else
+    :raises ConfigError: another type
     """
     if not isinstance(given, HangLimits | None):
         raise ConfigError.of("hang_limits", given, "HangLimits or None")
@@ -80,19 +81,17 @@ def checked_limits(given: object) -> HangLimits | None:
 
 
 def with_health_checks(options: Mapping[str, Any], limits: HangLimits) -> dict[str, Any]:
-    """Return the options of a deployment with those by which Ray Serve finds a process that is silent for too long.
-    Those that are there already count before these.
-    """
+    """Return a deployment's options with health checks that detect a silent process. Options that are set win."""
     seconds = FOR_EVER if limits.silent_seconds is None else limits.silent_seconds / FAILED_CHECKS
     period = min(HEALTH_CHECK_SECONDS, seconds)
     return {"health_check_period_s": period, "health_check_timeout_s": seconds, **options}
 
 
 def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the deployment of a model's replicas.
+    """Return the options of the replicas' deployment, with defaults.
 
-    :param given: those that ``ray.serve.deployment`` takes, which count before ours
-    :raises ConfigError: Ray Serve is not installed, or a value that cannot be used
+    :param given: options of ``ray.serve.deployment``, which win over the defaults
+    :raises ConfigError: Ray Serve is not installed, or a value cannot be used
     """
     ray_serve()
     from ray.serve.config import RequestRouterConfig
@@ -113,11 +112,11 @@ def engine_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resources_of(builder: object, num_replicas: int, cluster: Mapping[str, float]) -> dict[str, Any]:
-    """Return what Ray is to keep for each replica: GPUs if there are any that the model may use, otherwise its share of
-    the processors, or as many as its builder says.
+    """Return the resources that Ray reserves for each replica: GPUs if the cluster has any that the model may use;
+    otherwise the builder's number of threads, or a share of the CPUs.
 
-    :param num_replicas: how many there may be
-    :param cluster: what Ray has
+    :param num_replicas: maximum number of replicas
+    :param cluster: the cluster's resources
     """
     settings = getattr(builder, "settings", None)
     if not isinstance(settings, BuildSettings):
@@ -129,7 +128,7 @@ def resources_of(builder: object, num_replicas: int, cluster: Mapping[str, float
 
 
 def most_replicas(options: Mapping[str, Any]) -> int:
-    """Return how many replicas there may be by these options of a deployment."""
+    """Return the maximum number of replicas by a deployment's options."""
     scaling = options.get("autoscaling_config")
     most = options.get("num_replicas", 1) if scaling is None else scaling.get("max_replicas", 1)
     return most if isinstance(most, int) and most > 0 else 1

@@ -1,4 +1,4 @@
-"""Hand parcels over from a thread to a stream, no faster than the stream takes them."""
+"""Pass parcels from a thread to a stream, with backpressure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paged_sdk.remote.link import Parcel
 __all__ = ["Outgoing"]
 
 AHEAD: Final = 2
-"""So many parcels may wait: one is being sent, and the next is there when that is done."""
+"""Parcels that may wait: one is being sent, and the next is ready when that is done."""
 
 
 class Outgoing:
-    """Holds the parcels that wait to be sent, in the event loop that it was made in."""
+    """Holds the parcels that wait to be sent, in the event loop that it was created in."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -28,9 +28,9 @@ class Outgoing:
         self._is_closed = False
 
     def put(self, parcel: Parcel) -> None:
-        """Have a parcel sent, and wait until there is room for it; to be called on one other thread.
+        """Queue a parcel, and wait while the queue is full; to be called on one other thread.
 
-        :raises BrokenPipeError: nobody reads any more
+        :raises BrokenPipeError: the stream was closed
         """
         copied = [bytes(part) for part in parcel]
         self._room.acquire()
@@ -40,23 +40,23 @@ class Outgoing:
         self._loop.call_soon_threadsafe(self._news.set)
 
     def end(self) -> None:
-        """Say that no parcel follows; in the loop."""
+        """End the iteration after the queued parcels; in the loop."""
         self._has_ended = True
         self._news.set()
 
     def end_with(self, parcel: Parcel) -> None:
-        """Say that one more parcel follows, whatever waits for room; in the loop."""
+        """Queue one last parcel, even if the queue is full, and end the iteration after it; in the loop."""
         self._parcels.append([bytes(part) for part in parcel])
         self.end()
 
     def close(self) -> None:
-        """Take nothing any more, and end the iteration; in the loop."""
+        """Refuse further parcels and end the iteration; in the loop."""
         self._is_closed = True
         self._room.release(AHEAD)
         self.end()
 
     async def parcels(self) -> AsyncGenerator[list[Parcel]]:
-        """Yield the parcels, those that wait together; to be called once."""
+        """Yield all queued parcels together, again and again; to be called once."""
         while not self._is_closed:
             await self._news.wait()
             self._news.clear()

@@ -1,4 +1,4 @@
-"""Run what talks to Ray, on a thread of its own."""
+"""Run all communication with Ray on one thread."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _T = TypeVar("_T")
 
 
 class RayLoop:
-    """Is an asyncio loop on a thread of its own: Ray knows asyncio alone, and a model serves any number of event loops,
-    trio's too. What runs there has no context of the caller's, which says whose loop this is.
+    """Runs an asyncio loop on its own thread: Ray supports asyncio only, and a model serves any number of event loops,
+    trio's too. Callbacks and tasks get an empty context, because the caller's context names the caller's loop.
 
     :raises EngineError: the system gives this process no more threads
     """
@@ -34,20 +34,20 @@ class RayLoop:
 
     @property
     def is_current(self) -> bool:
-        """Tell whether the calling code runs on its thread."""
+        """Return whether the calling code runs on the loop's thread."""
         return self._thread is threading.current_thread()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
-        """Run something there, from any thread and from finalizers; nothing if it has ended."""
+        """Schedule a callback in the loop, from any thread and from finalizers; ignored if the loop has ended."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, context=Context())
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> None:
-        """Run something there after a while; nothing if it has ended by then."""
+        """Schedule a callback in the loop after a delay; ignored if the loop has ended by then."""
         self.call_soon(partial(self._loop.call_later, seconds, callback))
 
     def start(self, coroutine: Coroutine[Any, Any, _T]) -> Future[_T]:
-        """Run a task there, from another thread."""
+        """Start a task in the loop, from another thread."""
         return Context().run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
 
     def stop(self) -> None:
@@ -55,7 +55,7 @@ class RayLoop:
         self.call_soon(self._stopping.set)
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
+        """Wait for the thread's end."""
         self._thread.join()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Define what a replica of Ray Serve's runs."""
+"""Define the deployment class that runs a replica under Ray Serve."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["EngineReplica", "ModelBuilder"]
 
 
 class ModelBuilder(Protocol):
-    """Builds a model. It is sent to where the replicas are."""
+    """Builds a model. It is pickled and sent to the replicas."""
 
     def build(self) -> Awaitable[Model]: ...
 
 
 class EngineReplica:
-    """Is a replica: a whole model. Ray Serve makes it, and calls its methods in one event loop.
+    """Runs a replica: a whole model. Ray Serve constructs it, and calls its methods in one event loop.
 
-    :param step_seconds: an engine one of whose steps takes so long has hung; None: none has
-    :param says_why: whether an error while the model is built is kept for the face, which raises it with its type. Ray
-        Serve itself would try three times, and then tell the face no more than that it has failed
+    :param step_seconds: the engine hangs if a step takes this long; None: no limit
+    :param says_why: whether to keep an exception from building the model for the client, which raises it with its type.
+        Ray Serve itself would retry three times, and then only report a failure
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
@@ -63,7 +63,7 @@ class EngineReplica:
         sessions.fail(self._hang)
 
     async def watch(self, watch: Watch) -> None:
-        """Do nothing: it is what routes the call that takes notice of the watch."""
+        """Do nothing: the router of the call registers the watch."""
 
     async def listen(self, session_id: str, target: str) -> AsyncGenerator[list[Parcel]]:
         """Open a session: see :meth:`Sessions.listen`."""
@@ -72,11 +72,11 @@ class EngineReplica:
                 yield parcels
 
     async def take(self, session_id: str, parcels: list[Parcel], target: str) -> None:
-        """Take parcels of a session; of one that is over, nothing."""
+        """Receive parcels of a session; ignored if the session has ended."""
         self._sessions.take(session_id, parcels)
 
     def check_health(self) -> None:
-        """Raise if the engine has died or hung: Ray Serve then starts another replica."""
+        """Raise if the engine has died or hangs: Ray Serve then starts another replica."""
         self._sessions.end_silent()
         if self._hang is not None:
             raise self._hang
@@ -84,7 +84,7 @@ class EngineReplica:
             self._model.check()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return how many texts are under way or wait, which is what the number of replicas depends on."""
+        """Return the number of running and waiting sequences, for autoscaling."""
         stats = ModelStats() if self._model is None else self._model.stats()
         return {"texts": float(stats.running + stats.waiting)}
 
@@ -94,9 +94,7 @@ class EngineReplica:
 
 
 def _building(builder: ModelBuilder) -> Awaitable[Model]:
-    """Build a model that computes with as many threads as Ray keeps processors for the replica, unless the builder says
-    how many.
-    """
+    """Build a model with as many threads as Ray reserves CPUs for the replica, unless the builder sets a number."""
     source, settings = getattr(builder, "source", None), getattr(builder, "settings", None)
     if not isinstance(source, ModelSource) or not isinstance(settings, BuildSettings) or settings.num_threads:
         return builder.build()

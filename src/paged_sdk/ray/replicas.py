@@ -48,11 +48,11 @@ _T = TypeVar("_T")
 
 
 class RayModel(ReplicatedModel):
-    """Is the replicas of a deployment of Ray Serve's, as one model. Make one with :class:`RayReplicas`.
+    """Combines the replicas of a Ray Serve deployment into one model. Make one with :class:`RayReplicas`.
 
-    :param models: the replicas that there are by now, by name
-    :param replacement_seconds: how long requests wait for a replica when none is there
-    :param delete: ends the deployment; None: somebody else does
+    :param models: the current replicas, by name
+    :param replacement_seconds: how long requests wait while there is no replica
+    :param delete: ends the deployment; None: it outlives the model
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class RayModel(ReplicatedModel):
 
     @property
     def replicas(self) -> tuple[Model, ...]:
-        """Return the replicas that requests are sent to now."""
+        """Return the replicas that currently get requests."""
         return self._fleet.models
 
     async def re_isq_model(self, isq: IsqType) -> None:
@@ -179,9 +179,9 @@ class RayReplicas(Opening[RayModel]):
 async def open_model(
     handle: DeploymentHandle, *, replacement_seconds: float, delete: Callable[[], object] | None = None
 ) -> RayModel:
-    """Make a model of a deployment that is there.
+    """Make a model of an existing deployment.
 
-    :param replacement_seconds: how long requests wait for a replica when none is there
+    :param replacement_seconds: how long requests wait while there is no replica
     :param delete: ends the deployment when the model is closed
     """
     from paged_sdk.ray.fleet import Fleet
@@ -197,9 +197,9 @@ async def open_model(
 
 
 class _Cluster:
-    """Is what Ray runs for one model.
+    """Manages what Ray runs for one model.
 
-    :param name: of the application
+    :param name: the application's name
     """
 
     def __init__(self, name: str) -> None:
@@ -207,20 +207,20 @@ class _Cluster:
         self._started_ray = False
 
     def deploy(self, builder: ModelBuilder, options: Mapping[str, Any], limits: HangLimits) -> DeploymentHandle:
-        """Start the replicas, and wait until they are there.
+        """Start the replicas, and wait until they run.
 
-        :param limits: when one of them has hung
-        :raises ModelLoadError: they cannot be
+        :param limits: when a replica counts as hung
+        :raises ModelLoadError: Ray Serve cannot start them
         """
         import ray
 
         serve = ray_serve()
         if not ray.is_initialized():
-            # It warns that it leaves SIGTERM alone, as it should.
+            # Errors only: ray.init warns that it does not handle SIGTERM, which is intended.
             ray.init(include_dashboard=False, logging_level="error")
             self._started_ray = True
             logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        # A proxy would take port 8000, and nobody would ask it. What runs already keeps its own.
+        # No proxy: it would take port 8000 for nothing. A Ray Serve that is running keeps its own.
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         from paged_sdk.ray.replica import EngineReplica
 
@@ -232,12 +232,12 @@ class _Cluster:
         )
         try:
             handle: DeploymentHandle = serve.run(application, name=self._name, route_prefix=None)
-        except RuntimeError as error:  # Ray Serve gives up, and says why in words alone
+        except RuntimeError as error:  # Ray Serve has given up; the reason is only in the text
             raise ModelLoadError(f"Ray Serve could not start the replicas: {error}") from error
         return handle
 
     def leave(self) -> None:
-        """End what was started, without an error if it is gone."""
+        """End what was started; no error if it is gone already."""
         import ray
 
         with suppress(Exception):
@@ -247,13 +247,13 @@ class _Cluster:
 
 
 async def in_loop(loop: RayLoop, coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a task in the loop of Ray's, from any other."""
+    """Run a task in Ray's loop and wait for it in the caller's event loop."""
     future = loop.start(coroutine)
     try:
         await settled(future)
         return future.result()
     finally:
-        future.cancel()  # has no effect once it has ended
+        future.cancel()  # no effect once the task has ended
         del future  # an error's traceback holds this frame, and the future holds the error
 
 

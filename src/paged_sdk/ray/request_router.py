@@ -1,4 +1,4 @@
-"""Have Ray Serve send each call to the replica that was chosen for it, and say which replicas there are."""
+"""Make Ray Serve send each call to a chosen replica, and report which replicas there are."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["DirectedCalls"]
 
 
 MOST_LEAVING: Final = 64
-"""So many replicas are remembered that Ray Serve is ending."""
+"""Most replicas to remember that Ray Serve is ending."""
 
 
 class DirectedCalls(RequestRouter):
-    """Sends calls where their ``target`` says, and others anywhere. Ray Serve makes one for each handle.
+    """Sends calls to their ``target``, and other calls to any replica. Ray Serve constructs one router per handle.
 
-    The choice itself is made by :class:`paged_sdk.routing.Router`, before the call: it needs to know more of a request
-    than a call says, and hears what becomes of it.
+    :class:`paged_sdk.routing.Router` makes the choice before the call, because it needs more of a request than a call
+        contains, and tracks the request to its end.
     """
 
     def initialize_state(self, **options: Any) -> None:
         self._watches: list[Watch] = []
-        self._leaving: OrderedDict[str, RunningReplica] = OrderedDict()  # requests are under way there, maybe
+        self._leaving: OrderedDict[str, RunningReplica] = OrderedDict()  # ending, perhaps with running requests
 
     @property
     def supports_rejection_protocol(self) -> bool:
-        """Tell Ray Serve not to ask a replica whether it has room: engines have queues of their own."""
+        """Return False, so that Ray Serve does not ask a replica whether it has room: engines have their own queues."""
         return False
 
     async def choose_replicas(
@@ -45,7 +45,7 @@ class DirectedCalls(RequestRouter):
         found = [each for each in candidate_replicas if each.replica_id.unique_id == target]
         if not found and target in self._leaving:
             found = [self._leaving[target]]
-        # Any other says that it is not the target; to find none would keep the call waiting for ever.
+        # Other replicas end the call at once, as they are not the target; without a candidate it would wait for ever.
         return [found or candidate_replicas]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

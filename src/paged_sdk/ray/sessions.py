@@ -1,4 +1,4 @@
-"""Serve the faces of one engine, each by a session of its own."""
+"""Serve the clients of one engine, one session per client."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from paged_sdk.remote.sent_error import SentError
 __all__ = ["NoSessions", "Sessions"]
 
 SILENT_SECONDS: Final = 60.0
-"""A face of which nothing has been heard for so long is gone, and its requests end: it says something every ten."""
+"""A client that sends nothing for this long is considered gone, and its requests end: it sends something every ten
+seconds."""
 
 
 class Sessions:
-    """Holds what a replica has to do with each face, in one event loop.
+    """Holds a replica's sessions, in one event loop.
 
-    :param name: the replica's
+    :param name: the replica's name
     """
 
     def __init__(self, name: str, insides: ModelInsides, *, silent_seconds: float = SILENT_SECONDS) -> None:
@@ -37,8 +38,8 @@ class Sessions:
         self._has_failed = False
 
     async def listen(self, session_id: str, target: str) -> AsyncGenerator[list[Parcel]]:
-        """Open a session, and say in lists of parcels what comes of it: the model's face first. It ends with the
-        session; at once if another replica was meant, which is gone, or if this one has failed.
+        """Open a session and yield its parcels in lists, first the model's description, until the session ends. It ends
+        at once if ``target`` names another replica, or if this one has failed.
         """
         if target != self._name or self._has_failed:
             return
@@ -52,26 +53,26 @@ class Sessions:
             session.close()
 
     def take(self, session_id: str, parcels: list[Parcel]) -> None:
-        """Take parcels of a session; of one that is over, nothing."""
+        """Receive parcels of a session; ignored if the session has ended."""
         session = self._sessions.get(session_id)
         if session is not None:
             session.take(parcels)
 
     def fail(self, error: Exception) -> None:
-        """Tell every face that the engine will say nothing more, without asking the engine, and open no sessions."""
+        """Tell every client that the engine has failed, without using the engine, and open no more sessions."""
         self._has_failed = True
         for session in self._sessions.values():
             session.fail(error)
 
     def end_silent(self) -> None:
-        """End the sessions of faces that are gone."""
+        """End the sessions of clients that are gone."""
         for session in self._sessions.values():
             if session.silent_seconds > self._silent_seconds:
                 session.close()
 
 
 class NoSessions:
-    """Stands for the sessions of a replica whose model could not be built, and says why to all that ask."""
+    """Replaces the sessions of a replica whose model could not be built, and sends the exception to every client."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -82,19 +83,20 @@ class NoSessions:
         yield [pack(Ended(SentError.of(self._error)))]
 
     def take(self, session_id: str, parcels: list[Parcel]) -> None:
-        """Take nothing: there is no session."""
+        """Do nothing: there are no sessions."""
 
     def end_silent(self) -> None:
-        """Raise why there is none, once a face knows: a replica that raises it is not well, and is ended.
+        """Raise the exception once a client has received it: the health check then fails, and Ray Serve ends the
+        replica.
 
-        :raises Exception: it
+        :raises Exception: the exception from building the model
         """
         if self._was_said:
             raise self._error
 
 
 class _Session:
-    """Is what a replica has to do with one face."""
+    """Serves one client."""
 
     def __init__(self, insides: ModelInsides) -> None:
         self._insides = insides
@@ -104,11 +106,11 @@ class _Session:
 
     @property
     def silent_seconds(self) -> float:
-        """Return for how long nothing has come."""
+        """Return the time since the client last sent something."""
         return time.monotonic() - self._heard_at
 
     async def run(self) -> AsyncGenerator[list[Parcel]]:
-        """Say the model's face, and then what comes of the requests, until the session is over."""
+        """Yield the model's description, and then the requests' output, until the session ends."""
         serving = asyncio.ensure_future(self._host.serve())
         serving.add_done_callback(lambda _: self._outgoing.end())
         try:
@@ -129,6 +131,6 @@ class _Session:
         self._outgoing.end_with(pack(Ended(SentError.of(error))))
 
     def close(self) -> None:
-        """End the requests that are left: nobody reads what comes of them."""
+        """End the remaining requests: their output has no reader."""
         self._outgoing.close()
         self._host.receive(pack(Close(drain=False)))

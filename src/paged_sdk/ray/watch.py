@@ -1,4 +1,4 @@
-"""Follow which replicas Ray Serve has."""
+"""Report which replicas Ray Serve has."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["Watch"]
 
 
 class Watch:
-    """Is told which replicas there are, whenever that changes, by what routes the calls of a handle.
+    """Receives the names of the running replicas whenever they change, from the router of a handle.
 
-    It is an argument of a call, because Ray Serve makes the router itself and lets nobody else at it. What a replica
-    gets tells nobody.
+    It is passed as an argument of a call, because Ray Serve constructs the router itself and gives no access to it. The
+    copy that a replica receives reports to nobody.
 
-    :param on_change: gets their names, on the thread that routes
+    :param on_change: receives the names, on the router's thread
     """
 
     def __init__(self, on_change: Callable[[frozenset[str]], object] | None = None) -> None:
         self._on_change = on_change
 
     def note(self, names: frozenset[str]) -> None:
-        """Take it that these replicas are running, and no others."""
+        """Report that exactly these replicas are running."""
         if self._on_change is not None:
             self._on_change(names)
 

@@ -1,1 +1,1 @@
-"""Decides which sequences compute how many tokens in the next step. It is pure Python, without tensors."""
+"""Decides how many tokens each sequence computes in the next step. Pure Python, without tensors."""

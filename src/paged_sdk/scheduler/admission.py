@@ -1,4 +1,4 @@
-"""Admits waiting sequences to a step for which there are a seat and memory."""
+"""Admits waiting sequences to a step while seats and KV memory last."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from paged_sdk.scheduler.waiting_queue import WaitingQueue, is_overdue
 __all__ = ["LOOKAHEAD", "SHORT", "Admission"]
 
 LOOKAHEAD = 64
-"""One step considers this many waiting sequences, so that its cost does not grow with the queue."""
+"""Waiting sequences considered per step, so that a step's cost does not grow with the queue."""
 
 SHORT = 4
-"""A prompt is short while at most one in so many of a step's tokens would compute the rest of it, and so large a share
-of each step is kept for short prompts while longer ones are under way. Beside two prompts of 8,000 tokens, one of 30
-tokens had its first token 26 steps after its arrival, and has it with the next step; a crowd of short ones takes at
-most a quarter of each step from the long ones."""
+"""A prompt is short if its remaining tokens are at most ``max_num_batched_tokens / SHORT``. While longer prompts are
+under way, the same share of each step is kept for short ones. Beside two prompts of 8,000 tokens, a prompt of 30 tokens
+got its first token 26 steps after its arrival; with the share it gets it in the next step, and any number of short
+prompts take at most a quarter of each step from the long ones."""
 
 
 class Admission:
-    """Moves sequences from the queue to those that run, in the queue's order.
+    """Moves sequences from the queue to the running ones, in the queue's order.
 
-    A sequence that does not fit is passed by later ones, but not one that is overdue or was preempted.
+    A sequence that does not fit is passed by later ones, unless it is overdue or was preempted.
 
     :param waiting: the queue
-    :param running: gets those that are admitted
-    :param awaited_images: takes those out of the queue whose images are to be encoded first
-    :ivar most_short: the most tokens to compute with which a prompt is short
+    :param running: receives the admitted sequences
+    :param awaited_images: takes sequences out of the queue whose images have to be encoded first
+    :ivar most_short: a prompt with at most this many tokens left to compute is short
     """
 
     def __init__(
@@ -51,21 +51,22 @@ class Admission:
         self._awaited_images = awaited_images
 
     def admit(self) -> Iterator[Sequence]:
-        """Admit one sequence whenever the iterator is asked for the next, as long as seats and memory last."""
+        """Yield sequences, each admitted when the iterator reaches it, as long as seats and memory last."""
         for sequence, prefix in self._that_fit():
             self._admit(sequence, prefix)
             yield sequence
 
     def admit_short(self) -> None:
-        """Admit short prompts while longer ones, which would take all the budget, are under way.
+        """Admit short prompts while longer ones, which would take the whole budget, are under way.
 
-        Priorities hold: nobody gets a share of a prompt that is above its own, unless it is overdue.
+        Priorities hold: no short prompt is admitted beside a long one of higher priority, unless the short one is
+        overdue.
         """
         long = next((each for each in self._running if each.length - each.num_scheduled > self.most_short), None)
         num_tokens = self.num_short_tokens()
         if long is None or num_tokens >= self.most_short:
             return
-        # The long prompts' chunks of this step come first by rank, and must not push out whom it admits.
+        # The long prompts' chunks of this step rank first; they must not preempt the sequences admitted here.
         num_taken = self._config.max_num_batched_tokens // self._config.block_size + 1
         for sequence, prefix in self._that_fit(num_taken):
             if not is_overdue(sequence) and sequence.request.options.priority < long.request.options.priority:
@@ -79,14 +80,14 @@ class Admission:
                 break
 
     def num_short_tokens(self) -> int:
-        """Count the tokens that running short prompts want."""
+        """Count the tokens that running short prompts have left to compute."""
         wanted = (each.length - each.num_scheduled for each in self._running)
         return sum(count for count in wanted if 1 < count <= self.most_short)
 
     def _that_fit(self, num_taken: int = 0) -> Iterator[tuple[Sequence, Prefix]]:
-        """Find sequences that may be admitted, each with the prefix that is in memory already.
+        """Yield sequences that may be admitted, each with its cached prefix.
 
-        :param num_taken: blocks that this step is going to take besides
+        :param num_taken: blocks that this step takes for other sequences
         """
         num_seats = self._config.max_num_seqs - sum(sequence.num_choices for sequence in self._running)
         for sequence in self._waiting.candidates(LOOKAHEAD):
@@ -104,15 +105,15 @@ class Admission:
                 return
 
     def _fits(self, sequence: Sequence, prefix: Prefix, num_growing: int) -> bool:
-        """Say whether there is memory for all its tokens, and one more block for each sequence that will keep growing.
+        """Return whether all tokens of the sequence fit, plus one more block for each sequence that keeps growing.
 
-        Without these blocks the next steps would preempt what this one admits: 200 requests of 550 tokens on a pool
-        of 3,200 tokens computed 37 % of their tokens again after preemptions; with them 18 %, in as many steps.
+        Without these blocks the next steps would preempt the admitted sequence: 200 requests of 550 tokens on a pool of
+        3,200 tokens recomputed 37 % of their tokens after preemptions; with the blocks 18 %, in as many steps.
         """
         return not self._running or self._kv.fits(prefix, len(sequence.token_ids), num_growing=num_growing)
 
     def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
-        """Let a waiting sequence run from ``prefix`` on."""
+        """Move a waiting sequence to the running ones, with ``prefix`` as its first KV."""
         self._waiting.remove(sequence)
         self._waiting.count_passed_by(sequence)
         self._kv.attach(sequence.table, prefix, sequence.token_ids)

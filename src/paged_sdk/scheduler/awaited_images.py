@@ -1,4 +1,4 @@
-"""Keeps the sequences out of the queue whose prompts show images that are still being encoded."""
+"""Keeps sequences out of the queue while images of their prompts are being encoded."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ __all__ = ["AwaitedImages", "ImageGate"]
 
 
 class ImageGate(Protocol):
-    """Has images encoded by somebody else, and says when a sequence's are there."""
+    """Requests the encoding of images, and reports when all images of a sequence are ready."""
 
     @property
     def has_ready(self) -> bool:
-        """Say whether :meth:`take_ready` has something to return."""
+        """Return whether :meth:`take_ready` has something to return."""
         ...
 
     def ask(self, sequence: Sequence, start: int) -> bool:
-        """Say whether all images of a sequence that have tokens from ``start`` on can be computed with. They are kept
-        until it lets go of them, or else encoded now, and :meth:`take_ready` tells of it.
+        """Return whether all images that the sequence needs from token ``start`` on are ready.
+
+        If so, they are kept until :meth:`let_go`. If not, the missing ones are queued for encoding, and
+        :meth:`take_ready` returns the sequence when they are done.
         """
         ...
 
     def take_ready(self) -> list[Sequence]:
-        """Take out the sequences whose images have come since the last call."""
+        """Return the sequences whose images have become ready since the last call."""
         ...
 
     def let_go(self, seq_id: int) -> None:
-        """Forget that a sequence wanted images; nothing happens if it wanted none."""
+        """Release the images of a sequence; ids without images are ignored."""
         ...
 
     def note_step(self, num_texts: int) -> None:
-        """Take in that a step is computed now, with the next token of so many texts."""
+        """Note that a step begins in which ``num_texts`` sequences decode."""
         ...
 
 
 class AwaitedImages:
-    """Moves sequences between the queue and those that await images. They take neither seats nor KV memory meanwhile,
-    and are no candidates of any step; then they return to the place of their arrival.
+    """Moves sequences between the queue and the set that waits for images. In that set they take neither seats nor KV
+    memory and are not considered by any step; afterwards they return to the queue at the place of their arrival.
 
-    :param gate: has the images encoded; None: prompts have none
+    :param gate: encodes the images; None: prompts have no images
     """
 
     def __init__(self, gate: ImageGate | None, kv: KvManager, waiting: WaitingQueue) -> None:
@@ -56,11 +58,11 @@ class AwaitedImages:
 
     @property
     def is_all(self) -> bool:
-        """Say whether sequences await images and none of these has come."""
+        """Return whether sequences are waiting for images and none of them is ready."""
         return bool(self._held) and self._gate is not None and not self._gate.has_ready
 
     def queue(self, sequence: Sequence) -> None:
-        """Let a sequence without KV wait, for its images where it has to."""
+        """Put a sequence without KV into the queue, or hold it until its images are encoded."""
         if self._gate is None or sequence.request.media is None:
             self._wait(sequence)
             return
@@ -71,10 +73,10 @@ class AwaitedImages:
             self._hold(sequence)
 
     def must_wait(self, sequence: Sequence, start: int) -> bool:
-        """Say whether a sequence of the queue has to wait for images after all, since a prefix that held them is gone;
-        it is taken out of the queue then.
+        """Return whether a queued sequence has to wait for images after all, because the cached prefix that covered
+        them is gone. If so, the sequence is taken out of the queue.
 
-        :param start: how many of its tokens have their KV
+        :param start: how many leading tokens of the sequence have KV
         """
         if self._gate is None or sequence.request.media is None or self._gate.ask(sequence, start):
             return False
@@ -83,7 +85,7 @@ class AwaitedImages:
         return True
 
     def take_ready(self) -> None:
-        """Let the sequences wait in the queue whose images have come."""
+        """Put sequences whose images are ready back into the queue."""
         if self._gate is None or not self._held:
             return
         for sequence in self._gate.take_ready():
@@ -92,12 +94,12 @@ class AwaitedImages:
                 self._wait(sequence)
 
     def note_step(self, num_texts: int) -> None:
-        """Take in that a step is computed now, with the next token of so many texts."""
+        """Note that a step begins in which ``num_texts`` sequences decode."""
         if self._gate is not None and self._held:
             self._gate.note_step(num_texts)
 
     def forget(self, sequence: Sequence) -> None:
-        """Let go of the images of a sequence that ends, and of the sequence."""
+        """Drop a sequence that ends, and release its images."""
         self._held.discard(sequence)
         if self._gate is not None and sequence.request.media is not None:
             self._gate.let_go(sequence.seq_id)

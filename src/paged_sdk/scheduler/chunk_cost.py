@@ -1,4 +1,4 @@
-"""Estimates how long chunks of prompts take, from the times that earlier ones took."""
+"""Estimates how long prefill chunks take, from the times of earlier chunks."""
 
 from __future__ import annotations
 
@@ -6,32 +6,35 @@ from typing import Final
 
 __all__ = ["ChunkCost"]
 
-# Features are scaled so that each explains about as much of a chunk as the others: a chunk by itself like 32 of its
-# tokens, 1,024 earlier tokens like twice the work per token. Only the first guess depends on it.
+# Features are scaled so that each explains about as much of a chunk's time as the others: the fixed cost of a chunk
+# like 32 of its tokens, 1,024 earlier tokens like the cost of one token. The scales only matter for the first
+# estimates.
 _CHUNK: Final = 32.0
 _DEPTH: Final = 1024.0
 _NUM_FEATURES: Final = 4
 _NOISE: Final = 0.1
-"""Times of equal chunks differ by about so much of themselves."""
+"""Relative spread of the times of equal chunks."""
 _MEMORY: Final = 0.97
-"""Each chunk weighs so much less than the next. With 0.9 the estimate follows noise: chunks of a simulated prompt were
-up to twice too large; with 0.98 it takes a second longer to notice that the machine has become slower."""
+"""Weight of each chunk relative to the next. With 0.9 the estimate follows noise: chunks of a simulated prompt were up
+to twice too large; with 0.98 it takes a second longer to notice that the machine has become slower."""
 _MEAN_WEIGHT: Final = 1 / 4
 _LEAST: Final = 1e-3
 _CLOCK: Final = 1e-6
-"""No chunk takes less, whatever a coarse clock says; far smaller units would overflow."""
+"""Shortest first chunk that is used, in seconds. A coarse clock may report less, and units that small would
+overflow."""
 
 
 class ChunkCost:
-    """Estimates how long a chunk of a prompt takes: some time for itself, some for each of its tokens, and of both more
-    the more tokens precede them, since attention reads these.
+    """Estimates how long a prefill chunk takes: a fixed cost plus a cost per token, each of which grows with the number
+    of earlier tokens, because attention reads their KV.
 
-    The four weights change slowly, so a Kalman filter follows them (recursive least squares that forgets). Chunks of
-    one length at one depth do not tell them apart: then all go on, in proportion to what is uncertain about each.
+    A Kalman filter follows the four weights, which change slowly (recursive least squares with forgetting). Chunks of
+    one length at one depth cannot tell the weights apart: the filter then corrects all of them in proportion to their
+    uncertainty.
     """
 
     def __init__(self) -> None:
-        # Everything is in units of the time of one token of the first chunk, so that numbers are near 1.
+        # All times are in units of the first chunk's time per token, so that numbers are near 1.
         self._unit = 0.0
         self._weights = [0.0] * _NUM_FEATURES
         self._spread: list[list[float]] = []
@@ -39,11 +42,11 @@ class ChunkCost:
 
     @property
     def is_known(self) -> bool:
-        """Say whether a chunk was seen yet."""
+        """Return whether any chunk was measured yet."""
         return self._unit > 0
 
     def per_token(self, depth: float) -> float:
-        """Return how many seconds a chunk takes longer for one more token.
+        """Return how many seconds one more token adds to a chunk.
 
         :param depth: how many tokens precede it
         """
@@ -52,11 +55,11 @@ class ChunkCost:
 
     @property
     def mean(self) -> float:
-        """Return how many seconds the last chunks took per token, with everything."""
+        """Return the mean time of recent chunks per token in seconds, fixed costs included."""
         return self._unit * max(self._mean, _LEAST)
 
     def note(self, num_tokens: int, depth: float, seconds: float) -> None:
-        """Take in a chunk.
+        """Record the time of a chunk.
 
         :param depth: how many tokens preceded each of its tokens, on average
         """
@@ -72,26 +75,26 @@ class ChunkCost:
         self._mean += _MEAN_WEIGHT * (min(measured / num_tokens, 2 * self._mean) - self._mean)
 
     def _correct(self, features: tuple[float, ...], measured: float, *, least: float) -> None:
-        """Correct the weights by a step of the filter.
+        """Update the weights with one step of the filter.
 
-        :param least: what to expect at least, if the weights have gone wrong
+        :param least: lower bound on the predicted time, in case the weights are wrong
         """
         weights, spread = self._weights, self._spread
         expected = max(_dot(weights, features), least)
-        error = min(measured - expected, expected / 2)  # what is beyond is an interruption
+        error = min(measured - expected, expected / 2)  # anything beyond is an interruption
         gains = [_dot(row, features) for row in spread]
         total = _dot(gains, features) + (_NOISE * expected) ** 2
         for row, gain in enumerate(gains):
             weights[row] += gain * error / total
             for column, other in enumerate(gains):
                 spread[row][column] = (spread[row][column] - gain * other / total) / _MEMORY
-        # No weight is negative: what one has too little, those that vary with it have too much.
+        # Weights are not negative: raise a negative one to 0 and lower those that are correlated with it.
         for row in range(_NUM_FEATURES):
             if weights[row] < 0:
                 excess = weights[row] / spread[row][row]
                 for column in range(_NUM_FEATURES):
                     weights[column] -= spread[column][row] * excess
-        # What no chunk tells about is forgotten as far as at the start, and not further.
+        # The uncertainty of weights that no chunk informs about grows back to its initial value at most.
         widest = max(spread[row][row] for row in range(_NUM_FEATURES))
         if widest > 1:
             self._spread = [[cell / widest for cell in row] for row in spread]

@@ -1,4 +1,4 @@
-"""Keeps account of what drafts have brought and cost."""
+"""Accounts for the time that drafts gain and cost."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from paged_sdk.scheduler.step_times import StepTimes
 __all__ = ["DraftAccount", "DraftBalance", "VerifiedDrafts"]
 
 START: Final = 1.5
-"""Drafts may lose so many steps' time before they have to have gained any: a few attempts."""
+"""What drafts may lose before they have gained anything, in times of a step without drafts: a few attempts."""
 MOST: Final = 3.0
-"""What was gained is remembered up to so many steps' time: a text that drafts suit lends the next one no more. A step
-may lose what is left, so none takes more than four times as long as without drafts, and texts that are shown as they
-are written do not come in jerks: 16 texts drafted 112 tokens in a step of 0.84 s."""
+"""Most gain that is kept, in times of a step without drafts, so that one text that suits drafts does not let the next
+one lose much. One step may lose all that is left: none takes more than four times as long as without drafts, so that
+streams do not stutter. Without the limit, 16 sequences drafted 112 tokens in a step of 0.84 s."""
 SHARE: Final = 0.01
-"""Each step without drafts allows drafts to lose so much of its time later. With what choosing them takes, speculation
-costs less than 2 %."""
+"""Each step without drafts lets drafts lose this fraction of its time later. Together with the time for choosing
+drafts, speculation costs less than 2 %."""
 LATE: Final = 2.0
-"""A step that takes this times as long as expected was interrupted: what is beyond is not the drafts' fault."""
+"""A step's time counts up to this multiple of its expected time; anything beyond is an interruption, not the cost of
+drafts."""
 REFRESH: Final = 128
-"""Of so many steps with drafts one goes without, so that what they are compared with is not long past. It loses what
-the drafts gain in one step."""
+"""After this many steps with drafts, one runs without them, so that the time that drafts are compared with stays
+current. That costs what drafts gain in one step."""
 
 
 class VerifiedDrafts(NamedTuple):
-    """Holds what came of the drafts of one text in a step.
+    """Holds the outcome of one sequence's drafts in a step.
 
-    :ivar seq_id: the id of the text's sequence
-    :ivar num_drafts: how many were verified
-    :ivar num_accepted: how many of these were right
-    :ivar num_forced: how many of the right ones a constraint left no choice in: such a draft is no guess
+    :ivar seq_id: the id of the sequence
+    :ivar num_drafts: how many drafts were verified
+    :ivar num_accepted: how many of these were accepted
+    :ivar num_forced: how many of the accepted drafts were the only token that a constraint allowed: these are no
+        guesses
     """
 
     seq_id: int
@@ -46,20 +48,19 @@ class VerifiedDrafts(NamedTuple):
 
     @property
     def num_right(self) -> int:
-        """Return how many of the guesses were right."""
+        """Return how many of the guesses were accepted."""
         return self.num_accepted - self.num_forced
 
 
 class DraftAccount:
-    """Keeps account of the time that drafts have gained and lost.
+    """Accounts for the time that drafts have gained and lost.
 
-    A step with drafts takes longer and gives more tokens. Had these come one by one, they would have taken as many
-    steps without drafts, the time of which is known: the difference is gained or lost. Each proposer answers for its
-    own drafts with a balance.
+    A step with drafts takes longer and yields more tokens. The time that as many steps without drafts would have taken
+    is known: the difference is the gain or loss. Each proposer has a balance for its own drafts.
 
-    :param times: how long steps take
-    :ivar num_drafted: how many drafts were verified
-    :ivar num_accepted: how many of them were right
+    :param times: how long steps without prompts take
+    :ivar num_drafted: how many guesses were verified
+    :ivar num_accepted: how many of the guesses were accepted
     """
 
     def __init__(self, times: StepTimes) -> None:
@@ -73,31 +74,31 @@ class DraftAccount:
         self._num_since_plain = 0
 
     def open_balance(self) -> DraftBalance:
-        """Return a balance for one more proposer."""
+        """Return a balance for another proposer."""
         balance = DraftBalance(self)
         self._balances.append(balance)
         return balance
 
     def start_anew(self) -> None:
-        """Let every proposer begin as if no drafts had been made yet; what is counted stays."""
+        """Reset every proposer's balance; the counts are kept."""
         self._num_since_plain = 0
         for balance in self._balances:
             balance.start_anew()
 
     @property
     def needs_step_without(self) -> bool:
-        """Say whether the next step must have no drafts, to see how long such a step takes now."""
+        """Return whether the next step must have no drafts, to measure how long such a step takes now."""
         return self._num_since_plain >= REFRESH
 
     @property
     def speed_up(self) -> float:
-        """Return how many times as long the generation of all texts so far would have taken without drafts; 1 if there
-        were none, however long it took to ask for them.
+        """Return the estimated time of all decoding without drafts, divided by its actual time; 1 if no draft was ever
+        verified, however long proposing took.
         """
         return self._seconds_without / self._seconds if self._has_verified and self._seconds > 0 else 1.0
 
     def count(self, verified: Iterable[VerifiedDrafts]) -> None:
-        """Count drafts of a step whose time says nothing of them."""
+        """Count the drafts of a step whose time does not show what they cost."""
         for each in verified:
             self.num_drafted += each.num_guesses
             self.num_accepted += each.num_right
@@ -107,12 +108,12 @@ class DraftAccount:
     def note(
         self, num_texts: int, verified: Sequence[VerifiedDrafts], seconds: float, drafting_seconds: float = 0.0
     ) -> None:
-        """Take in a step without prompts, before its time is noted.
+        """Account for a step without prompts. To be called before its time is added to ``times``.
 
-        :param num_texts: how many texts it gave a token
-        :param verified: the texts that had drafts
-        :param seconds: how long it took, without making the drafts
-        :param drafting_seconds: how long that took
+        :param num_texts: how many sequences decoded
+        :param verified: the sequences that had drafts
+        :param seconds: how long the step took, without proposing the drafts
+        :param drafting_seconds: how long proposing them took
         """
         self._seconds += seconds + drafting_seconds
         self._note(num_texts, verified, seconds)
@@ -133,7 +134,7 @@ class DraftAccount:
         num_guesses = num_drafts - num_forced
         self._num_since_plain += num_guesses > 0
         plain = self._times.nearest(num_texts)
-        if not plain:  # a clock may be too coarse to see a step
+        if not plain:  # unknown, or 0 by a coarse clock
             self._seconds_without += seconds
             return
         self._seconds_without += (1 + sum(each.num_accepted for each in verified) / num_texts) * plain
@@ -147,20 +148,19 @@ class DraftAccount:
             if not num_own:
                 balance.add(SHARE)
                 continue
-            # No draft takes a smaller model as long as a step: what is beyond went into reading a text for the first
-            # time.
+            # A draft model takes less than one step per draft: anything beyond was its prefill of a new sequence.
             drafting = min(balance.drafting_seconds, num_own * plain)
             lost = (spent - without) * num_own / num_guesses + drafting
             balance.add(sum(each.num_right for each in own) / num_texts - lost / plain)
 
 
 class DraftBalance:
-    """Tells what one proposer's drafts may lose. While they have lost more than allowed, texts go on without them,
-    whatever is expected of them; and no step has so many that it could lose more than is left. The drafts of others are
-    not touched.
+    """Limits how much time one proposer's drafts may lose. While they have lost more than allowed, sequences decode
+    without them, whatever acceptance is expected; and no step has so many drafts that it could lose more than is left.
+    Other proposers' drafts are not affected.
 
-    :ivar seq_ids: the sequences of which the proposer's drafts are verified next
-    :ivar drafting_seconds: how long it took to make these
+    :ivar seq_ids: the sequences whose drafts of this proposer are verified next
+    :ivar drafting_seconds: how long proposing these drafts took
     """
 
     def __init__(self, account: DraftAccount) -> None:
@@ -171,27 +171,29 @@ class DraftBalance:
 
     @property
     def left(self) -> float:
-        """Return how much longer the next step may take with drafts of this proposer, in steps without."""
+        """Return how much longer the next step may take because of this proposer's drafts, in times of a step without
+        drafts.
+        """
         return 0.0 if self._account.needs_step_without else max(self._left, 0.0)
 
     @property
     def allows(self) -> bool:
-        """Say whether the next step may have drafts of this proposer."""
+        """Return whether the next step may have drafts of this proposer."""
         return self.left > 0
 
     def start_anew(self) -> None:
-        """Forget what drafts have gained and lost."""
+        """Forget gains and losses."""
         self._left = START
 
     def claim(self, seq_ids: Iterable[int], drafting_seconds: float) -> None:
-        """Answer for drafts that the next step may verify.
+        """Record which drafts of this proposer the next step may verify.
 
         :param seq_ids: the sequences that have them
-        :param drafting_seconds: how long it took to make them
+        :param drafting_seconds: how long proposing them took
         """
         self.seq_ids = frozenset(seq_ids)
         self.drafting_seconds = drafting_seconds
 
     def add(self, gained: float) -> None:
-        """Add what drafts have gained, in steps; it is negative where they have lost time."""
+        """Add a gain, in times of a step without drafts; negative for a loss."""
         self._left = min(self._left + gained, MOST)

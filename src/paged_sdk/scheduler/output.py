@@ -1,4 +1,4 @@
-"""Describes a step that the scheduler gives to the runner, and the tokens that sequences got from it."""
+"""Defines the step that the scheduler passes to the runner, and the tokens that sequences got from it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class ScheduledSequence:
     """Describes one row of a step: some tokens of one sequence, and drafts of the tokens that follow.
 
     :ivar start: how many tokens of the sequence were computed before the step or are computed by steps under way
-    :ivar num_new_tokens: how many tokens to compute: those of ``sequence.token_ids[start:]`` in the chunk, of which the
-        last may be the one that the previous step samples, and then the drafts
+    :ivar num_new_tokens: how many tokens to compute: a chunk of ``sequence.token_ids[start:]``, whose last token may be
+        the one that the previous step samples, then the drafts
     :ivar num_samples: how many tokens to sample after the last of them: 0 if the chunk does not reach the sequence's
-        end, n if it completes the prompt of a request with n choices, otherwise 1
+        end or the prompt is only read, n if it completes the prompt of a request with n choices, otherwise 1
     :ivar kv_ids: block table, or ``[slot]`` when contiguous; the sequence's own list, which must not be changed.
-        Entries of blocks that a sliding window has left are 0 and are not to be read
+        Entries of blocks outside every sliding window are 0 and must not be read
     :ivar epoch: the epoch of the sequence when the row was made
-    :ivar draft_token_ids: guesses at the tokens after the last known one. A token is sampled at each of them as well,
-        as long as it turns out to be the guess
+    :ivar draft_token_ids: guesses at the tokens after the last known one. A token is sampled after each of them too, up
+        to the first guess that is wrong
     """
 
     sequence: Sequence
@@ -51,25 +51,25 @@ class ScheduledSequence:
 
     @property
     def is_current(self) -> bool:
-        """Say whether its results still count: the sequence has neither ended nor been preempted since the row was
-        made."""
+        """Return whether the row's results still count: the sequence has not ended or been preempted since."""
         return self.sequence.epoch == self.epoch
 
 
 @frozen(eq=False)
 class SchedulerOutput:
-    """Describes one step. The device copies first, then frees released slots, then writes the KV of the rows.
+    """Describes one step. The device copies KV first, then frees released slots, then writes the rows' KV.
 
-    :ivar scheduled: the rows, those that only decode before chunks of prompts; if there are none, nothing is to be
-        executed and only ``dropped`` can have entries
+    :ivar scheduled: the rows, decode-only ones first, then prefill chunks; if there are none, nothing is executed and
+        only ``dropped`` can have entries
     :ivar copies: KV to copy before the rows write theirs; paged: whole blocks; contiguous: the first ``num_tokens``
         tokens
     :ivar released: slots whose storage may be freed; contiguous only
     :ivar dropped: sequences that the scheduler ended with "length", because they outgrew the KV memory
     :ivar finished_seq_ids: sequences that ended since the previous output: their state may be dropped
-    :ivar num_prompt_tokens: how many of the tokens of all rows belong to chunks of prompts
+    :ivar num_prompt_tokens: number of tokens in prefill chunks that start within a prompt; recomputed output does not
+        count
     :ivar num_decodes: how many of the rows, the first ones, only decode
-    :ivar withheld: rows whose sequences wait for this step: see :meth:`Scheduler.withhold`
+    :ivar withheld: rows whose sequences wait for this step's result: see :meth:`Scheduler.withhold`
     """
 
     scheduled: list[ScheduledSequence]
@@ -82,8 +82,8 @@ class SchedulerOutput:
     withheld: list[ScheduledSequence] = field(factory=list)
 
     def part(self, rows: Sequence_[int]) -> SchedulerOutput:
-        """Make an output of some of the rows, so that their results can be taken in separately. It counts no prompt
-        tokens.
+        """Return an output with some of the rows, so that their results can be processed separately. It counts no
+        prompt tokens.
 
         :param rows: indices into :attr:`scheduled`
         """
@@ -92,7 +92,7 @@ class SchedulerOutput:
         return SchedulerOutput(scheduled, [], [], [], [], withheld=withheld)
 
     def message(self) -> Step:
-        """Make a message of integers and lists from which another process that holds the weights can run the step."""
+        """Return the step as integers and lists, which another process that holds the weights can run."""
         rows = []
         for row in self.scheduled:
             sequence, drafts = row.sequence, row.draft_token_ids
@@ -129,7 +129,7 @@ class SchedulerOutput:
 
 
 def _num_read(sequence: Sequence, row: ScheduledSequence) -> int:
-    """Return how many of a row's tokens, counted from the last, have hidden states that are read."""
+    """Return how many of a row's tokens, counted from the last, need hidden states for the request's reading."""
     states = sequence.request.reading.states(sequence.num_prompt_tokens) if sequence.request.reading else range(0)
     return row.end - max(row.start, states.start) if row.start < states.stop and states.start < row.end else 0
 
@@ -138,14 +138,14 @@ def _num_read(sequence: Sequence, row: ScheduledSequence) -> int:
 class NewTokens:
     """Holds the tokens that a step gave to sequences, in the order of rows and samples.
 
-    Its lists are parallel: one object per token, in a step of 256 sequences, sets off the garbage collector, which
+    The lists are parallel: with one object per token, a step of 256 sequences triggers the garbage collector, which
     took 0.6 ms of every step.
 
-    :ivar sequences: the sequences that have grown, each once; its ``finish_reason`` says whether it ended with the last
-        of its tokens
+    :ivar sequences: the sequences that have grown, each once; ``finish_reason`` is set if the last token ended the
+        sequence
     :ivar token_ids: the tokens of each, at least one
-    :ivar rows: index into ``SchedulerOutput.scheduled`` of the row where each was sampled
-    :ivar samples: which of the row's samples the first of them is, by index into these lists, where it is not the first
+    :ivar rows: index into ``SchedulerOutput.scheduled`` of the row that sampled them
+    :ivar samples: by index into these lists, which of the row's samples the first token is, where it is not the first
     """
 
     sequences: list[Sequence] = field(factory=list)
@@ -155,11 +155,11 @@ class NewTokens:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens all sequences have got together."""
+        """Return the total number of tokens."""
         return sum(map(len, self.token_ids))
 
     def add(self, sequence: Sequence, token_ids: list[int], row: int, sample: int = 0) -> None:
-        """Add the tokens that one sequence has got."""
+        """Add the tokens of one sequence."""
         if sample:
             self.samples[len(self.sequences)] = sample
         self.sequences.append(sequence)

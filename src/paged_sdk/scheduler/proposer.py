@@ -1,4 +1,4 @@
-"""Defines what proposes draft tokens, several of which the model verifies in one step."""
+"""Defines the interface of draft proposers; the model verifies several draft tokens in one step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Proposer"]
 class Proposer(Protocol):
     """Proposes drafts (Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", 2023).
 
-    The engine asks it before each step. Its drafts never change a text: a draft is accepted only where it equals the
+    The engine asks it before each step. Drafts never change the output: a draft is accepted only where it equals the
     token that the model samples there.
     """
 
@@ -22,8 +22,8 @@ class Proposer(Protocol):
         """Propose the tokens that follow each sequence.
 
         :param sequences: sequences that only decode, all of whose tokens are known; must not be changed
-        :returns: for each sequence any number of tokens, also none. The scheduler takes the first of them, as many as
-            budget, KV memory and the maximum length allow
+        :returns: for each sequence any number of tokens, possibly none. The scheduler uses the first of them, as many
+            as budget, KV memory and the maximum length allow
         """
         ...
 
@@ -32,5 +32,5 @@ class Proposer(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget what is kept of texts that have ended."""
+        """Forget everything learned from sequences that have ended."""
         ...

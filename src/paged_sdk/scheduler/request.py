@@ -1,4 +1,4 @@
-"""Defines a request as the engine takes it: the prompt is token ids, and every setting has a value."""
+"""Defines a request as the engine receives it: the prompt is token ids, and every setting has a value."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ __all__ = ["Request"]
 
 @frozen(kw_only=True, eq=False)
 class Request:
-    """Holds a request that passed every check. Everything that serves the request refers to this one value.
+    """Holds a request that passed every check. Every component refers to this one value; no field is copied.
 
-    A new kind of setting becomes a field of :class:`~paged_sdk.types.request_options.RequestOptions`, with its
-    validator there, and its user reads it through ``sequence.request.options``. This class holds what had to be worked
-    out.
+    A new setting becomes a field of :class:`~paged_sdk.types.request_options.RequestOptions`, with its validator, and
+    is read through ``sequence.request.options``. The other fields here are derived.
 
     :ivar options: what the caller asked for beside the prompt
     :ivar prompt_token_ids: the prompt, at least one token
     :ivar sampling: how to sample, with the checkpoint's defaults and a seed filled in
-    :ivar stop_token_ids: tokens that end a text
-    :ivar max_tokens: how many tokens a text gets at most
+    :ivar stop_token_ids: tokens that end the output
+    :ivar max_tokens: the most tokens to generate per choice
     :ivar arrival: when the request was submitted, in seconds of the monotonic clock
-    :ivar continues_prompt: whether the text goes on where the prompt ended, rather than being a turn of its own
-    :ivar healing: with which bytes the text has to begin, that were taken from the prompt's end
-    :ivar prediction_token_ids: what the text will likely be; empty: nobody has said
-    :ivar kept_special_ids: special tokens that have a text in its output, for what looks for them there
-    :ivar thought_limit: when its thoughts end; None: when the model ends them, if it thinks
-    :ivar language: what every text is a sentence of; None: any text
-    :ivar grammar: it, compiled; None: any text, or it is compiled on the way to the engine
-    :ivar adapter: the adapter that the texts go through; None: none
-    :ivar adapter_start: the first token that goes through it
+    :ivar continues_prompt: whether the output continues the prompt's text, rather than being a turn of its own
+    :ivar healing: bytes taken from the prompt's end, with which the output has to begin; None: none
+    :ivar prediction_token_ids: the caller's prediction of the output; empty: none
+    :ivar kept_special_ids: special tokens that have text in the output, because the answer's parser looks for them
+    :ivar thought_limit: when reasoning ends; None: when the model ends it, if it reasons
+    :ivar language: the constraint on the output; None: unconstrained
+    :ivar grammar: the compiled ``language``; None: there is no ``language``, or it is not compiled yet
+    :ivar adapter: the adapter to apply; None: none
+    :ivar adapter_start: the first token to which the adapter is applied
     :ivar media: the images of the prompt; None: it has none
-    :ivar cache_keys: everything beside the tokens that its KV depends on
-    :ivar block_hashes: names of the prompt's first full blocks, as far as somebody has made them; the engine makes the
-        others
-    :ivar is_whole: whether its tokens attend to later ones too, so that all are computed in one step
-    :ivar reading: what is read off the prompt, which then ends the request; None: it is continued by a text
+    :ivar cache_keys: everything beside the tokens that the request's KV depends on
+    :ivar block_hashes: hashes of the prompt's first full blocks, as far as they were computed; the engine computes the
+        rest
+    :ivar is_whole: whether attention is bidirectional, so that all tokens have to be computed in one step
+    :ivar reading: what to compute from the prompt instead of generating, such as an embedding; None: generate
     """
 
     request_id: str
@@ -74,13 +73,13 @@ class Request:
 
     @property
     def num_choices(self) -> int:
-        """Return how many texts the request asks for."""
+        """Return how many choices the request asks for."""
         return self.sampling.n_choices
 
     @property
     def most_shared(self) -> int | None:
-        """Return how many leading tokens may have their KV from the prefix cache; None: all but the last. Tokens whose
-        hidden states are read have to be computed: a cached block has none.
+        """Return how many leading tokens may take their KV from the prefix cache; None: all but the last. Tokens whose
+        hidden states are read have to be computed: the cache has only KV.
         """
         if self.reading is not None:
             return self.reading.states(len(self.prompt_token_ids)).start
@@ -88,5 +87,5 @@ class Request:
 
     @property
     def shares_prefix(self) -> bool:
-        """Say whether it may use KV from the prefix cache at all."""
+        """Return whether the request may use the prefix cache at all."""
         return self.most_shared != 0

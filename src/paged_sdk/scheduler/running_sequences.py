@@ -1,4 +1,4 @@
-"""Holds the sequences that have KV memory, and takes it from those of low rank for those above them."""
+"""Holds the sequences that have KV memory, and preempts those of low rank for those of higher rank."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from paged_sdk.scheduler.waiting_queue import rank
 __all__ = ["RunningSequences"]
 
 _LONG: Final = CacheKey(b"rope:long")
-"""Tells the KV of texts that have outgrown the trained context from the same tokens' KV within it."""
+"""Tells the KV of sequences beyond the trained context from the KV of the same tokens within it."""
 
 
 class RunningSequences:
     """Holds the running sequences by rank (overdue, priority, arrival).
 
-    One that needs memory takes it from the last by rank, which is preempted: it loses its KV, and waits again. The
-    first is never preempted, since it may take the whole memory.
+    A sequence that needs memory preempts the last by rank, which loses its KV and waits again. The first is never
+    preempted, since it may take the whole memory.
 
-    While they are iterated over, the last of them may be taken out.
+    During iteration, sequences may be removed from the end.
 
-    :param awaited_images: where sequences wait that lose their KV
+    :param awaited_images: receives sequences that lose their KV
     :ivar num_preemptions: how often a sequence has lost its KV to others
     """
 
@@ -46,11 +46,11 @@ class RunningSequences:
         return len(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        """Take in a sequence that has got KV."""
+        """Add a sequence that has KV."""
         insort(self._sequences, sequence, key=rank)
 
     def fork(self, row: ScheduledSequence) -> list[Sequence]:
-        """Return one sequence per sample of a row, the first being its own; the others are forked and independent."""
+        """Return one sequence per sample of a row: the row's own, then independent forks of it."""
         sequence = row.sequence
         siblings = [
             sequence.fork(choice, self._kv.fork(sequence.table, sequence.num_computed_tokens))
@@ -62,7 +62,7 @@ class RunningSequences:
         return [sequence, *siblings]
 
     def remove(self, sequence: Sequence) -> None:
-        """Free the memory of a sequence, which does not run any more."""
+        """Remove a sequence that no longer runs, and free its memory."""
         self._sequences.remove(sequence)
         self._kv.free(sequence.table, sequence.token_ids, sequence.num_computed_tokens)
 
@@ -78,7 +78,7 @@ class RunningSequences:
         ) <= 0:
             last = self._sequences[-1]
             if last is sequence and sequence.num_in_flight:
-                break  # once the step under way is updated, its sliding window may free blocks
+                break  # its sliding window may free blocks once the step in flight is updated
             assert len(self) > 1, f"{sequence} has the whole memory and no room"
             self.preempt(last)
             if last is sequence:
@@ -86,12 +86,12 @@ class RunningSequences:
         return max(num_granted, 0)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take the memory of a sequence for others."""
+        """Take a sequence's memory for others and requeue it."""
         self.requeue(sequence)
         self.num_preemptions += 1
 
     def requeue(self, sequence: Sequence) -> None:
-        """Let a running sequence wait, without KV."""
+        """Move a running sequence back to the queue, without KV."""
         self.remove(sequence)
         # A token in flight is lost; the same token will be sampled again.
         sequence.num_computed_tokens = sequence.num_scheduled = 0
@@ -100,11 +100,10 @@ class RunningSequences:
         self.queue(sequence)
 
     def queue(self, sequence: Sequence) -> None:
-        """Let a sequence without KV wait until it can run, and work out the length up to which it can be scheduled
-        then, and on what its KV will depend.
+        """Queue a sequence without KV. Set the length up to which it can be scheduled, and what its KV depends on.
 
-        A text within :attr:`EngineConfig.rope_switch` ends there for now: the next token needs all KV anew. Of a text
-        that is only read, every token needs KV; of others, the last that is generated needs none.
+        A sequence within :attr:`EngineConfig.rope_switch` ends there for now: the next token needs all KV recomputed. A
+        request that generates nothing needs KV for every token; otherwise the last generated token needs none.
         """
         end, switch = min(sequence.max_length, self._kv.max_sequence_tokens + 1), self._config.rope_switch
         if sequence.request.reading is not None:
@@ -119,6 +118,6 @@ class RunningSequences:
         self._awaited_images.queue(sequence)
 
     def may_grow(self, sequence: Sequence) -> bool:
-        """Say whether a sequence that has reached its end length can go on once its KV is computed anew."""
+        """Return whether a sequence that has reached its end length can continue once its KV is recomputed."""
         is_short = self._config.rope_switch is not None and not sequence.is_long
         return is_short and sequence.length <= self._kv.max_sequence_tokens

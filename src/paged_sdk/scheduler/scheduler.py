@@ -29,22 +29,22 @@ class Scheduler:
     """Schedules steps by continuous batching, under one token budget per step.
 
     There is no prefill and no decode phase: each sequence has tokens that are not computed yet, and a step computes
-    some of them. Sequences that only decode get their one token of the budget first, then prompts that were begun,
-    then new ones from the queue; but a share of each step is kept for short prompts, so that these do not wait for the
-    end of long ones. Memory goes by rank (overdue, priority, arrival): a sequence that needs a block takes
-    it from the last running one by rank, which is preempted: it loses its KV and is recomputed later, except for the
-    blocks that are found in the prefix cache.
+    some of them. Sequences that only decode get their one token of the budget first, then prompts that were begun, then
+    new ones from the queue; but a share of each step is kept for short prompts, so that these do not wait for the end
+    of long ones. Memory goes by rank (overdue, priority, arrival): a sequence that needs a block takes it from the last
+    running one by rank, which is preempted: it loses its KV and is recomputed later, except for the blocks that are
+    found in the prefix cache.
 
-    Progress is certain: the running sequence that is first by rank is never preempted and always gets a token, since it
-    may take the whole memory; a sequence that outgrows even that is ended with "length".
+    Progress is guaranteed: the running sequence that is first by rank is never preempted and always gets a token, since
+    it may take the whole memory; a sequence that outgrows even that is ended with "length".
 
-    A step may be scheduled while the one before it is under way, if steps overlap on the device: a sequence is
-    scheduled as if it had got its token, unless that token is certainly its last, or is withheld. If the token then
-    turns out to end the text, the row that has been scheduled since is ignored.
+    If steps overlap on the device, a step may be scheduled while the previous one is in flight. A sequence is then
+    scheduled as if its token in flight were known, unless that token is certainly its last, or is withheld. If the
+    token turns out to end the sequence, the row that was scheduled since is ignored.
 
-    :param images: has the images of prompts encoded; None: there are none
+    :param images: encodes the images of prompts; None: prompts have no images
     :ivar times: how long steps without prompts take, as far as is known
-    :ivar drafts: what drafts have brought so far
+    :ivar drafts: what drafts have gained so far
     """
 
     def __init__(self, config: EngineConfig, kv: KvManager, images: ImageGate | None = None) -> None:
@@ -58,7 +58,7 @@ class Scheduler:
         self.drafts: DraftAccount = DraftAccount(self.times)
         self._pace = Pace(config.max_slowdown, self.times) if config.max_slowdown else None
         self._finished_seq_ids: list[int] = []
-        self._verified: list[VerifiedDrafts] = []  # since the last step whose time was taken in
+        self._verified: list[VerifiedDrafts] = []  # since the last call of note_time
 
     @property
     def num_running(self) -> int:
@@ -71,18 +71,19 @@ class Scheduler:
 
     @property
     def num_awaiting_images(self) -> int:
-        """Return how many of the waiting sequences have images that are being encoded."""
+        """Return how many of the waiting sequences wait for images."""
         return len(self._awaited_images)
 
     @property
     def is_stalled(self) -> bool:
-        """Say whether all sequences await images, so that there is nothing to compute."""
+        """Return whether all sequences wait for images, so that there is nothing to compute."""
         return not self._running and not self._waiting and self._awaited_images.is_all
 
     @property
     def decoding(self) -> list[Sequence]:
-        """Return the running sequences that have one known token to compute and nothing in flight: drafts may follow
-        it."""
+        """Return the running sequences with exactly one token to compute, which is known, and none in flight: these can
+        have drafts.
+        """
         return [
             sequence
             for sequence in self._running
@@ -97,12 +98,12 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence into the queue.
 
-        :raises QueueFullError: if ``max_queue`` sequences wait
-        :raises ContextLengthError: if the prompt, and a token after it where one is generated, can never fit
+        :raises QueueFullError: if ``max_queue`` sequences are waiting
+        :raises ContextLengthError: if the prompt can never fit, with one more token if the request generates
         :raises InvalidRequestError: for an empty prompt, or more choices than sequences can run
         """
         request_id, num_tokens = sequence.request.request_id, len(sequence.token_ids)
-        # A text's last token takes a position of the context, but needs no KV.
+        # The last generated token takes a position of the context, but needs no KV.
         positions = self._config.max_model_len - (sequence.request.reading is None)
         limit = min(positions, self._kv.max_sequence_tokens)
         if num_tokens > limit:
@@ -128,7 +129,7 @@ class Scheduler:
         self._running.queue(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence now, waiting or running; its memory is free at once. Nothing happens if it has ended.
+        """End a waiting or running sequence now and free its memory at once. Sequences that have ended are ignored.
 
         A step in flight may still hold a row of it, which ``update`` ignores.
         """
@@ -147,8 +148,8 @@ class Scheduler:
     def schedule(self) -> SchedulerOutput:
         """Choose the rows of the next step and allocate KV memory for them.
 
-        ``update`` must follow, in the order of the steps: before the next call or, where steps overlap, after it. Rows
-        with several samples, whose sequences fork, must be withheld then, or be updated before.
+        Each output must be passed to ``update``, in the order of steps: before the next call or, where steps overlap,
+        after it. In the latter case rows with several samples, whose sequences fork, must be withheld or updated first.
         """
         dropped: list[Sequence] = []
         self._awaited_images.take_ready()
@@ -158,7 +159,7 @@ class Scheduler:
         chunks += self._admit_waiting(budget, beside=0 if chunks else len(decodes))
         self._awaited_images.note_step(len(decodes))
         if not (decodes or chunks):
-            # A step without rows is not executed: the copies and finished sequences go with the next one.
+            # A step without rows is not executed: copies and finished sequences go with the next one that is.
             return SchedulerOutput([], [], [], dropped, [])
         finished, self._finished_seq_ids = self._finished_seq_ids, []
         num_prompt_tokens = sum(row.num_new_tokens for row in chunks if row.start < row.sequence.num_prompt_tokens)
@@ -166,22 +167,22 @@ class Scheduler:
         return SchedulerOutput(rows, copies, released, dropped, finished, num_prompt_tokens, len(decodes))
 
     def withhold(self, output: SchedulerOutput, rows: Iterable[int]) -> None:
-        """Schedule nothing of some sequences until a step is updated, which alone says what the step samples for them.
+        """Schedule nothing for some sequences until a step is updated, because their next token is not on the device.
         To be called before the next step is scheduled.
 
-        :param rows: indices of their rows, which sample
+        :param rows: indices of rows that sample
         """
         for row in map(output.scheduled.__getitem__, rows):
-            if not row.draft_token_ids:  # what follows drafts is never scheduled ahead
+            if not row.draft_token_ids:  # a sequence with drafts is never scheduled ahead
                 row.sequence.length -= 1
                 output.withheld.append(row)
 
     def note_time(self, output: SchedulerOutput, seconds: float, drafting_seconds: float = 0.0) -> None:
-        """Take in how long a step took that was updated just now: later steps learn from it how many tokens of prompts
-        they may compute, and how many drafts pay.
+        """Record how long the step took that was just updated: later steps learn from it how many prompt tokens to
+        compute, and how many drafts pay.
 
-        :param seconds: how long it took, without making its drafts
-        :param drafting_seconds: how long that took
+        :param seconds: how long the step took, without proposing drafts
+        :param drafting_seconds: how long proposing them took
         """
         num_decodes, scheduled = output.num_decodes, output.scheduled
         num_drafts = sum(len(row.draft_token_ids) for row in scheduled[:num_decodes])
@@ -189,7 +190,7 @@ class Scheduler:
         if num_decodes == len(scheduled):
             self.drafts.note(num_decodes, verified, seconds, drafting_seconds)
             if any(each.num_forced for each in verified):
-                return  # no logits were computed for these, so that it says little of other steps with as many tokens
+                return  # forced tokens need no logits, so other steps with as many tokens take longer
             if num_drafts or self._pace is None:
                 self.times.note(num_decodes + num_drafts, seconds)
             else:
@@ -203,14 +204,14 @@ class Scheduler:
         self._pace.note_mixed(seconds, num_decodes + num_drafts, num_tokens, num_pairs / num_tokens)
 
     def preempt_all(self) -> None:
-        """Take the memory of all running sequences, which wait and compute their KV anew: a step has failed on its way.
-        The results of those before it must be updated first.
+        """Preempt all running sequences after a step has failed: they wait, and recompute their KV. The results of
+        earlier steps must be updated first.
         """
         for sequence in list(self._running):
             self._running.preempt(sequence)
 
     def forget_times(self) -> None:
-        """Forget how long steps take, and so what drafts are worth: the model computes otherwise from now on."""
+        """Forget step times, and so what drafts gain: from now on the model computes differently."""
         self.times.clear()
         self.drafts.start_anew()
         if self._config.max_slowdown:
@@ -219,18 +220,18 @@ class Scheduler:
     def update(
         self, output: SchedulerOutput, sampled: list[list[int]], forced: Mapping[int, Iterable[int]] = _NONE
     ) -> NewTokens:
-        """Add the sampled tokens of a step to their sequences, and end those whose text is complete.
+        """Add the sampled tokens of a step to their sequences, and end those that are complete.
 
-        :param sampled: per row of ``output.scheduled`` its ``num_samples`` tokens; for a row with drafts the accepted
-            ones and the token sampled after them. A row that failed has none; its sequence does not change, and the
-            caller finishes it
-        :param forced: maps a row to the indices of those of its tokens that a constraint left no choice in
+        :param sampled: for each row of ``output.scheduled`` its ``num_samples`` tokens; for a row with drafts the
+            accepted ones and the token sampled after them. A row that failed has none; its sequence does not change,
+            and the caller finishes it
+        :param forced: maps a row to the indices of those of its tokens that were the only ones a constraint allowed
         """
         for row in output.withheld:
             if row.is_current:
                 row.sequence.length += 1
         new_tokens = NewTokens()
-        # The usual case, one token per row, is inlined: with 256 rows, a call for each took 50 us.
+        # The common case, one token per row, is inlined: with 256 rows, a call for each took 50 us.
         sequences, given, rows = new_tokens.sequences.append, new_tokens.token_ids.append, new_tokens.rows.append
         for index, (row, token_ids) in enumerate(zip(output.scheduled, sampled, strict=True)):
             sequence = row.sequence
@@ -268,9 +269,9 @@ class Scheduler:
         return new_tokens
 
     def _accept(self, row: ScheduledSequence, token_ids: list[int]) -> list[int]:
-        """Add the accepted drafts, and the token sampled after them, to the sequence.
+        """Add the accepted drafts and the token sampled after them to the sequence.
 
-        :returns: those of the tokens that belong to the text
+        :returns: the tokens up to the one that ends the sequence, if one does
         """
         sequence = row.sequence
         token_ids, reason = self._append(sequence, token_ids)
@@ -288,22 +289,22 @@ class Scheduler:
     ) -> tuple[list[ScheduledSequence], list[ScheduledSequence], int]:
         """Make rows for the running sequences.
 
-        :param dropped: gets the sequences that outgrew the memory, which this method ends. Those that outgrew the
-            length from which on their keys are rotated otherwise are computed anew
-        :returns: rows that only decode, chunks of prompts, and the rest of the budget for prompts
+        :param dropped: receives the sequences that outgrew the memory; this method ends them. Sequences that outgrew
+            :attr:`EngineConfig.rope_switch` are requeued to recompute their KV
+        :returns: decode-only rows, prefill chunks, and the remaining prompt budget
         """
         decodes: list[ScheduledSequence] = []
         chunks: list[ScheduledSequence] = []
         budget = self._config.max_num_batched_tokens
         prompt_budget: int | None = None
-        kept = 0  # of the prompt budget, for short prompts
+        kept = 0  # part of the prompt budget reserved for short prompts
         outgrown: list[Sequence] = []
-        # A preemption in this loop removes the last of the list, which is then shorter.
+        # A preemption in this loop removes the last sequence of the list that is iterated over.
         for sequence in self._running:
             length, start = sequence.length, sequence.num_scheduled
             num_wanted = length - start
             if length >= sequence.end_length:
-                if length == len(sequence.token_ids):  # nothing is awaited, so it has outgrown memory or frequencies
+                if length == len(sequence.token_ids):  # no token is in flight: it has outgrown memory or rope_switch
                     (outgrown if self._running.may_grow(sequence) else dropped).append(sequence)
                 continue
             if budget <= 0 or num_wanted == 0:  # 0: drafts of the sequence are being verified
@@ -338,14 +339,14 @@ class Scheduler:
         for sequence in dropped:
             self.finish(sequence, "length")
         for sequence in outgrown:
-            if sequence.status is SequenceStatus.RUNNING:  # it was not preempted meanwhile
+            if sequence.status is SequenceStatus.RUNNING:  # not preempted in the loop
                 self._running.requeue(sequence)
         return decodes, chunks, budget if self._pace is None or prompt_budget is None else min(budget, prompt_budget)
 
     def _admit_waiting(self, budget: int, *, beside: int) -> list[ScheduledSequence]:
         """Admit waiting sequences while there is budget, and make their rows.
 
-        :param beside: how many texts get a token in the step, if it computes no other prompts; otherwise 0
+        :param beside: how many sequences decode in the step, if it computes no other prompts; otherwise 0
         """
         rows: list[ScheduledSequence] = []
         if budget <= 0 or not self._waiting:
@@ -371,7 +372,7 @@ class Scheduler:
         return rows
 
     def _prompt_budget(self, depth: int) -> int:
-        """Work out how many tokens of the running prompts the step may compute.
+        """Return how many tokens of running prompts the step may compute.
 
         :param depth: how many tokens of the first of these prompts have KV already
         """
@@ -383,7 +384,7 @@ class Scheduler:
         return min(most, self._pace.tokens(seconds, depth)) if seconds else 0
 
     def _num_prompts(self, num_decodes: int) -> int:
-        """Count the prompts that are under way, and those that wait and have a seat."""
+        """Count the running prompts, and the waiting ones for which there are seats."""
         num_running = len(self._running)
         return num_running - num_decodes + min(len(self._waiting), self._config.max_num_seqs - num_running)
 
@@ -392,10 +393,9 @@ class Scheduler:
         return sum(each.length - each.num_scheduled == 1 and each.length < each.end_length for each in self._running)
 
     def _add_drafts(self, row: ScheduledSequence, most: int) -> int:
-        """Let a row verify the drafts of its sequence, as many as fit its maximum length and the free memory.
+        """Add drafts to a sequence's row, as many as fit its maximum length and the free memory.
 
-        Drafts take no memory from other sequences: none is preempted for them, and while requests wait they get no new
-        block.
+        Drafts take no memory from other sequences: they preempt none, and while requests wait they get no new block.
 
         :param most: how many drafts the budget allows
         :returns: how many drafts were added
@@ -404,7 +404,7 @@ class Scheduler:
         drafts, sequence.draft_token_ids = sequence.draft_token_ids, []
         if sequence.length != len(sequence.token_ids) + 1:
             return 0  # the token that the drafts follow is not known yet
-        # The token sampled after the last draft belongs to the text, too.
+        # The token sampled after the last draft is part of the output, too.
         most = min(most, sequence.end_length - sequence.length, len(drafts))
         if self._waiting:
             most = min(most, sequence.table.capacity - row.start - 1)
@@ -418,9 +418,9 @@ class Scheduler:
         return most
 
     def _append(self, sequence: Sequence, token_ids: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Add tokens, up to the one that ends the text.
+        """Append tokens, up to the one that ends the sequence.
 
-        :returns: the tokens that were added, and why the text ends with them; None: it does not end
+        :returns: the appended tokens, and why the sequence ends with them; None: it continues
         """
         stop_token_ids, own = sequence.request.stop_token_ids, sequence.token_ids
         for count, token_id in enumerate(token_ids, start=1):

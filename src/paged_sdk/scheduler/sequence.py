@@ -1,4 +1,4 @@
-"""Holds the state of one text that is being generated, from the queue to its end."""
+"""Holds the state of one sequence: a prompt and one generated output, from the queue to its end."""
 
 from __future__ import annotations
 
@@ -16,43 +16,41 @@ class SequenceStatus(Enum):
     """Says whether a sequence waits, runs or has ended."""
 
     WAITING = "waiting"
-    """It is in the queue, without KV: it has never run, or was preempted."""
+    """In the queue, without KV: never scheduled yet, or preempted."""
     AWAITING_IMAGES = "awaiting images"
-    """It will be in the queue once images of its prompt are encoded; it has no KV."""
+    """Waits for images of its prompt to be encoded, then goes to the queue; has no KV."""
     RUNNING = "running"
-    """It holds KV and gets tokens in each step."""
+    """Holds KV and is scheduled."""
     FINISHED = "finished"
-    """It has ended; ``finish_reason`` says why."""
+    """Has ended; ``finish_reason`` says why."""
 
 
 class Sequence:
-    """Holds the state of one text that is being generated. The caller makes it; from then on only the scheduler
-    changes it.
+    """Holds the state of one sequence. The engine creates it; from then on only the scheduler changes it.
 
     There is no prefill and no decode state: ``num_computed_tokens`` catches up with ``token_ids``. The token sampled
     last has no KV yet, so a sequence that only decodes has ``num_computed_tokens == len(token_ids) - 1``.
 
-    Steps may be under way: then more tokens are scheduled than computed, and the text will be longer than ``token_ids``
-    when their results are taken in.
+    While steps are in flight, more tokens are scheduled than computed, and ``length`` counts tokens that are not in
+    ``token_ids`` yet.
 
     :ivar seq_id: its id, unique in the engine. A sequence with n choices owns the n ids from ``seq_id`` on
     :ivar request: the request that it belongs to
     :ivar choice_index: which choice of the request this is
     :ivar token_ids: the tokens of prompt and output
     :ivar num_prompt_tokens: how many of them are the prompt
-    :ivar draft_token_ids: guesses at the tokens that follow, for the next step to verify
+    :ivar draft_token_ids: guesses at the next tokens, for the next step to verify
     :ivar num_computed_tokens: how many leading tokens have their KV
-    :ivar num_scheduled: how many leading tokens have their KV or get it from steps under way. It equals ``length``
-        while a step verifies drafts: what follows them is known only after ``update``
-    :ivar length: how many tokens the text has, those included that steps under way sample where the next step finds
-        them
-    :ivar max_length: the most tokens that the text may have, prompt included
-    :ivar end_length: the length from which on the scheduler has nothing to schedule for it
-    :ivar epoch: a count that grows when it loses its KV and when it ends: rows of an earlier epoch are ignored
+    :ivar num_scheduled: how many leading tokens have their KV or get it from steps in flight. It equals ``length``
+        while a step verifies drafts: the tokens after them are known only after ``update``
+    :ivar length: number of tokens, including those sampled by steps in flight that the next step finds on the device
+    :ivar max_length: the most tokens, prompt included
+    :ivar end_length: once ``length`` reaches this, nothing more is scheduled for the sequence
+    :ivar epoch: incremented when it loses its KV and when it ends: rows of an earlier epoch are ignored
     :ivar num_cached_tokens: how many prompt tokens the prefix cache had at the first admission
-    :ivar num_choices: how many choices it becomes when the prompt is computed; 1 from then on
-    :ivar first_scheduled_at: when it first ran, in seconds of the monotonic clock; None before
-    :ivar is_long: whether it has outgrown the length from which on the model rotates all its keys otherwise
+    :ivar num_choices: how many choices it forks into when the prompt is computed; 1 from then on
+    :ivar first_scheduled_at: when it was first admitted, in seconds of the monotonic clock; None before
+    :ivar is_long: whether it has outgrown the trained context, so that all its keys use LongRoPE's long frequencies
     :ivar table: its KV memory
     :ivar times_passed: how many later requests were admitted while it was the first of its priority in the queue
     """
@@ -120,22 +118,22 @@ class Sequence:
 
     @property
     def num_in_flight(self) -> int:
-        """Return how many tokens steps under way compute."""
+        """Return how many tokens steps in flight compute."""
         return self.num_scheduled - self.num_computed_tokens
 
     @property
     def num_awaited(self) -> int:
-        """Return how many tokens steps under way sample where the next step finds them."""
+        """Return how many tokens steps in flight sample that the next step finds on the device."""
         return self.length - len(self.token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Return how many tokens were generated so far."""
+        """Return how many tokens have been generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     def whole_end(self, end: int) -> int:
-        """Return where a chunk ends that is to end there: behind an image, or a text, whose tokens have to be computed
-        together, even where that is beyond the budget.
+        """Return the end of a chunk that is planned to end at ``end``: moved behind an image or a bidirectional prompt,
+        whose tokens have to be computed together, even if that exceeds the budget.
         """
         if self.request.is_whole:
             return len(self.token_ids)
@@ -143,14 +141,16 @@ class Sequence:
         return end if media is None else media.whole_end(end)
 
     def whole_start(self, end: int) -> int:
-        """Return where a chunk ends for which there is no more memory: before such an image or text."""
+        """Return the end of a chunk that has memory up to ``end``: moved before an image or bidirectional prompt that
+        does not fit.
+        """
         if self.request.is_whole:
             return end if end == len(self.token_ids) else 0
         media = self.request.media
         return end if media is None else media.whole_start(end)
 
     def fork(self, choice_index: int, table: KvTable) -> Sequence:
-        """Make another choice of the same request, with the same tokens so far and its own table."""
+        """Return another choice of the same request, with a copy of the tokens so far and its own table."""
         child = copy.copy(self)
         child.seq_id = self.seq_id + choice_index
         child.choice_index = choice_index

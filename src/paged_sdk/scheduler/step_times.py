@@ -1,4 +1,4 @@
-"""Keeps how long steps take that only generate, by the number of their tokens."""
+"""Keeps the times of steps without prompts, by number of tokens."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from typing import Final
 __all__ = ["NUM_SAMPLES", "StepTimes", "size_of"]
 
 NUM_SAMPLES: Final = 9
-"""The time of a step is the median of so many: one that others interrupt does not show."""
+"""A step time is the median of this many samples, so that a single interrupted step does not count."""
 UNKNOWN: Final = 4
-"""A step may have so many tokens more than any before it, or twice as many: what it takes is then a guess. Without this
-bound, 16 texts drafted 96 tokens in their first step with drafts, which took as long as eight without."""
+"""The time of a step can be guessed for at most this many tokens more than were ever measured, or twice as many.
+Without this bound, 16 sequences drafted 96 tokens in their first step with drafts, which took as long as eight
+without."""
 LASTS: Final = 128
-"""After so many steps a time that was not seen again is forgotten: it may have been one that others interrupted. With
-512, a few steps that were measured while others used the machine kept edits at 3 drafts a step, 2.8 times the plain
-rate instead of 3.6."""
+"""A time that was not measured again in this many steps is forgotten: other programs may have slowed it down. With 512,
+a few steps measured on a busy machine kept edits at 3 drafts per step, 2.8 times the rate without drafts instead of
+3.6."""
 
 
 def size_of(num_tokens: int, bits: int = 5) -> int:
-    """Return the number of tokens under which what is known of steps with so many is kept.
+    """Return the size class of a number of tokens: step times are kept per size class.
 
-    Numbers whose leading bits are equal share it: a few more or less of many take as long. With three bits, 17 rows
-    shared the time of 16, which take an eighth less, and 16 texts had drafts that could not pay.
+    Numbers with equal leading bits share a class: among many tokens, a few more or less take as long. With three bits,
+    17 rows shared the time of 16, which take an eighth less, and 16 sequences had drafts that could not pay.
     """
     shift = max(num_tokens.bit_length() - bits, 0)
     return num_tokens >> shift << shift
 
 
 class StepTimes:
-    """Keeps how long the last steps without prompts took, by the number of tokens that they computed: one for each text
-    that is generated, and its drafts.
-    """
+    """Keeps the times of recent steps without prompts, by number of tokens: one per decoding sequence, plus drafts."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}
@@ -42,7 +41,7 @@ class StepTimes:
         self._curve: list[tuple[int, float]] | None = []
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        """Take in how long a step took."""
+        """Record how long a step took."""
         size = size_of(num_tokens)
         samples = self._seconds.get(size)
         if samples is None:
@@ -55,7 +54,9 @@ class StepTimes:
             self._forget_old()
 
     def forget(self, num_tokens: int) -> None:
-        """Forget most of what was seen of steps with so many tokens: the next two decide the median."""
+        """Keep only the last two times of steps with ``num_tokens`` tokens: the next two samples then decide the
+        median.
+        """
         samples = self._seconds.get(size_of(num_tokens))
         while samples and len(samples) > 2:
             samples.popleft()
@@ -67,7 +68,9 @@ class StepTimes:
         self._curve = None
 
     def nearest(self, num_tokens: int) -> float | None:
-        """Return how many seconds a step takes with as many tokens, or with the nearest number that is known."""
+        """Return the time in seconds of a step with ``num_tokens`` tokens, or with the nearest measured number; None if
+        no time is known.
+        """
         samples = self._seconds.get(size_of(num_tokens))
         if not samples:
             size = size_of(num_tokens)
@@ -78,9 +81,9 @@ class StepTimes:
         return median_low(samples)
 
     def expected(self, num_tokens: int) -> float:
-        """Return how many seconds a step with so many tokens should take: it never falls with their number.
+        """Return the expected time in seconds of a step with ``num_tokens`` tokens; it never falls with their number.
 
-        :returns: 0 if nothing is known yet, and infinity where nothing can be guessed
+        :returns: 0 if nothing was measured yet, infinity if ``num_tokens`` is too far beyond what was measured
         """
         curve = self._curve
         if curve is None:
@@ -96,14 +99,17 @@ class StepTimes:
             size, seconds = next_size, next_seconds
         if num_tokens > max(2 * size, size + UNKNOWN):
             return math.inf
-        # A token more takes about as long as those so far on average. The last ones say less: products take rows in
-        # tiles, so that the fifth may take as long as all before it, and the next three nothing.
+        # Each further token takes about the average time per token so far. The slope of the last ones says less: matrix
+        # products process rows in tiles, so the fifth row may take as long as all before it, and the next three
+        # nothing.
         guessed = seconds / (size + UNKNOWN)
         slope = max((seconds - first_seconds) / (size - first), guessed / 2) if size > first else guessed
         return seconds + slope * (num_tokens - size)
 
     def _rising(self) -> list[tuple[int, float]]:
-        """Return what is known, by rising number of tokens: fewer tokens take no longer than more were seen to take."""
+        """Return the measured times by rising number of tokens, made monotonic: a time is at most that of any larger
+        number.
+        """
         curve: list[tuple[int, float]] = []
         least = math.inf
         for size in sorted(self._seconds, reverse=True):

@@ -1,4 +1,4 @@
-"""Orders the waiting sequences by priority and arrival, and lets none be passed for ever."""
+"""Orders the waiting sequences by priority and arrival, and keeps any from being passed for ever."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from paged_sdk.scheduler.sequence import Sequence
 __all__ = ["MAX_TIMES_PASSED", "WaitingQueue", "is_overdue", "rank"]
 
 MAX_TIMES_PASSED = 16
-"""After so many later requests were admitted, the oldest waiting request of a priority goes first, whatever the
+"""After this many later requests were admitted, the oldest waiting request of a priority goes first, whatever the
 priorities of others: few enough that small prompts do not starve a large one, enough that they fill gaps in memory."""
 
 
 def is_overdue(sequence: Sequence) -> bool:
-    """Say whether the sequence has been passed so often that it goes first."""
+    """Return whether the sequence has been passed so often that it goes first."""
     return sequence.times_passed >= MAX_TIMES_PASSED
 
 
@@ -29,9 +29,9 @@ def _age(sequence: Sequence) -> tuple[float, int]:
 
 
 class WaitingQueue:
-    """Keeps the sequences without KV, ordered by priority and within it by arrival.
+    """Keeps the sequences without KV, ordered by priority, then by arrival.
 
-    A preempted sequence returns to the place of its arrival: before all that came later.
+    A preempted sequence returns to the place of its arrival.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class WaitingQueue:
         self._length += 1
 
     def remove(self, sequence: Sequence) -> None:
-        """Take a sequence out because it ended or was admitted."""
+        """Remove a sequence that ended or was admitted."""
         level = self._levels[sequence.request.options.priority]
         level.remove(sequence)
         if not level:
@@ -54,7 +54,7 @@ class WaitingQueue:
         self._length -= 1
 
     def candidates(self, limit: int) -> list[Sequence]:
-        """Return the first ``limit`` sequences in the order in which to try them."""
+        """Return the first ``limit`` sequences in the order of admission."""
         levels = [self._levels[priority] for priority in sorted(self._levels, reverse=True)]
         overdue = sorted((level[0] for level in levels if is_overdue(level[0])), key=rank)
         in_turn = (sequence for level in levels for sequence in level if sequence not in overdue)
@@ -63,7 +63,7 @@ class WaitingQueue:
     def count_passed_by(self, admitted: Sequence) -> None:
         """Count that ``admitted`` has passed the older sequences at the head of each priority.
 
-        Only heads count: many old sequences of low priority thus go first one at a time, not all at once.
+        Only heads count, so many old sequences of low priority go first one at a time, not all at once.
         """
         for level in self._levels.values():
             if _age(level[0]) < _age(admitted):

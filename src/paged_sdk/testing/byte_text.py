@@ -1,4 +1,4 @@
-"""Defines the text of a model that has no vocabulary of its own: every byte is a token."""
+"""Makes the text processor of a model without a vocabulary: every byte is a token."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _CHAT_TEMPLATE = (
 
 
 def byte_text() -> TextProcessor:
-    """Make a text processor whose tokens are the bytes of UTF-8, with the chat template that is called ChatML,
-    thoughts and Hermes' calls of tools.
+    """Make a text processor whose tokens are the bytes of UTF-8, with the ChatML chat template, reasoning and Hermes'
+    tool calls.
     """
     backend = tokenizers.Tokenizer(models.BPE(vocab=dict(BYTE_LEVEL_ALPHABET), merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

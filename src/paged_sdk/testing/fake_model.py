@@ -31,7 +31,7 @@ __all__ = ["FakeModel", "FakeRequest", "fake_model"]
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 4096
-"""The pool has room for 131,072 tokens: eight sequences as long as the context, or 32 of 4,096 tokens."""
+"""Room for 131,072 tokens: eight sequences of maximum length, or 32 of 4,096 tokens."""
 
 
 @frozen(kw_only=True)
@@ -103,7 +103,7 @@ def fake_model(
     """
     for text in texts:
         if isinstance(text, str):
-            _Line(text, error)  # can it be said?
+            _Line(text, error)  # raises if the text cannot be encoded
         elif not isinstance(text, Exception) and not callable(text):
             raise ConfigError.of("texts", text, "strings, exceptions, or functions of a request that return a string")
     if not texts and error is None:
@@ -116,14 +116,14 @@ def fake_model(
         max_num_seqs=max_num_seqs,
         max_queue=max_queue,
         max_model_len=max_model_len,
-        # Any prompt takes one step, so that it takes one delay.
+        # A prompt takes one step whatever its length, so it takes one delay.
         max_num_batched_tokens=max_model_len + max_num_seqs,
     )
     return FakeModel(config, texts or ("",), delay=delay, error=error)
 
 
 class FakeModel(Model):
-    """Is a model that returns scripted texts and records its requests. Make one with :func:`fake_model`."""
+    """Returns scripted texts and records its requests. Make one with :func:`fake_model`."""
 
     def __init__(
         self, config: EngineConfig, replies: Sequence[Reply], *, delay: float, error: Exception | None
@@ -146,7 +146,7 @@ class FakeModel(Model):
                 max_sequence_tokens=kv.max_sequence_tokens,
             )
         )
-        # Registered after the model's own finalizer, so it runs before that one waits for the thread.
+        # Registered after the model's own finalizer, so it runs first: the other one waits for the thread.
         weakref.finalize(self, self._runner.hurry)
 
     @property
@@ -202,10 +202,10 @@ class FakeModel(Model):
 
 
 class _Script:
-    """Chooses what is said to each request, and remembers them.
+    """Chooses the output of each request, and records the requests.
 
-    :ivar requests: what was asked so far, in order
-    :ivar lines: request id to what is said in each of its choices
+    :ivar requests: the requests so far, in order
+    :ivar lines: the output of each choice, by request id
     """
 
     def __init__(self, replies: tuple[Reply, ...], error: Exception | None) -> None:
@@ -216,14 +216,14 @@ class _Script:
         self._error = error
 
     def note(self, request_id: str, request: FakeRequest) -> list[_Line]:
-        """Remember a request, and choose what is said to it."""
+        """Record a request, and choose its output."""
         self.requests.append(request)
         num_choices = 1 if request.sampling is None else request.sampling.n_choices
         lines = self.lines[request_id] = [self.next_line(request) for _ in range(num_choices)]
         return lines
 
     def next_line(self, request: FakeRequest) -> _Line:
-        """Return the next text, of the last one if none is left."""
+        """Return the next output; the last one again if none is left."""
         reply = self._replies[min(self._num_replies, len(self._replies) - 1)]
         self._num_replies += 1
         if isinstance(reply, Exception):
@@ -235,7 +235,7 @@ class _Script:
 
 
 class _Line:
-    """Holds what is said in one choice of a request, and what it ends with instead of an end token."""
+    """Holds the output of one choice, and the error that it ends with instead of an end token, if any."""
 
     def __init__(self, text: str, error: Exception | None) -> None:
         try:
@@ -248,8 +248,8 @@ class _Line:
 
 
 class _SayingRunner(FakeRunner):
-    """Says what was written down for each request. One that the model has not noted before came from a set of
-    replicas, which knows its tokens alone.
+    """Generates the scripted output of each request. A request without a script came from a replica set, which passes
+    tokens only: its output is chosen here.
     """
 
     def __init__(self, delay: float, script: _Script) -> None:
@@ -268,8 +268,8 @@ class _SayingRunner(FakeRunner):
 
 
 def _of_request(error: Exception, request_id: str) -> Exception:
-    """Return the error that a request ends with: its own copy, which it gives its id and partial response. Any other
-    exception stops the engine as it is.
+    """Return the error that ends a request: a copy, which gets the request's id and partial response. Any other
+    exception is returned unchanged and stops the engine.
     """
     if not isinstance(error, RequestError | NumericalError):
         return error

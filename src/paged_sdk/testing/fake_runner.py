@@ -1,6 +1,4 @@
-"""Run steps without computing anything, so that the engine, its scheduling and its streams can be tested without
-weights.
-"""
+"""Run steps without computing anything, to test the engine, its scheduling and its streams without weights."""
 
 from __future__ import annotations
 
@@ -23,18 +21,18 @@ __all__ = ["FakeRunner"]
 class FakeRunner:
     """Executes a scheduler's steps with a function in place of the model.
 
-    Of the sampling settings only those about logprobs are looked at, and every distribution is the same: one half for
-    the function's token, the rest shared evenly by the others.
+    Of the sampling settings only those for logprobs are used. Every distribution is the same: one half for the
+    function's token, the rest shared evenly by the other tokens.
 
     :param next_token: chooses each next token; a :class:`~paged_sdk.errors.RequestError` or
         :class:`~paged_sdk.errors.NumericalError` that it raises ends that request alone
     :param vocab_size: token ids are below it; at least 2
     :param delay: seconds that every step takes
-    :param row_failure: returns, for a row's prompt and output, None or why its logits should count as not finite; a
-        reason ends the request with :class:`~paged_sdk.errors.NumericalError`
-    :param crashes: maps the number of a step, from 0, to the exception that it raises and that ends the engine
+    :param row_failure: returns, for a row's prompt and output, None or why its logits count as not finite; a reason
+        ends the request with :class:`~paged_sdk.errors.NumericalError`
+    :param crashes: maps the number of a step, from 0, to the exception that it raises, which ends the engine
     :param overlaps: whether to act as a device whose steps overlap: the engine then submits a step before it takes the
-        results of the one before. Rows that are the host's are withheld, unless they are more than the device's
+        results of the previous one. Rows sampled on the host are withheld, unless they outnumber the others
     :raises ConfigError: for a vocabulary or delay out of its range
     """
 
@@ -118,7 +116,7 @@ class FakeRunner:
         """Do nothing: there are no weights."""
 
     def hurry(self) -> None:
-        """End the delay of the step under way, and let later ones have none. May be called from any thread."""
+        """End the delay of the running step, and let later steps have none. May be called from any thread."""
         self._hurried.set()
 
     def close(self) -> None:
@@ -132,7 +130,7 @@ class FakeRunner:
     def _tokens(self, row: ScheduledSequence) -> list[int]:
         """Return the tokens that a row samples.
 
-        :raises NumericalError: the row is to fail
+        :raises NumericalError: ``row_failure`` returned a reason
         """
         request = row.sequence.request
         prompt, text = self._texts(row)
@@ -149,13 +147,14 @@ class FakeRunner:
         return tokens
 
     def _read(self, row: ScheduledSequence, index: int, result: RunnerOutput) -> None:
-        """Read off a prompt that ends how often each token is in it, as the mean of hidden states would say; or how
-        likely its tokens are as what is said after those before the first of them.
+        """Compute the reading of a completed prompt: the frequency of each token in it, which is the mean of one-hot
+        hidden states; or the scores of its tokens, of which the first are taken as the prompt and the rest as the
+        output.
         """
         sequence, reading = row.sequence, row.sequence.request.reading
         if reading is None or row.end != sequence.num_prompt_tokens:
             return
-        import numpy as np  # here, since a test of chats alone needs none
+        import numpy as np  # imported here: only readings need it
 
         if isinstance(reading, PromptScores):
             prompt, text = sequence.token_ids[: reading.first_token], sequence.token_ids[reading.first_token :]
@@ -168,7 +167,7 @@ class FakeRunner:
             result.readings[index] = (counts / len(sequence.token_ids)).astype(np.float32)
 
     def _texts(self, row: ScheduledSequence) -> tuple[list[int], list[int]]:
-        """Return prompt and output of a row, with the token that only the step before knows."""
+        """Return prompt and output of a row, with the token that the previous step sampled."""
         sequence = row.sequence
         output = sequence.output_token_ids
         if row.known_end > len(sequence.token_ids):
@@ -182,7 +181,7 @@ class FakeRunner:
         return [self._logprobs(token, said=token, top_n=top_n) for token in tokens]
 
     def _prompt_logprobs(self, row: ScheduledSequence, top_n: int) -> list[RawLogprobs]:
-        """Return entries for the prompt tokens that follow the ones computed in this step."""
+        """Return entries for the prompt tokens after those computed in this step."""
         sequence = row.sequence
         end = min(row.start + row.num_new_tokens, sequence.num_prompt_tokens - 1)
         entries = []
@@ -198,7 +197,7 @@ class FakeRunner:
         return token
 
     def _logprobs(self, token: int, *, said: int, top_n: int) -> RawLogprobs:
-        """Give one half to the chosen token and the rest evenly to the others; return the likeliest in the order of
+        """Return logprobs with one half for ``said`` and the rest shared evenly; the likeliest are in the order of
         their ids.
         """
         likely, unlikely = math.log(0.5), math.log(0.5 / (self._vocab_size - 1))
@@ -208,8 +207,9 @@ class FakeRunner:
 
 
 def _needs_host(row: ScheduledSequence) -> bool:
-    """Return whether a device would leave a row to the host: drafts, several samples, and a bias, which stands for all
-    other such reasons."""
+    """Return whether a device would leave a row's sampling to the host: with drafts, several samples, or a logits bias,
+    which stands for all other reasons.
+    """
     if row.num_samples != 1:
         return row.num_samples > 1
     return bool(row.draft_token_ids or row.sequence.request.sampling.logits_bias)

@@ -1,4 +1,4 @@
-"""Choose what a fake model says next."""
+"""Choose the next token of a fake model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["HashedTokens", "NextToken", "ScriptedTokens"]
 
 
 class NextToken(Protocol):
-    """Stands in, deterministically, for a model and its sampler."""
+    """Replaces a model and its sampler, deterministically."""
 
     def __call__(self, prompt: Sequence[int], output: Sequence[int], choice_index: int) -> int:
-        """Return the token that follows.
+        """Return the next token.
 
         :param prompt: token ids of the prompt
         :param output: token ids generated so far
@@ -38,10 +38,10 @@ def _not_empty(instance: object, attribute: Attribute[tuple[int, ...]], value: t
 
 @frozen
 class ScriptedTokens:
-    """Says the same to every request: the script, then the end token forever.
+    """Generates the same output for every request: the script, then the end token forever.
 
     :ivar token_ids: the script
-    :ivar end_token_id: the token that the text processor takes for the end of a text
+    :ivar end_token_id: the text processor's end-of-text token
     """
 
     token_ids: tuple[int, ...] = field(converter=_tokens)
@@ -53,8 +53,8 @@ class ScriptedTokens:
 
 @frozen
 class HashedTokens:
-    """Picks tokens by a hash of the whole history and the choice index: other prompts give other texts, always the same
-    ones.
+    """Picks tokens by a hash of the whole history and the choice index, so that each prompt has its own output, always
+    the same.
 
     :ivar token_ids: the tokens to pick from
     :raises ConfigError: if there are none

@@ -1,4 +1,4 @@
-"""Name a loaded adapter, and say where one is."""
+"""Describe loaded adapters, and the adapter that a request uses."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class AdapterInfo:
 
 @frozen
 class AdapterUse:
-    """Names the adapter that a request goes through.
+    """Identifies the adapter that a request uses.
 
-    :ivar number: identifies it in its engine; no other one ever has the same
-    :ivar name: what the caller calls it
-    :ivar digest: of its content: KV that was computed with it is found by requests of any adapter with this content
-    :ivar invocation: the tokens from whose last occurrence in a prompt on it changes anything; empty: it changes all
+    :ivar number: identifies it in its engine; never reused
+    :ivar name: its name for requests
+    :ivar digest: a hash of its content: requests of adapters with the same digest share cached KV
+    :ivar invocation: token ids that activate the adapter from their last occurrence in a prompt on; empty: it applies
+        to all tokens
     :ivar rank: the largest rank among its updates
-    :ivar num_bytes: what its matrices take
+    :ivar num_bytes: the memory that its matrices take
     """
 
     number: int
@@ -46,11 +47,11 @@ class AdapterUse:
 
     @property
     def info(self) -> AdapterInfo:
-        """Return what users are told of it."""
+        """Return the public description."""
         return AdapterInfo(name=self.name, digest=self.digest.hex(), rank=self.rank, num_bytes=self.num_bytes)
 
     def first_token(self, prompt_token_ids: Sequence[int]) -> int | None:
-        """Return the place of the first token that goes through it; None: no token of the text does."""
+        """Return the index of the first token that the adapter applies to; None if the prompt does not invoke it."""
         wanted = list(self.invocation)
         last = len(prompt_token_ids) - len(wanted)
         starts = range(last, -1, -1) if wanted else (0,)

@@ -1,4 +1,4 @@
-"""Describe the answers in which a model calls tools as it has to."""
+"""Hold the grammars that constrain answers with tool calls."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["CallGrammar", "JsonRule"]
 
 @frozen
 class JsonRule:
-    """Names a part of an answer that is JSON.
+    """Names a rule of a grammar that is JSON of a schema.
 
-    :ivar name: the rule that the grammar refers to
-    :ivar label: says to people whose JSON it is
+    :ivar name: the rule's name in the grammar
+    :ivar label: names the JSON in errors
     :ivar schema: JSON text of its schema
     """
 
@@ -25,8 +25,8 @@ class JsonRule:
 class CallGrammar:
     """Holds a grammar of answers that call tools.
 
-    :ivar lark: in llguidance's variant of Lark's syntax, without the rules of JSON
-    :ivar rules: these
+    :ivar lark: in llguidance's variant of Lark's syntax, without the JSON rules
+    :ivar rules: the JSON rules that it refers to
     """
 
     lark: str
@@ -34,5 +34,5 @@ class CallGrammar:
 
     @property
     def kind(self) -> str:
-        """Return what errors call it."""
+        """Return the name of the constraint's kind in errors."""
         return "tools"

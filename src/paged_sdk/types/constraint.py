@@ -15,7 +15,7 @@ __all__ = ["Constraint", "ConstraintKind"]
 ConstraintKind: TypeAlias = Literal["regex", "json_schema", "lark", "llguidance"]
 
 _MAX_SOURCE: Final = 4 << 20
-"""Characters of a constraint: reading JSON of that length takes 50 ms."""
+"""Most characters of a constraint: parsing JSON of that length takes 50 ms."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Make a Python function's arguments of those that a model has written in JSON."""
+"""Convert the JSON arguments of a tool call to a Python function's arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paged_sdk.types.function_schema import arguments_of, required_keys
 __all__ = ["bind_arguments", "convert"]
 
 _MAX_DEPTH: Final = 150
-"""Each level takes two of Python's thousand nested calls."""
+"""Most levels of nested types: each takes two of Python's thousand nested calls."""
 _EXPECTED: Final[Mapping[Any, str]] = {
     str: "a string",
     int: "an integer",
@@ -50,10 +50,11 @@ _READERS: Final[Mapping[Any, Callable[[str], Any]]] = types.MappingProxyType(
 
 
 def bind_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return keyword arguments of the types that a function's annotations say, as far as it has any.
+    """Return keyword arguments, converted to the types of a function's annotations; parameters without one take the
+    JSON value.
 
     Enum members come from their values, dataclasses and attrs classes from objects. Nothing is guessed: the string "3"
-    is no integer, but the number 3.0 is one.
+    is not an integer, but the number 3.0 is one.
 
     :raises ValueError: an argument is missing, unknown or of another type; its text is meant for the model
     """
@@ -67,18 +68,18 @@ def bind_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 def convert(hint: Any, value: Any, name: str) -> Any:
-    """Return a JSON value as one of a type.
+    """Return a JSON value converted to a type.
 
-    :param name: stands for the value in errors
-    :raises ValueError: it is none
+    :param name: the value's name in errors
+    :raises ValueError: the value does not fit the type
     """
     return _converted(hint, value, name, _MAX_DEPTH)
 
 
 def _converted(hint: Any, value: Any, where: str, depth: int) -> Any:
-    """Return a JSON value as one of a type.
+    """Return a JSON value converted to a type.
 
-    :param where: names it for the error
+    :param where: the value's name in errors
     """
     if depth == 0:
         raise ValueError(f"nested too deep: {where}"[:300])
@@ -120,7 +121,7 @@ def _plain(kind: Any, value: Any, where: str) -> Any:
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:
-    """Read a value that is written as a string; Decimals may be numbers, too."""
+    """Read a value that is written as a string; a Decimal may also be a number."""
     if kind is decimal.Decimal and isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str):
@@ -141,7 +142,7 @@ def _chosen(choices: list[Any], value: Any, where: str) -> Any:
 
 def _first_of(hints: tuple[Any, ...], value: Any, where: str, depth: int) -> Any:
     refusals = []
-    # A number that is whole is an integer first, whatever the order of the union.
+    # Try the value's own type first: an integer stays an int, whatever the order of the union.
     exact = [hint for hint in hints if hint is type(value)]
     for hint in (*exact, *hints):
         try:
@@ -171,8 +172,8 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 def _instance(cls: Any, values: dict[str, Any], where: str, depth: int) -> Any:
     hints = typing.get_type_hints(cls, include_extras=True)
-    # Names and plain values tell types of a union apart before others are read: those may be deep, and would be read
-    # once for each type of each level.
+    # Check names and plain values first: they tell the types of a union apart before nested values are read, which
+    # would otherwise be read once per type and level.
     if typing.is_typeddict(cls):
         for name in required_keys(cls, hints) - values.keys():
             raise ValueError(f"{where}.{name} is missing")

@@ -1,4 +1,4 @@
-"""Describe the parameters of a Python function, by its signature and docstring, as a JSON schema."""
+"""Describe the parameters of a Python function as a JSON schema, from its signature and docstring."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WRITTEN: Final[Mapping[Any, Mapping[str, str]]] = types.MappingProxyType(
         decimal.Decimal: {"pattern": r"^-?[0-9]{1,18}(\.[0-9]{1,18})?$"},
     }
 )
-"""What JSON has no values of is written as strings."""
+"""Types without a JSON equivalent, which are written as strings."""
 _ALLOWED: Final = (
     "int, float, str, bool, None, Any, Literal, Enum, datetime, date, time, UUID, Decimal, list, tuple, "
     "dict[str, ...], unions, dataclasses, attrs classes and TypedDicts of these"
@@ -47,7 +47,7 @@ _ALLOWED: Final = (
 
 @attrs.frozen
 class FunctionSchema:
-    """Holds what a model is told of a function.
+    """Holds the description of a function for a model.
 
     :ivar parameters: JSON schema of an object
     """
@@ -58,12 +58,12 @@ class FunctionSchema:
 
 
 def describe_function(function: Callable[..., object]) -> FunctionSchema:
-    """Describe a function: every parameter has a type annotation and can be given by name.
+    """Describe a function. Every parameter needs a type annotation and has to be passable by name.
 
-    What it does is the text of its docstring up to the first parameter; what parameters mean is said there as
-    ``:param city: ...``, in a section ``Args:``, or by ``Annotated[str, "..."]``.
+    The description is the docstring's text up to the first parameter. Parameters are described by ``:param city: ...``,
+    in an ``Args:`` section, or by ``Annotated[str, "..."]``.
 
-    :raises InvalidRequestError: a parameter without annotation, or with a type that JSON has no equal of, by name
+    :raises InvalidRequestError: a parameter without annotation, or with a type that has no JSON equivalent, by name
     """
     if not callable(function):
         raise InvalidRequestError.of("tools.function", function, "a function")
@@ -72,7 +72,7 @@ def describe_function(function: Callable[..., object]) -> FunctionSchema:
         signature = inspect.signature(function)
         hints = typing.get_type_hints(function, include_extras=True)
         document = inspect.getdoc(function) or ""
-    except Exception as exc:  # annotations are code of the caller's own
+    except Exception as exc:  # annotations are the caller's code
         allowed = f"a function whose signature can be read: {shortened(str(exc))}"
         raise InvalidRequestError.of("tools.function", function, allowed) from exc
     summary, meanings = _read_docstring(document)
@@ -96,9 +96,9 @@ def describe_function(function: Callable[..., object]) -> FunctionSchema:
 
 
 def describe_type(hint: Any) -> dict[str, Any]:
-    """Return the JSON schema of a type. Classes that hold themselves are in its ``$defs``.
+    """Return the JSON schema of a type. Recursive classes are in its ``$defs``.
 
-    :raises InvalidRequestError: for a type that JSON has no equal of, or that holds one
+    :raises InvalidRequestError: the type, or a type in it, has no JSON equivalent
     """
     classes = _Classes()
     return classes.with_definitions(_schema_of(hint, _name_of(hint), _MAX_DEPTH, classes))
@@ -106,10 +106,10 @@ def describe_type(hint: Any) -> dict[str, Any]:
 
 @attrs.define(eq=False)
 class _Classes:
-    """Keeps the classes of one schema, some of which may hold themselves.
+    """Keeps the classes of one schema, some of which may be recursive.
 
     :ivar described: classes that are being described, outermost first
-    :ivar names: those that are referred to, by the names of their definitions
+    :ivar names: the names of the definitions of recursive classes
     :ivar definitions: their schemas
     """
 
@@ -118,7 +118,7 @@ class _Classes:
     definitions: dict[str, dict[str, Any]] = attrs.Factory(dict)
 
     def reference(self, cls: Any) -> dict[str, Any]:
-        """Refer to a class."""
+        """Return a reference to a class's definition."""
         if cls not in self.names:
             taken = self.names.values()
             name = re.sub(r"\W", "_", cls.__name__)
@@ -127,9 +127,9 @@ class _Classes:
         return {"$ref": f"#/$defs/{self.names[cls]}"}
 
     def with_definitions(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return a schema with what it refers to.
+        """Return a schema with the definitions that it refers to.
 
-        :raises InvalidRequestError: a class that always holds another one of itself
+        :raises InvalidRequestError: every instance of a class would contain another instance of it
         """
         if not self.definitions:
             return schema
@@ -142,9 +142,9 @@ class _Classes:
 
 
 def _ends(schema: Any, finite: Container[str]) -> bool:
-    """Tell whether some JSON of a schema is not endless.
+    """Return whether a schema has finite instances.
 
-    :param finite: definitions of which that is known
+    :param finite: definitions known to have finite instances
     """
     if "$ref" in schema:
         return schema["$ref"].removeprefix("#/$defs/") in finite
@@ -159,7 +159,7 @@ def _ends(schema: Any, finite: Container[str]) -> bool:
 def _schema_of(hint: Any, where: str, depth: int, classes: _Classes) -> dict[str, Any]:
     """Return the JSON schema of a type.
 
-    :raises InvalidRequestError: it has none
+    :raises InvalidRequestError: the type has none
     """
     if depth == 0:
         raise InvalidRequestError.of("tools", where, f"types in each other, {_MAX_DEPTH} deep at most")
@@ -214,7 +214,7 @@ def _tuple_of(arguments: tuple[Any, ...], where: str, depth: int, classes: _Clas
 
 
 def _class_of(cls: Any, where: str, depth: int, classes: _Classes) -> dict[str, Any]:
-    """Return the schema of a class, or a reference to it within itself."""
+    """Return the schema of a class, or a reference to its definition if it is recursive."""
     if cls in classes.described or cls in classes.names:
         return classes.reference(cls)
     classes.described.append(cls)
@@ -227,7 +227,7 @@ def _class_of(cls: Any, where: str, depth: int, classes: _Classes) -> dict[str, 
 
 
 def _fields_of(cls: Any, where: str, depth: int, classes: _Classes) -> dict[str, Any]:
-    """Return the schema of a class by its fields."""
+    """Return the schema of a class's fields."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except (TypeError, NameError) as exc:
@@ -245,13 +245,13 @@ def _fields_of(cls: Any, where: str, depth: int, classes: _Classes) -> dict[str,
 
 
 def arguments_of(cls: Any, hints: Mapping[str, Any]) -> dict[str, tuple[Any, bool]]:
-    """Return what a dataclass or an attrs class is made of, by the name that its constructor has for it: its type, and
-    whether it must be there.
+    """Return the constructor's arguments of a dataclass or an attrs class, by name: each argument's type, and whether
+    it is required.
 
     :param hints: the annotations of the class
     """
     if attrs.has(cls):
-        # Of a private attribute, _size, the constructor's name is size.
+        # The constructor's argument for a private attribute, _size, is named size.
         return {
             each.alias or each.name: (hints.get(each.name, each.type), each.default is attrs.NOTHING)
             for each in attrs.fields(cls)
@@ -259,7 +259,7 @@ def arguments_of(cls: Any, hints: Mapping[str, Any]) -> dict[str, tuple[Any, boo
         }
     nothing = dataclasses.MISSING
     found = {}
-    for each in cls.__dataclass_fields__.values():  # beside fields, what is for the constructor alone is in there
+    for each in cls.__dataclass_fields__.values():  # unlike dataclasses.fields(), includes InitVars
         hint = hints[each.name]
         if each.init and ClassVar not in (hint, get_origin(hint)):
             required = each.default is nothing and each.default_factory is nothing
@@ -268,11 +268,11 @@ def arguments_of(cls: Any, hints: Mapping[str, Any]) -> dict[str, tuple[Any, boo
 
 
 def required_keys(cls: Any, hints: Mapping[str, Any]) -> frozenset[str]:
-    """Return the keys that a TypedDict must have.
+    """Return the required keys of a TypedDict.
 
     :param hints: its annotations
     """
-    # Python itself sees these two only where annotations are not strings.
+    # Python itself evaluates these two only if annotations are not strings.
     said = {typing.Required: True, typing.NotRequired: False}
     return frozenset(name for name in hints if said.get(get_origin(hints[name]), name in cls.__required_keys__))
 
@@ -290,7 +290,7 @@ _ARGUMENT: Final = re.compile(r"\s+\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
 def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return what a docstring says before its parameters, and what it says of each."""
+    """Return a docstring's text before its parameters, and its description of each parameter."""
     lines = text.splitlines()
     first = next((place for place, line in enumerate(lines) if _REST.match(line)), len(lines))
     meanings: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Hold an image as a message has it: the bytes of a file, or pixels. Nothing is decoded here."""
+"""Hold an image of a message: the bytes of a file, or pixels. Nothing is decoded here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paged_sdk.system.files import open_file
 __all__ = ["Image", "ImageLike", "image_of_part"]
 
 MAX_IMAGE_BYTES = 1 << 26
-"""The longest file that is read: 64 MiB. A photograph of 48 megapixels has 12 MB as JPEG."""
+"""Largest image file: 64 MiB. A photograph of 48 megapixels has 12 MB as JPEG."""
 
 _ALLOWED = (
     "a PIL image, a path, the bytes of a file, a data URL, or a numpy array of uint8 [height, width(, 1, 3 or 4)]"
@@ -30,7 +30,7 @@ _DATA_URL = re.compile(r"data:[\w.+-]*/?[\w.+-]*(?:;[\w.+-]+=[^;,]*)*;base64,", 
 
 
 class _PilImage(Protocol):
-    """Says what is asked of a PIL image."""
+    """Lists the members used of a PIL image."""
 
     @property
     def size(self) -> tuple[int, int]: ...
@@ -44,7 +44,7 @@ class _PilImage(Protocol):
 
 
 class _PixelArray(Protocol):
-    """Says what is asked of a numpy array."""
+    """Lists the members used of a numpy array."""
 
     @property
     def dtype(self) -> Any: ...
@@ -55,7 +55,7 @@ class _PixelArray(Protocol):
     def tobytes(self) -> bytes: ...
 
 
-@frozen(slots=False)  # digest is kept once it is made
+@frozen(slots=False)  # the cached digest needs a __dict__
 class Image:
     """Holds an image. Two images of the same bytes are equal.
 
@@ -111,11 +111,11 @@ ImageLike: TypeAlias = Image | _PilImage | _PixelArray | str | PathLike[str] | b
 
 
 def image_of_part(part: Mapping[str, Any]) -> Image | None:
-    """Read a part of a message's content, as OpenAI's API has it, ``{"type": "image_url", "image_url": {"url":
-    "data:..."}}``, or as Hugging Face's templates have it, ``{"type": "image", "image": ...}``; None: it is
-    something else.
+    """Read an image part of a message's content, in OpenAI's form ``{"type": "image_url", "image_url": {"url":
+    "data:..."}}`` or the form of Hugging Face's templates, ``{"type": "image", "image": ...}``; return None for any
+    other part.
 
-    Parts often come from somebody else, so a path in one is never read.
+    Parts often come from untrusted clients, so a path in one is never read.
 
     :raises InvalidRequestError: as :meth:`Image.parse`, and for a path
     """

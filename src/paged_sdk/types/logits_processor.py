@@ -1,4 +1,4 @@
-"""Let an application's own functions change logits."""
+"""Define the interface of an application's own logits processors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ AnyLogitsProcessor: TypeAlias = LogitsProcessor | BatchLogitsProcessor
 
 
 def check_logits_processors(processors: Sequence[Any]) -> None:
-    """Check what can be seen without calling them.
+    """Check processors without calling them.
 
     :raises InvalidRequestError: one is not callable with two arguments, or is a coroutine function
     """
@@ -81,6 +81,6 @@ def _takes_two(processor: Any) -> bool:
         inspect.signature(processor).bind(None, None)
     except TypeError:
         return False
-    except ValueError:  # a function in C may hide its parameters
+    except ValueError:  # a C function may have no signature
         return True
     return True

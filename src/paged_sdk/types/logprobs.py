@@ -1,4 +1,4 @@
-"""Hold how likely the tokens of a text were, and write it in the two forms that OpenAI's API has for it."""
+"""Hold the logprobs of a text's tokens, and write them in the two forms of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TextOffsets:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # as in the text
         self._num_chars = 0
-        self._first: bytes | None = None  # the first token's that has any, until there is text
+        self._first: bytes | None = None  # bytes of the first token that has any, until text has arrived
 
     def take(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
         """Return the offsets of the next tokens from the beginning of the whole text.
@@ -108,7 +108,7 @@ class TextOffsets:
         for token in tokens:
             data = bytes(token.bytes)
             before = self._num_chars + len(self._decoder.decode(data[:1]))
-            # The first byte may have shown that the bytes before it were no character, or be in the middle of one.
+            # The first byte may be in the middle of a character, or show that the bytes before it were invalid.
             waiting = self._decoder.getstate()[0].decode("utf-8", "replace")
             begin = before + len(waiting) - 1 if data else before
             self._num_chars = before + len(self._decoder.decode(data[1:]))

@@ -1,4 +1,4 @@
-"""Hold the images of a prompt as those who compute it need them: where their tokens are, and what they show."""
+"""Hold the images of a prompt: where their tokens are, and the encoder's inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-if TYPE_CHECKING:  # requests without images need no arrays
+if TYPE_CHECKING:  # requests without images load no numpy
     import numpy as np
     import numpy.typing as npt
 
@@ -16,15 +16,15 @@ __all__ = ["ImageSpan", "PromptMedia"]
 
 @frozen(eq=False, kw_only=True)
 class ImageSpan:
-    """Holds the tokens of a prompt that stand for one image.
+    """Holds the tokens of one image in a prompt.
 
-    :ivar first_token: the position of the first of them
-    :ivar num_tokens: how many there are, marks around and between its rows included
-    :ivar places: ``[n]`` int64, ascending: the positions in the prompt of those that the encoder's vectors replace
-    :ivar digest: tells the image from others
-    :ivar inputs: what the encoder takes, by name
-    :ivar is_whole: whether the tokens attend to one another in both directions, so that all of them are computed in
-        one step
+    :ivar first_token: the position of the first token
+    :ivar num_tokens: number of tokens, including markers around and between the image's rows
+    :ivar places: ``[n]`` int64, ascending: the positions in the prompt of the tokens that the encoder's vectors replace
+    :ivar digest: a hash that identifies the image
+    :ivar inputs: the encoder's inputs, by name
+    :ivar is_whole: whether the tokens attend to one another in both directions, so that all have to be computed in one
+        step
     """
 
     first_token: int
@@ -36,7 +36,7 @@ class ImageSpan:
 
     @property
     def end(self) -> int:
-        """Return the position after the last of its tokens."""
+        """Return the position after the last token."""
         return self.first_token + self.num_tokens
 
 
@@ -53,33 +53,33 @@ class PromptMedia:
     positions: npt.NDArray[np.int64] | None = None
 
     def spans_in(self, start: int, end: int) -> list[ImageSpan]:
-        """Return the images that have tokens among those from ``start`` to ``end``."""
+        """Return the images that have tokens from position ``start`` to ``end`` (exclusive)."""
         return [span for span in self.spans if span.first_token < end and start < span.end]
 
     def whole_end(self, end: int) -> int:
-        """Return the first position from ``end`` on at which a step may end: not within an image that is whole."""
+        """Return the first position from ``end`` on at which a step may end: not within a bidirectional image."""
         for span in self.spans:
             if span.is_whole and span.places[0] < end <= span.places[-1]:
                 return int(span.places[-1]) + 1
         return end
 
     def whole_start(self, end: int) -> int:
-        """Return the last position up to ``end`` at which a step may end."""
+        """Return the last position up to ``end`` at which a step may end: not within a bidirectional image."""
         for span in self.spans:
             if span.is_whole and span.places[0] < end <= span.places[-1]:
                 return int(span.places[0])
         return end
 
     def whole_spans(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return where the images begin and end that are whole and have tokens among those from ``start`` to ``end``;
-        these do not end within one.
+        """Return start and end of the bidirectional images with tokens from ``start`` to ``end``, neither of which is
+        within such an image.
         """
         spans = [(int(span.places[0]), int(span.places[-1]) + 1) for span in self.spans if span.is_whole]
         return [(first, last) for first, last in spans if first < end and start < last]
 
     def blocks_at(self, start: int, end: int, first: int) -> npt.NDArray[np.int64] | None:
-        """Return which of the whole images each of the keys from ``first`` to ``end`` belongs to, -1 for none; None:
-        no token from ``start`` on does.
+        """Return for each key position from ``first`` to ``end`` the index of its bidirectional image, -1 for none; or
+        None if no token from ``start`` to ``end`` is in one.
         """
         import numpy as np
 
@@ -92,8 +92,8 @@ class PromptMedia:
         return blocks if is_there else None
 
     def positions_at(self, start: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the rotary positions of some tokens, ``[3, end - start]``; those after the prompt go on by ones after
-        the greatest of it.
+        """Return the rotary positions of the tokens from ``start`` to ``end``, ``[3, end - start]``. Positions after
+        the prompt continue from its largest one in steps of 1.
         """
         import numpy as np
 

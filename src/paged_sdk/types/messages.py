@@ -70,7 +70,7 @@ def _text_of(parts: Iterable[str | Image]) -> str:
 
 
 def _parts(value: object) -> tuple[str | Image, ...]:
-    """Return texts and images of a message's content that is given in parts."""
+    """Return the texts and images of a message's content in parts."""
     allowed = 'a string, or a list of {"type": "text", "text": ...} and {"type": "image_url", "image_url": ...} parts'
     if isinstance(value, str | bytes | bytearray) or not isinstance(value, Sequence):
         raise InvalidRequestError.of("content", value, allowed)
@@ -83,7 +83,7 @@ def _parts(value: object) -> tuple[str | Image, ...]:
         image = image_of_part(part) if isinstance(part, Mapping) and text is None else None
         if image is None and not isinstance(text, str):
             raise InvalidRequestError.of("content", value, allowed)
-        parts.append(text if isinstance(text, str) else image)  # type: ignore[arg-type]  # one of them is there
+        parts.append(text if isinstance(text, str) else image)  # type: ignore[arg-type]  # not both are None
     return tuple(parts)
 
 
@@ -189,9 +189,9 @@ class Message:
             raise InvalidRequestError.of("message", value, 'a mapping with "role" and "content"')
         given = {key: part for key, part in value.items() if key in _MESSAGE_KEYS}
         refuse_other_keys("message", value, _MESSAGE_KEYS, repeated=("parsed",))
-        if given.get("reasoning_content") == "":  # whoever joins a stream has it so where there were no thoughts
+        if given.get("reasoning_content") == "":  # from joining a stream's deltas without reasoning
             del given["reasoning_content"]
-        # OpenAI's API has null for a turn of the model's that holds no text.
+        # OpenAI's API has null content for an assistant message without text.
         if given.get("content") is None and TextMessageRole.parse(given["role"]) is TextMessageRole.ASSISTANT:
             given["content"] = ""
         return cls.of_parts(given.pop("role"), given.pop("content", None), **given)

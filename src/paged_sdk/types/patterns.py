@@ -1,4 +1,6 @@
-"""Says a JSON schema's patterns in the syntax of the library that compiles them, without a change of meaning."""
+"""Translates JSON schema patterns to the regex syntax of the library that compiles them, without changing their
+meaning.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from typing import Final
 
 __all__ = ["portable_pattern"]
 
-# Standards differ on these, so a text has only what all of them agree on: of ECMAScript, which JSON Schema names, and
-# of Python and Rust, whose libraries read the answers.
+# Standards differ on these classes, so output is restricted to what all agree on: ECMAScript, which JSON Schema refers
+# to, and Python and Rust, whose libraries validate the answers.
 _SPACES: Final = r"\t-\r\x20\u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}\u{3000}"
 _MAY_BE_SPACES: Final = _SPACES + r"\x1c-\x1f\u{85}\u{feff}"
 _MAY_BE_LETTERS: Final = r"\p{Alphabetic}\p{M}\p{N}\p{Pc}"
@@ -18,7 +20,7 @@ _CLASSES: Final = {
     "w": ("0-9A-Za-z_", _MAY_BE_LETTERS),
     "s": (_SPACES, _MAY_BE_SPACES),
 }
-"""What certainly belongs to a class, and what may belong to it."""
+"""The characters that are in a class by all standards, and those that are in it by any."""
 _NO_LINE_END: Final = r"[^\n\r\u{2028}\u{2029}]"
 
 _TOKEN: Final = re.compile(
@@ -31,11 +33,11 @@ _TOKEN: Final = re.compile(
 
 
 def portable_pattern(pattern: str) -> str:
-    r"""Return an expression for strings that a pattern matches by every common reading of it.
+    r"""Return an expression for the strings that a pattern matches by every common reading of it.
 
-    Readings differ on ``.`` and ``\s``, on what ``\d`` and ``\w`` mean beyond ASCII, and on brackets in brackets.
+    Readings differ on ``.`` and ``\s``, on the meaning of ``\d`` and ``\w`` beyond ASCII, and on brackets in brackets.
 
-    :raises ValueError: it says what cannot be enforced, or what has no one meaning
+    :raises ValueError: the pattern cannot be enforced, or is ambiguous; the text says why
     """
     return "".join(_translated(pattern))
 
@@ -71,7 +73,7 @@ def _translated(pattern: str) -> Iterator[str]:
             at = first
         elif in_class:
             in_class = text != "]"
-            # Rust has sets in sets, and operations on them.
+            # Rust's syntax has nested sets and set operations: escape what would start one.
             yield text if text == "]" or (text not in "[&~" and pattern[at - 2 : at] != "--") else "\\" + text[:1]
             at = token.start() + 1
         else:
@@ -97,7 +99,7 @@ def _escaped(character: str, *, in_class: bool) -> str:
 
 
 def _check_group(begin: str) -> None:
-    """Refuse look-arounds, and flags that change how what follows is read."""
+    """Refuse look-arounds, and flags that change how the rest is read."""
     if begin in ("=", "!", "<=", "<!") or begin[0] in "=!":
         raise ValueError("look-around is not supported")
     if begin[0] not in ":<Pi":

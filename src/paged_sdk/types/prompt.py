@@ -1,4 +1,4 @@
-"""Hold the prompts of plain texts: one or several, each a text or token ids."""
+"""Hold plain-text prompts: one or several, each a text or token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PromptsLike: TypeAlias = PromptLike | Sequence[PromptLike]
 def as_prompts(prompt: PromptsLike, name: str = "prompt") -> list[PromptLike]:
     """Return the prompts of a completion. Token ids are not checked.
 
-    :param name: what errors call them
+    :param name: the argument's name in errors
     :raises InvalidRequestError: a list that begins with a text or a list, and holds something else too
     """
     if isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence) or not prompt:
@@ -32,7 +32,7 @@ def as_prompts(prompt: PromptsLike, name: str = "prompt") -> list[PromptLike]:
 
 
 def name_of_prompt(name: str, place: int, num_prompts: int) -> str:
-    """Return what errors call one of the prompts: by its place, if there are several."""
+    """Return the name of a prompt in errors: with its index, if there are several."""
     return name if num_prompts == 1 else f"{name}[{place}]"
 
 

@@ -27,7 +27,7 @@ class RankedDocument(Wire):
     @property
     def score(self) -> float:
         """Return the logistic function of the logit, 0 to 1, which most rerankers are trained with."""
-        if self.logit < 0:  # where the exponential of the other sign may be too large
+        if self.logit < 0:  # exp(-logit) may overflow
             return math.exp(self.logit) / (1 + math.exp(self.logit))
         return 1 / (1 + math.exp(-self.logit))
 

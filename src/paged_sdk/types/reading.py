@@ -1,4 +1,4 @@
-"""Say what is read off a prompt for which no text is generated."""
+"""Describe what to compute from a prompt instead of generating: an embedding, a relevance or scores."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["AnswerLogit", "PooledVector", "PromptScores", "ReadResult", "Reading
 
 @frozen
 class PooledVector:
-    """Asks for the hidden states of a prompt, after the last norm, made one vector.
+    """Asks for the hidden states of a prompt after the last norm, pooled to one vector.
 
     :ivar first_token: tokens before it are not pooled
-    :ivar is_ranked: whether the vector goes through the layers of a class that ranks texts, which make one number of it
-    :ivar second_part: where the second text of a pair begins, for classes that tell the two apart; None: they do not,
-        or there is one text
+    :ivar is_ranked: whether a sequence classification head turns the vector into one number
+    :ivar second_part: where the second text of a pair begins, for models with token types; None: the model has none, or
+        there is one text
     """
 
     pooling: Pooling
@@ -32,7 +32,7 @@ class PooledVector:
     second_part: int | None = None
 
     def states(self, num_tokens: int) -> range:
-        """Return the tokens of a prompt whose hidden states are read."""
+        """Return the positions whose hidden states are needed."""
         match self.pooling:
             case "last":
                 return range(num_tokens - 1, num_tokens)
@@ -43,38 +43,38 @@ class PooledVector:
 
 @frozen
 class AnswerLogit:
-    """Asks how much more a prompt is to be answered by one token than by another.
+    """Asks for the logit of one answer token, minus that of another if there is one.
 
-    :ivar tokens: the tokens, whose logits make one number
+    :ivar tokens: the answer tokens
     """
 
     tokens: AnswerTokens
 
     def states(self, num_tokens: int) -> range:
-        """Return the tokens of a prompt whose hidden states are read."""
+        """Return the positions whose hidden states are needed."""
         return range(num_tokens - 1, num_tokens)
 
 
 @frozen
 class PromptScores:
-    """Asks how likely the tokens of a prompt are, each after those before it.
+    """Asks for the log-probabilities of a prompt's tokens.
 
-    :ivar first_token: the first token that is asked about, at least 1
+    :ivar first_token: the first token to score, at least 1
     """
 
     first_token: int
 
     def states(self, num_tokens: int) -> range:
-        """Return the tokens of a prompt whose hidden states are read."""
+        """Return the positions whose hidden states are needed."""
         return range(self.first_token - 1, num_tokens - 1)
 
 
 @frozen(eq=False)
 class TokenScores:
-    """Says how likely tokens are.
+    """Holds the log-probabilities of tokens.
 
-    :ivar logprobs: float32, the natural logarithm of each one's probability
-    :ivar are_likeliest: bool, whether greedy sampling would choose each: none is likelier, of equals it is the first
+    :ivar logprobs: float32, the natural logarithm of each token's probability
+    :ivar are_likeliest: bool, whether greedy sampling would choose each token: the first among the likeliest
     """
 
     logprobs: npt.NDArray[np.float32]
@@ -83,5 +83,5 @@ class TokenScores:
 
 Reading: TypeAlias = PooledVector | AnswerLogit | PromptScores
 ReadResult: TypeAlias = "npt.NDArray[np.float32] | TokenScores"
-"""What comes of a :data:`Reading`: of a :class:`PooledVector` a vector, ``[hidden_size]``, or where that is ranked
-``[1]``, as of an :class:`AnswerLogit`."""
+"""The result of a :data:`Reading`: for a :class:`PooledVector` a vector ``[hidden_size]``, or ``[1]`` if it is ranked;
+for an :class:`AnswerLogit` ``[1]``; for :class:`PromptScores` :class:`TokenScores`."""

@@ -75,7 +75,7 @@ class RequestBuilder(MessageList):
         return self._with(priority=priority)
 
     def with_timeout(self, seconds: float) -> RequestBuilder:
-        """End the request with :class:`RequestTimeoutError`, which holds the partial response, after so many seconds.
+        """End the request with :class:`RequestTimeoutError`, which holds the partial response, after this many seconds.
 
         :raises InvalidRequestError: for anything but a finite number of seconds > 0
         """
@@ -168,8 +168,8 @@ class RequestBuilder(MessageList):
         return self._with(reasoning_effort=_given("reasoning_effort", effort))
 
     def with_thinking_budget(self, tokens: int) -> RequestBuilder:
-        """End the model's reasoning after so many tokens, the opening marker included: the closing marker follows, and
-        then the answer. It has no effect on models that do not reason, nor on constrained answers, which have no
+        """End the model's reasoning after this many tokens, the opening marker included: the closing marker follows,
+        and then the answer. It has no effect on models that do not reason, nor on constrained answers, which have no
         reasoning.
 
         :raises InvalidRequestError: for anything but an int >= 1; use :meth:`with_enable_thinking` to turn reasoning
@@ -195,7 +195,7 @@ class RequestBuilder(MessageList):
 
 
 def _given(name: str, value: _T) -> _T:
-    """Return a value that may not be None, which an option is when nothing was said about it."""
+    """Return a value, which must not be None: that means that an option is unset."""
     if value is None:
         raise InvalidRequestError.of(name, value, "a value: leave the call out for the default")
     return value
@@ -218,7 +218,7 @@ def as_request(request: ChatRequestLike) -> RequestBuilder:
 
 
 def _check_begun_answer(message: Message, options: RequestOptions) -> None:
-    """Check that a message is the beginning of an answer, and that the rest may follow it."""
+    """Check that a message is the beginning of an answer, and that the rest can follow it."""
     is_text = message.content and not message.images and not message.tool_calls
     if message.role is not TextMessageRole.ASSISTANT or not is_text:
         allowed = "a last message of the assistant's with a text that is to be continued, and no calls"

@@ -1,4 +1,4 @@
-"""Hold what a request says beside its messages or its texts."""
+"""Hold a request's options: everything but its messages or texts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def of_request(check: Callable[[object, Attribute[Any], object], None]) -> Callable[..., None]:
-    """Return a setting's validator as one of a request's field, which has the request's error."""
+    """Wrap a setting's validator for a field of a request, so that it raises :class:`InvalidRequestError`."""
 
     def validate(instance: object, attribute: Attribute[Any], value: object) -> None:
         try:
@@ -58,7 +58,7 @@ def _processors(value: Iterable[AnyLogitsProcessor]) -> tuple[AnyLogitsProcessor
 
 
 def _prediction(value: object) -> str | None:
-    """Return the text of a prediction, which may be given as OpenAI's API has it."""
+    """Return the text of a prediction, which may be in OpenAI's form."""
     text = value
     if isinstance(value, Mapping):
         if value.keys() != {"type", "content"} or value["type"] != "content":
@@ -84,7 +84,7 @@ def _text_part(part: object) -> str:
 
 
 def _is_effort(instance: object, attribute: Attribute[Any], value: object) -> None:
-    # Not any text: it is written into the prompt, where it could pose as something else.
+    # Restricted, because it is written into the prompt, where other text could pose as something else.
     if value is not None and not (isinstance(value, str) and re.fullmatch("[A-Za-z0-9_-]{1,32}", value)):
         raise InvalidRequestError.of("reasoning_effort", value, "a word such as 'low', 'medium' or 'high'")
 
@@ -150,12 +150,12 @@ class RequestOptions:
 
     @property
     def shown_tools(self) -> tuple[Tool, ...]:
-        """Return the tools that the model is told of."""
+        """Return the tools that the model is told about."""
         return () if self.tool_choice == "none" else self.tools
 
     @property
     def forced_tools(self) -> tuple[Tool, ...]:
-        """Return the tools of which the model has to call one; none: it may answer as it likes."""
+        """Return the tools of which the model has to call one; empty if it need not call any."""
         choice = as_tool_choice(self.tool_choice, self.tools)
         if choice in ("auto", "none"):
             return ()
@@ -163,14 +163,14 @@ class RequestOptions:
 
     @property
     def is_strict(self) -> bool:
-        """Tell whether the model may say what it likes, and calls that it makes are held to their tools' schemas."""
+        """Return whether the model may answer freely, but its calls are constrained to their tools' schemas."""
         may_call = not self.forced_tools and self.constraint is None
         return may_call and any(tool.strict for tool in self.shown_tools)
 
     @property
     def constraint_kind(self) -> str:
-        """Return what kind of grammar every text is a sentence of: a constraint's, or "tools" where calls are held to
-        one; empty: any text may come.
+        """Return the kind of grammar that constrains the output: the constraint's, or "tools" if calls are constrained;
+        empty if there is none.
         """
         if self.forced_tools or self.is_strict:
             return "tools"
@@ -202,9 +202,9 @@ class CompletionOptions(TypedDict, total=False):
 
 
 def completion_options(sampling: SamplingParams | None, options: CompletionOptions) -> RequestOptions:
-    """Check what a completion says beside its prompt.
+    """Return the checked options of a completion.
 
-    :raises InvalidRequestError: an option that does not exist, or a value that cannot be used
+    :raises InvalidRequestError: an unknown option, or an invalid value
     """
     for name in options.keys() - CompletionOptions.__annotations__.keys():
         allowed = "one of " + ", ".join(CompletionOptions.__annotations__) + "; SamplingParams hold how to sample"
@@ -229,9 +229,9 @@ class ReadingOptions(TypedDict, total=False):
 
 
 def reading_options(options: ReadingOptions) -> RequestOptions:
-    """Check what such a request says beside its texts.
+    """Return the checked options of a request for embeddings, scores or a ranking.
 
-    :raises InvalidRequestError: an option that does not exist, or a value that cannot be used
+    :raises InvalidRequestError: an unknown option, or an invalid value
     """
     for name in options.keys() - ReadingOptions.__annotations__.keys():
         raise InvalidRequestError.of("option", name, "one of " + ", ".join(ReadingOptions.__annotations__))

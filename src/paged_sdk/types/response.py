@@ -53,7 +53,7 @@ class CompletionTokensDetails(Wire):
 
     :ivar accepted_prediction_tokens: tokens of the answer that the prediction had at their place
     :ivar rejected_prediction_tokens: tokens of the prediction that are not in the answer
-    :ivar forced_tokens: tokens of the answer that its constraint left no choice in, which take almost no time
+    :ivar forced_tokens: tokens of the answer that were the only ones its constraint allowed, which take almost no time
     """
 
     accepted_prediction_tokens: int = 0
@@ -390,7 +390,7 @@ class CompletionChunkResponse(Wire):
 
 
 def _pieces(choice: Choice) -> tuple[ChunkChoice, ...]:
-    """Return a message as one piece: thoughts, then content, then calls."""
+    """Return a message as one piece: reasoning, then content, then calls."""
     message = choice.message
     delta = Delta(
         content=message.content,

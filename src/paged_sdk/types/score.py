@@ -1,4 +1,4 @@
-"""Hold how likely texts are."""
+"""Hold the likelihood of texts."""
 
 from __future__ import annotations
 

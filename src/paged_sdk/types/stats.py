@@ -1,4 +1,4 @@
-"""Show what an engine is doing."""
+"""Hold an engine's statistics."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ModelStats:
     :ivar completion_tokens: tokens generated since the start
     :ivar drafted_tokens: draft tokens verified
     :ivar accepted_tokens: of those, the correct ones
-    :ivar forced_tokens: generated tokens that a constraint left no choice in; they do not count as drafts
-    :ivar draft_speed_up: how many times longer the texts so far would have taken without drafts, estimated from steps
+    :ivar forced_tokens: generated tokens that were the only ones a constraint allowed; they do not count as drafts
+    :ivar draft_speed_up: how many times longer generation so far would have taken without drafts, estimated from steps
         without drafts; 1 if there were no drafts
     :ivar prompt_tok_per_sec: prompt tokens per second over the last ten seconds of work
     :ivar completion_tok_per_sec: generated tokens per second over the last ten seconds of work
@@ -54,7 +54,7 @@ class ModelStats:
     completion_tok_per_sec: float = 0.0
 
     def at_rest(self) -> ModelStats:
-        """Return the same figures of an engine that has ended and given its memory back."""
+        """Return the statistics of the engine after it has ended and freed its memory."""
         return evolve(
             self,
             blocks_used=0,

@@ -1,4 +1,4 @@
-"""Hold the tools that a model may call, and which of them it has to call."""
+"""Hold the tools that a model may call, and the tool choice."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = [
 
 MAX_TOOLS: Final = 256
 MAX_TOOLS_CHARS: Final = 1 << 18
-"""All of them are in the prompt: 65,000 tokens or so."""
+"""Most characters of all tools together: they are all in the prompt, about 65,000 tokens."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-"""OpenAI's allows 64 characters and no dots; servers of tools use both."""
+"""OpenAI allows 64 characters and no dots; tool servers use longer names and dots."""
 
 ToolChoice: TypeAlias = str | Mapping[str, Any]
 """Says whether tools are called: "auto": the model decides; "none": the model does not see them; "required": it has to
@@ -94,10 +94,10 @@ class Tool:
     ) -> Tool:
         """Describe a function by its signature and docstring.
 
-        Every parameter has a type annotation: int, float, str, bool, None, Any, Literal, Enum, list, tuple, dict,
-        unions, dataclasses, attrs classes and TypedDicts of these. The docstring describes the function, and its
-        parameters after ``:param city:`` or in an ``Args:`` section; ``Annotated[str, "..."]`` describes a parameter
-        too.
+        Every parameter has a type annotation: int, float, str, bool, None, Any, Literal, Enum, datetime, date, time,
+        UUID, Decimal, list, tuple, dict, unions, dataclasses, attrs classes and TypedDicts of these. The docstring
+        describes the function, and its parameters after ``:param city:`` or in an ``Args:`` section;
+        ``Annotated[str, "..."]`` describes a parameter too.
 
         :param name: its name for the model, if not its own
         :param description: its description, if not the docstring's
@@ -177,7 +177,7 @@ def as_tools(value: Iterable[ToolLike]) -> tuple[Tool, ...]:
 
 
 def as_tool_choice(value: object, tools: Iterable[Tool]) -> str:
-    """Return which tools are to be called: "auto", "none", "required" or the name of one.
+    """Return the tool choice: "auto", "none", "required" or the name of a tool.
 
     :raises InvalidRequestError: it is none of these
     """

@@ -1,4 +1,4 @@
-"""Hold a call of a tool that a model has made, as a turn of a conversation."""
+"""Hold a tool call that a model has made, as part of a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paged_sdk.errors import InvalidRequestError
 __all__ = ["ToolCall", "check_unicode", "json_object", "refuse_other_keys"]
 
 MAX_DEPTH = 32
-"""Arguments are objects within objects to this depth: far more than any tool asks for."""
+"""Most levels of nesting in arguments: far more than any tool needs."""
 
 
 def _is_text(instance: object, attribute: Attribute[Any], value: object) -> None:
@@ -32,9 +32,9 @@ def _arguments(value: Mapping[str, object] | str) -> dict[str, Any] | str:
 
 
 def check_unicode(name: str, text: str) -> str:
-    """Return a text, as a plain string, that tokens can be made of: a lone surrogate is no character.
+    """Return a text as a plain ``str``, if it can be tokenized.
 
-    :raises InvalidRequestError: it holds one
+    :raises InvalidRequestError: it has lone surrogates
     """
     plain = str.__str__(text)
     if not is_unicode(plain):
@@ -43,9 +43,9 @@ def check_unicode(name: str, text: str) -> str:
 
 
 def json_object(name: str, value: object, allowed: str = "an object of JSON values") -> dict[str, Any]:
-    """Return a copy of an object of JSON values in Python's own types.
+    """Return a copy of a JSON object in Python's own types.
 
-    :raises InvalidRequestError: it is none, or holds something else, or objects nested too deep
+    :raises InvalidRequestError: it is not an object, has other values than JSON's, or is nested too deep
     """
     if not isinstance(value, Mapping):
         raise InvalidRequestError.of(name, value, allowed)
@@ -54,7 +54,7 @@ def json_object(name: str, value: object, allowed: str = "an object of JSON valu
 
 
 def _json_value(name: str, value: object, depth: int) -> Any:
-    """Return a copy of a JSON value in Python's own types: a template gets no other objects into its hands."""
+    """Return a copy of a JSON value in Python's own types, so that a template gets no other objects."""
     if isinstance(value, str):
         return check_unicode(name, value)
     if value is None or isinstance(value, bool | int):
@@ -114,12 +114,12 @@ class ToolCall:
 def refuse_other_keys(
     name: str, value: Mapping[Any, object], known: Collection[str], *, repeated: Collection[str] = ()
 ) -> None:
-    """Check that a mapping says nothing under other keys: what nobody reads is not ignored.
+    """Check that a mapping has values only under known keys, so that nothing is silently ignored.
 
-    Null, and what is empty, says nothing: OpenAI's client writes out every field that a message may have.
+    Null and empty values are allowed under any key: OpenAI's client writes every field that a message may have.
 
-    :param repeated: keys under which is said again what others say
-    :raises InvalidRequestError: naming the first key that does
+    :param repeated: keys that are ignored, because they repeat what other keys hold
+    :raises InvalidRequestError: naming the first other key with a value
     """
     for key, part in value.items():
         empty = part is None or (isinstance(part, str | list | tuple | Mapping) and not part)

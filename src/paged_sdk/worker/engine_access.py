@@ -1,4 +1,4 @@
-"""Define what the async face knows of an engine that another thread drives."""
+"""Define the interface through which models reach an engine that runs on another thread or in another process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ __all__ = ["EngineAccess"]
 
 
 class EngineAccess(Protocol):
-    """Takes requests for an engine, or for several that are one for the caller, or for one in another process. See
-    :class:`~paged_sdk.worker.worker.Worker`, whose methods mean the same. What is asked of an engine beside requests
-    has a name here, so that it can be asked from afar."""
+    """Takes requests for an engine: one on a thread of this process, one in another process, or several behind a
+    router.
+
+    See :class:`~paged_sdk.worker.worker.Worker`, whose methods mean the same. Operations other than requests are
+    methods here, so that they can be called on a remote engine.
+    """
 
     @property
     def stats(self) -> ModelStats: ...

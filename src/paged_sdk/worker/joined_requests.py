@@ -1,4 +1,4 @@
-"""Let several requests be one for the task that reads them."""
+"""Present several requests as one to the task that reads them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["joined_subscribers"]
 
 
 def joined_subscribers(subscription: Subscription, starts: Sequence[RequestStart]) -> list[Subscriber]:
-    """Return a subscriber for each of several requests; the subscription sees them as one, which has all their choices.
+    """Return a subscriber for each of several requests; the subscription sees one request with all their choices.
 
-    It ends with the last of them, or with the first error; whoever reads it then aborts the others.
+    It ends with the last of them, or with the first error; the reader then aborts the others.
 
     :param subscription: has the choices of the first request, then those of the second, and so on
-    :param starts: what is known of each request, in order
+    :param starts: the start of each request, in order
     """
     joined = _Joined(list(starts))
     subscribers: list[Subscriber] = []
@@ -32,14 +32,14 @@ def joined_subscribers(subscription: Subscription, starts: Sequence[RequestStart
 
 
 class _Joined:
-    """Holds what the requests have used."""
+    """Holds the starts and usages of the joined requests."""
 
     def __init__(self, starts: list[RequestStart]) -> None:
         self.starts = starts
         self.usages: list[Usage | None] = [None] * len(starts)
 
     def usage(self) -> Usage | None:
-        """Return what all have used, once all have ended."""
+        """Return the joint usage, or None until all requests have ended."""
         ended = [usage for usage in self.usages if usage is not None]
         if len(ended) < len(self.usages):
             return None
@@ -49,7 +49,7 @@ class _Joined:
 
 
 class _Part:
-    """Passes the output of one of the requests on."""
+    """Forwards the output of one request to the joint subscription."""
 
     def __init__(self, subscription: Subscription, joined: _Joined, place: int, first_choice: int) -> None:
         self.loop = subscription.loop

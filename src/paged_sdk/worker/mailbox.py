@@ -1,4 +1,4 @@
-"""Carry commands from other threads to the worker."""
+"""Carry commands from other threads to the worker thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Abort", "Call", "CallAlone", "Close", "Command", "Mailbox", "Submit"
 
 @frozen
 class Submit:
-    """Asks to queue a request; its outcome goes to the subscription."""
+    """Tells the worker to queue a request; its output or error goes to the subscription."""
 
     request: Request
     subscription: Subscriber
@@ -26,14 +26,14 @@ class Submit:
 
 @frozen
 class Abort:
-    """Asks to end a request, whoever reads it."""
+    """Tells the worker to end a request."""
 
     request_id: str
 
 
 @frozen
 class Call:
-    """Asks to run a function on the engine, between two steps."""
+    """Tells the worker to run a function on the engine between two steps."""
 
     function: Callable[[Engine], Any]
     future: Future[Any]
@@ -41,10 +41,11 @@ class Call:
 
 @frozen
 class CallAlone:
-    """Asks to run a function on the engine when it has no requests; those that come later wait until it is done.
+    """Tells the worker to run a function on the engine when it has no requests; later requests wait until it has
+    returned.
 
-    :ivar function: gets the engine, and what raises once nobody waits for its end any more
-    :ivar future: the function is not run if this was cancelled before its turn
+    :ivar function: receives the engine, and a function that raises once the engine is being closed
+    :ivar future: if it is cancelled before its turn, the function is not run
     """
 
     function: Callable[[Engine, Callable[[], None]], Any]
@@ -53,9 +54,9 @@ class CallAlone:
 
 @frozen
 class Close:
-    """Asks to stop: when all requests have ended (``drain``), or at once.
+    """Tells the worker to stop: when all requests have ended (``drain``), or at once.
 
-    :ivar drain: finish what was submitted before; False cancels it
+    :ivar drain: finish earlier requests first; False: cancel them
     """
 
     drain: bool
@@ -63,7 +64,7 @@ class Close:
 
 @frozen
 class Wake:
-    """Says that something has come which the engine's requests wait for."""
+    """Tells the worker that something that waiting requests need, such as an encoded image, is ready."""
 
 
 Command: TypeAlias = Submit | Abort | Call | CallAlone | Close | Wake
@@ -72,8 +73,8 @@ Command: TypeAlias = Submit | Abort | Call | CallAlone | Close | Wake
 class Mailbox:
     """Holds commands in the order of their arrival.
 
-    ``put`` may be called from any thread and from finalizers: ``SimpleQueue.put`` is reentrant, where a lock could
-    be held by the very thread that the garbage collector interrupted.
+    ``put`` may be called from any thread and from finalizers: ``SimpleQueue.put`` is reentrant, whereas a lock could be
+    held by the very thread that the garbage collector interrupted.
     """
 
     def __init__(self) -> None:
@@ -83,11 +84,11 @@ class Mailbox:
         self._queue.put(command)
 
     def wait(self) -> Command:
-        """Wait for the next command, and take it out."""
+        """Wait for the next command and return it."""
         return self._queue.get()
 
     def drain(self) -> Iterator[Command]:
-        """Take out the commands that are there now."""
+        """Yield the commands that have arrived, without waiting."""
         while True:
             try:
                 yield self._queue.get_nowait()

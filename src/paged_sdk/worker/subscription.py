@@ -21,7 +21,7 @@ class Subscriber(Listener, Protocol):
 
 
 class UnreadChoice:
-    """Holds what nobody has read yet of one choice; whoever reads it takes it out.
+    """Holds the unread output of one choice; the reader removes what it takes.
 
     :ivar finish_reason: set once the choice has ended and no more tokens can come
     """
@@ -35,17 +35,17 @@ class UnreadChoice:
 
 
 class Subscription:
-    """Gathers a request's output until one task of the loop that it was made in reads it.
+    """Gathers a request's output until a task reads it, in the event loop where the subscription was created.
 
-    Everything but the constructor happens on the loop's thread: the worker hands over a step's output in a callback of
-    the loop. So there is no lock, and steps that a slow reader has missed are merged into one.
+    Everything but the constructor runs on the loop's thread: the worker passes a step's output in a callback of the
+    loop. So no lock is needed, and steps that a slow reader has missed are merged.
 
     :ivar choices: the unread output of each choice, in order of index
     :ivar prompt_logprobs: logprobs of every prompt token but the first, by the index of one of the prompt's choices;
-        empty until they come, or if not requested
-    :ivar start: what is known of the request's start; None until the first token comes
+        empty until they arrive, or if not requested
+    :ivar start: when and how the request started; None until the first token arrives
     :ivar usage: set when the request has ended, unless with an error
-    :ivar error: the request has ended with this
+    :ivar error: the error that the request has ended with
     """
 
     def __init__(self, num_choices: int) -> None:
@@ -61,11 +61,11 @@ class Subscription:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether the request has ended, so that no more news will come."""
+        """Return whether the request has ended, so that nothing more will arrive."""
         return self.usage is not None or self.error is not None
 
     def add_tokens(self, index: int, token_ids: list[int]) -> None:
-        """Take more tokens of one choice."""
+        """Add tokens of one choice."""
         self.choices[index].token_ids += token_ids
         self._has_news = True
         if self._waiter is not None and not self._until_end:
@@ -85,14 +85,14 @@ class Subscription:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        """End the request with an error that taking its output has raised."""
+        """End the request with an error that processing its output has raised."""
         self.error = self.error or error
         if self._waiter is not None:
             self._wake()
 
     async def wait(self, *, until_end: bool) -> None:
-        """Wait for news since the last call, or for the request's end. The reader must take the news before it waits
-        again.
+        """Wait for output that arrived since the last call, or for the request's end. The reader must take all output
+        before it waits again.
         """
         self._until_end = until_end
         while not (self.has_ended or (self._has_news and not until_end)):

@@ -1,4 +1,4 @@
-"""Log a line of figures every few seconds of work."""
+"""Log throughput every few seconds of work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY_SECONDS = 5.0
 
 
 class ThroughputLog:
-    """Logs at most one line in :data:`EVERY_SECONDS`, and none while the engine is idle."""
+    """Logs at most one line per :data:`EVERY_SECONDS`, and none while the engine is idle."""
 
     def __init__(self) -> None:
         self._last = 0.0

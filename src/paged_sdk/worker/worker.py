@@ -38,14 +38,14 @@ _T = TypeVar("_T")
 class Worker:
     """Owns an engine and the thread that steps it; every method may be called from any thread.
 
-    The thread takes commands from the mailbox between steps and hands each step's output over to the subscriptions'
-    event loops, with one wake-up per loop and step. It never waits for an event loop.
+    The thread takes commands from the mailbox between steps and passes each step's output to the subscriptions' event
+    loops, with one wake-up per loop and step. It never waits for an event loop.
 
-    Every request gets an answer. An exception in what is done for one request ends that request. If a step raises,
-    that first exception is kept: every live request and every later one gets :class:`EngineDeadError` raised from it.
+    Every request gets an answer. An exception in work for one request ends that request. If a step raises, that first
+    exception is kept: every live and every later request gets an :class:`EngineDeadError` raised from it.
 
     :param engine: closed by the thread when it ends
-    :param on_start: run first, on the thread (thread-local settings of the tensor library)
+    :param on_start: called first, on the thread (thread-local settings of the tensor library)
     :param log_throughput: log a line of figures every few seconds of work
     :raises EngineError: the system gives this process no more threads
     """
@@ -59,8 +59,8 @@ class Worker:
         self._mailbox = Mailbox()
         engine.when_something_comes(partial(self._mailbox.put, Wake()))
         self._in_hand: Command | None = None
-        self._alone: CallAlone | None = None  # whose turn comes when the requests under way have ended
-        self._held: deque[Submit | CallAlone] = deque()  # what came after it
+        self._alone: CallAlone | None = None  # runs when the live requests have ended
+        self._held: deque[Submit | CallAlone] = deque()  # commands that wait for _alone
         self._listeners: dict[OutputLoop, _LoopListeners] = {}
         self._stats = engine.stats()
         self._watchers: tuple[Callable[[], object], ...] = ()
@@ -88,28 +88,28 @@ class Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Tell whether the thread has answered all that it ever will."""
+        """Return whether the thread has stopped stepping the engine for good."""
         return self._ended
 
     @property
     def running_step(self) -> int | None:
-        """Return the number of the step that is running; None: none is. Whoever finds the same one for too long knows
-        that the engine has hung.
+        """Return the number of the running step; None between steps. If it stays the same for too long, the engine
+        hangs.
         """
         return self._running_step
 
     def watch(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called on the thread whenever there are other :attr:`stats` and no output comes with them,
-        and when the thread has ended.
+        """Register a callback. The thread calls it when :attr:`stats` have changed without any output, and when it has
+        ended.
         """
         self._watchers += (callback,)
 
     def unwatch(self, callback: Callable[[], object]) -> None:
-        """Call ``callback`` no more."""
+        """Remove a callback of :meth:`watch`."""
         self._watchers = tuple(each for each in self._watchers if each != callback)
 
     def check(self) -> None:
-        """Raise if the engine can take no more work.
+        """Raise if the engine takes no more work.
 
         :raises ModelClosedError: it was closed, or this process is a forked child of the one that built it
         :raises EngineDeadError: it stopped because of an exception
@@ -121,7 +121,7 @@ class Worker:
             raise closed_model()
 
     def check_process(self) -> None:
-        """Raise if the worker's thread does not exist in this process.
+        """Raise if the worker thread does not exist in this process.
 
         :raises ModelClosedError: this process is a forked child of the one that built it
         """
@@ -129,13 +129,13 @@ class Worker:
 
     @property
     def is_this_thread(self) -> bool:
-        """Tell whether the calling thread is the one that steps the engine, as in a logits processor: what waits for
-        the engine there waits for ever.
+        """Return whether the calling thread is the one that steps the engine, as in a logits processor: waiting for the
+        engine there would deadlock.
         """
         return self._thread is threading.current_thread()
 
     def submit(self, request: Request, subscription: Subscriber) -> None:
-        """Queue a request; its outcome, a refusal too, arrives at the subscription.
+        """Queue a request; its output or error, a refusal too, goes to the subscription.
 
         :raises ModelClosedError: see :meth:`check`
         :raises EngineDeadError: see :meth:`check`
@@ -144,7 +144,7 @@ class Worker:
         self._put(Submit(request, subscription))
 
     def abort(self, request_id: str) -> None:
-        """End a request and give its KV back within two steps. Safe in finalizers; unknown ids are ignored."""
+        """End a request and free its KV within two steps. Safe in finalizers; unknown ids are ignored."""
         self._mailbox.put(Abort(request_id))
 
     async def reset_prefix_cache(self) -> None:
@@ -152,7 +152,7 @@ class Worker:
         await self.call(Engine.reset_prefix_cache)
 
     async def requantize(self, isq: IsqType) -> None:
-        """Hold the weights in another type, as :meth:`paged_sdk.Model.re_isq_model` says."""
+        """Requantize the weights, see :meth:`paged_sdk.Model.re_isq_model`."""
         await self.call_alone(lambda engine, go_on: engine.requantize(isq, go_on))
 
     async def call(self, function: Callable[[Engine], _T]) -> _T:
@@ -161,26 +161,27 @@ class Worker:
         return result
 
     def post(self, function: Callable[[Engine], _T]) -> Future[_T]:
-        """Have ``function`` run on the engine between two steps, and return at once; its result is the future's, or
-        the error with which the engine has ended before.
+        """Schedule ``function`` to run on the engine between two steps, and return at once. The future gets its result,
+        or the error of an engine that ended before.
         """
         future: Future[_T] = Future()
         self._put(Call(function, future))
         return future
 
     async def call_alone(self, function: Callable[[Engine, Callable[[], None]], _T]) -> _T:
-        """Run ``function`` on the engine when the requests under way have ended, and return its result. Requests that
-        come meanwhile wait for it. Should the caller be cancelled, it is not run, or runs to its end if it has begun.
+        """Run ``function`` on the engine when the live requests have ended, and return its result. Later requests wait
+        until it returns. If the caller is cancelled, it is not run, or runs to its end if it has begun.
 
-        :param function: gets the engine, and what it may call from time to time: that raises once the engine is closed
-        :raises EngineDeadError: the engine cannot go on after what went wrong in it
+        :param function: receives the engine, and a function to call from time to time, which raises once the engine is
+            closed
+        :raises EngineDeadError: the function left the engine unusable
         """
         command = CallAlone(function, Future())
         try:
             result: _T = await self._called(command)
             return result
         finally:
-            command.future.cancel()  # has no effect once it has begun
+            command.future.cancel()  # no effect once the function has begun
             del command  # an error's traceback holds this frame, and the command's future holds the error
 
     async def _called(self, command: Call | CallAlone) -> Any:
@@ -197,12 +198,12 @@ class Worker:
         self._sweep()
 
     def close(self, *, drain: bool = False) -> None:
-        """Refuse new work and have the thread end, without waiting for it. Idempotent."""
+        """Refuse new work and make the thread end, without waiting for it. Idempotent."""
         self._closing = self._closing or Close(drain)
         self._mailbox.put(Close(drain))
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait for the thread's end; False if it is still running after ``timeout`` seconds."""
+        """Wait for the thread's end; return False if it is still running after ``timeout`` seconds."""
         if self._owner.is_here and not self.is_this_thread:
             self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -210,10 +211,10 @@ class Worker:
     # On the thread
 
     def _run(self) -> None:
-        # Each of these is done, whatever the ones before it raise: the sweep answers every request that is left.
+        # Each call is made whatever the earlier ones raise: the sweep answers every remaining request.
         self._attempt(self._work)
         self._closing = self._closing or Close(drain=False)
-        self._attempt(self._publish)  # the events from before an exception
+        self._attempt(self._publish)  # events from before an exception
         self._attempt(self._engine.close)
         self._stats = self._stats.at_rest()
         self._ended = True
@@ -221,7 +222,7 @@ class Worker:
         self._attempt(self._tell_watchers)
 
     def _attempt(self, act: Callable[[], object]) -> None:
-        """Do something and keep its exception, if that is the first, as what the engine has died of."""
+        """Call ``act``; keep its exception, if it is the first, as the cause of the engine's death."""
         try:
             act()
         except BaseException as exception:
@@ -244,7 +245,7 @@ class Worker:
             if self._throughput is not None:
                 with suppress(Exception):  # an application's own log handlers may raise
                     self._throughput.step_done(self._stats, time.monotonic())
-        for command in list(self._held):  # requests end as those do that wait in the engine
+        for command in list(self._held):  # end held requests like those that wait in the engine
             if isinstance(command, Submit):
                 self._admit_held(command.request.request_id)
         for listeners in self._listeners.values():
@@ -268,8 +269,8 @@ class Worker:
         self._stats = evolve(stats, waiting=stats.waiting + num_held) if num_held else stats
 
     def _take_commands(self) -> bool:
-        """Do what the mailbox says, waiting for it if there is nothing else to do; return False when it is time to
-        end.
+        """Execute the commands in the mailbox, and wait for more if there is nothing to compute; return False when the
+        thread should end.
         """
         while True:
             for command in self._mailbox.drain():
@@ -289,7 +290,7 @@ class Worker:
             self._obey(self._in_hand)
 
     def _call_alone(self) -> None:
-        """Run the functions whose turn has come, and do what was asked for after them."""
+        """Run the function that waits for the engine to be idle, if it is, then the commands held for it."""
         while self._alone is not None and (self._alone.future.cancelled() or not self._engine.has_work):
             if self._closing is not None and not self._closing.drain:
                 return
@@ -309,17 +310,17 @@ class Worker:
             raise closed_model()
 
     def _run_for(self, future: Future[Any], function: Callable[[], Any]) -> None:
-        """Run a function for whoever waits for its result."""
+        """Run a function and pass its result or error to the future."""
         try:
             result = function()
-        except EngineDeadError as error:  # what it was doing cannot be undone
+        except EngineDeadError as error:  # the engine is unusable: let the thread end
             raise error.__cause__ or error from None
         except Exception as error:
             self._take_stats()
             future.set_exception(error)
             del future  # an error's traceback holds this frame
         else:
-            # Done before the caller goes on, so that the snapshot it may look at shows what it did.
+            # Taken before the caller resumes, so that the snapshot it reads includes the function's effects.
             self._take_stats()
             future.set_result(result)
 
@@ -341,13 +342,13 @@ class Worker:
                 self._run_for(future, partial(function, self._engine))
                 del command, future  # an error's traceback leads to this frame
             case Close(drain):
-                # A second, impatient close overrides a patient one.
+                # A close without drain overrides one with it.
                 self._closing = Close(drain and (self._closing is None or self._closing.drain))
             case Wake():
-                pass  # the next step finds what has come
+                pass  # the next step finds what is ready
 
     def _admit_held(self, request_id: str) -> None:
-        """Let a request into the engine at once that waits for a function's turn: it is to be ended there."""
+        """Submit a held request at once, so that the engine can end it."""
         for command in list(self._held):
             if isinstance(command, Submit) and command.request.request_id == request_id:
                 self._held.remove(command)
@@ -361,16 +362,16 @@ class Worker:
         listeners.subscriptions[request.request_id] = subscription
 
     def _publish(self) -> bool:
-        """Post the new events and wake each event loop once; return whether there were any."""
+        """Post the new output, and wake each event loop once; return whether there was any."""
         has_some = False
         for listeners in list(self._listeners.values()):
             has_some = has_some or bool(listeners.outbox)
             try:
                 hears = not listeners.outbox or listeners.post()
-            except Exception as error:  # nobody knows how much of it the loop has got
+            except Exception as error:  # unknown how much of it the loop has received
                 self._fail_all(listeners, error)
             else:
-                if not hears:  # the loop ended without closing its requests: nobody will read them
+                if not hears:  # the loop ended without closing its requests: they have no reader any more
                     self._abort_all(listeners)
                     listeners.subscriptions.clear()
             if not listeners.subscriptions:
@@ -390,16 +391,16 @@ class Worker:
             self._fail(request_id, subscription, request_failure(error, request_id))
 
     def _fail(self, request_id: str, subscription: Subscriber, error: PagedError) -> None:
-        """End a request that the engine does not know, or knows no more, with an error."""
+        """End a request that the engine does not hold, or no longer holds, with an error."""
         event = RequestEvent(request_id=request_id, error=error)
-        for _ in range(2):  # once more if the loop raises, because without an answer the request waits for ever
+        for _ in range(2):  # retried if the loop raises, because without an answer the reader waits for ever
             with suppress(Exception):
                 subscription.loop.call_soon(partial(subscription.add, event))
                 return
 
     def _sweep(self) -> None:
-        """Answer the commands left in the mailbox. Once the thread has ended nobody reads it, so whoever put the last
-        command answers all of them.
+        """Answer the commands left in the mailbox. After the thread has ended, whichever thread put the last command
+        answers all of them.
         """
         if not self._ended:
             return
@@ -407,7 +408,7 @@ class Worker:
             for request_id, subscription in listeners.subscriptions.items():
                 self._fail(request_id, subscription, self._ending())
         self._listeners.clear()
-        in_hand, self._in_hand = self._in_hand, None  # the command in which an exception was raised
+        in_hand, self._in_hand = self._in_hand, None  # the command that was executing when an exception was raised
         alone, self._alone = self._alone, None
         held, self._held = self._held, deque()
         left = [each for each in (in_hand, alone) if each is not None]
@@ -416,7 +417,7 @@ class Worker:
                 case Submit(request, subscription):
                     self._fail(request.request_id, subscription, self._ending())
                 case Call(_, future) | CallAlone(_, future):
-                    with suppress(InvalidStateError):  # nobody waits for it any more
+                    with suppress(InvalidStateError):  # cancelled
                         future.set_exception(self._ending())
                 case Abort() | Close() | Wake():
                     pass
@@ -431,7 +432,7 @@ class Worker:
 
 
 class _LoopListeners:
-    """Gathers the subscriptions made in one event loop, and the events to post to them.
+    """Holds the subscriptions of one event loop, and the output to post to them.
 
     :ivar subscriptions: the subscriptions of the requests that have not ended, by id
     """
@@ -442,7 +443,7 @@ class _LoopListeners:
         self.subscriptions: dict[str, Subscriber] = {}
 
     def post(self) -> bool:
-        """Hand the outbox over to the loop, with one wake-up; False if the loop has ended."""
+        """Pass the outbox to the loop, with one wake-up; return False if the loop has ended."""
         batch = self.outbox.take()
         hears = self.loop.call_soon(batch.deliver)
         for _, event in batch.events:

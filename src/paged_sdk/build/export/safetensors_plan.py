@@ -130,8 +130,9 @@ def _copy(names: Iterable[str], source: Path, target: Path) -> None:
 def _write_text_processor(text: TextProcessor, directory: Path) -> None:
     names = dict(text.tokenizer.special.names)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    if text.template is not None:
-        settings["chat_template"] = text.template.source
+    template = text.pair_template or text.template  # a model with a template for reranking does not chat
+    if template is not None:
+        settings["chat_template"] = template.source
     if text.model_max_length is not None:
         settings["model_max_length"] = text.model_max_length
     generation: dict[str, Any] = {"eos_token_id": sorted(text.stop_token_ids)} if text.stop_token_ids else {}

@@ -1,1 +1,1 @@
-"""Hold the forms of weights, one file each, which :mod:`paged_sdk.quant.form` finds by listing this package."""
+"""Define the forms of weights, one per file. :mod:`paged_sdk.quant.form` discovers them by listing this package."""

@@ -1,4 +1,4 @@
-"""Keep GGUF's blocks on the CPU: for the native kernels at the file's own bits per weight, without them for torch in
+"""Serve GGUF blocks on the CPU: by the native kernels at the file's own bits per weight, or without them by torch in
 int8.
 """
 
@@ -27,15 +27,13 @@ from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["FORM"]
 
-_ROWS_AT_ONCE: Final = 1024  # rows that are decoded at once
-# Small enough for a core's second cache, and for memory that the allocator has at hand instead of new pages.
+_ROWS_AT_ONCE: Final = 1024  # rows decoded at a time
+# Fits a core's second-level cache, and memory that the allocator reuses instead of mapping new pages.
 _BYTES_AT_ONCE: Final = 1 << 19
 
 
 class _CpuBlocks(Form):
-    """Holds blocks of any format; embeddings decode the rows that are looked up, and share their memory with the output
-    projection that is tied to them.
-    """
+    """Serves blocks of any format. Embeddings decode rows on lookup and share memory with a tied output projection."""
 
     def linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
@@ -82,22 +80,23 @@ class _CpuBlocks(Form):
 
 
 def _of_one_type(matrices: Sequence[StoredMatrix]) -> list[BlockMatrix] | None:
-    """Return the matrices; None where one is not in blocks, or not all are of one type."""
+    """Return the matrices if all are blocks of one type, else None."""
     blocks = [matrix for matrix in matrices if isinstance(matrix, BlockMatrix)]
     types = {matrix.tensor_type for matrix in blocks}
     return blocks if len(blocks) == len(matrices) and len(types) == 1 else None
 
 
 def _packed(library: NativeLibrary, matrices: Sequence[BlockMatrix], place: Place) -> PackedWeight:
-    """Pack matrices of one type for the native kernels, one below the other: in their own blocks, or as codes of a
-    table; other types are converted to Q8_0, int8 with a scale for every 32 weights.
+    """Concatenate matrices of one type along the rows and pack them for the native kernels: in their own blocks, or as
+    grouped codes if the blocks' codes index a table. Other types are converted to Q8_0 (int8, one scale per 32
+    weights).
     """
     tensor_type = matrices[0].tensor_type
     if tensor_type in PACKED_TYPES:
         return _packed_as_stored(library, matrices, place)
     grouped = [each for each in map(as_groups, matrices) if each is not None]
     if len(grouped) == len(matrices) and can_be_packed(grouped):
-        # On this thread alone: other layers are loaded on the others.
+        # One thread per layer: other threads load other layers.
         return pack_grouped(library, grouped, num_threads=1, memory=place.memory)
     target = tensor_type_of("Q8_0")
     parts = (
@@ -107,7 +106,7 @@ def _packed(library: NativeLibrary, matrices: Sequence[BlockMatrix], place: Plac
 
 
 def _packed_as_stored(library: NativeLibrary, matrices: Sequence[BlockMatrix], place: Place) -> PackedWeight:
-    """Pack matrices part by part, each while the processor's caches hold what has been read of it."""
+    """Pack matrices in parts that fit the processor's caches, so that each part is still cached when it is packed."""
     first = matrices[0]
     rows = whole_panels(_BYTES_AT_ONCE // (first.num_bytes // first.shape[0]))
     parts = (part.blocks for matrix in matrices for part in matrix.parts(rows))
@@ -121,9 +120,9 @@ def _pack(
     matrices: Sequence[BlockMatrix],
     place: Place,
 ) -> PackedWeight:
-    """Pack the blocks of matrices, which come in parts."""
+    """Pack the blocks of matrices, given in parts."""
     rows, cols = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
-    # On this thread alone: other layers are loaded on the others.
+    # One thread per layer: other threads load other layers.
     return pack_gguf(library, parts, tensor_type, rows, cols, num_threads=1, memory=place.memory)
 
 

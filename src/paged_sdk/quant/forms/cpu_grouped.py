@@ -1,4 +1,4 @@
-"""Keep grouped matrices on the CPU at their own bits, packed for the native kernels."""
+"""Serve grouped matrices on the CPU, packed at their own bits for the native kernels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from paged_sdk.quant.native_block_experts import NativeBlockExperts
 
 __all__ = ["FORM"]
 
-_WIDTH: Final = 32  # columns that the kernels read together
+_WIDTH: Final = 32  # columns that the kernels read at a time
 _EXPERT_ROWS: Final = 32  # rows of an expert that are multiplied together
-_NUMBERS_AT_ONCE: Final = 1 << 18  # decoded at once: a core's second cache holds them
+_NUMBERS_AT_ONCE: Final = 1 << 18  # decoded at a time: fits a core's second-level cache
 
 _Grouped = GroupedMatrix | UnreadGroupedMatrix
 
 
 class _CpuGrouped(Form):
-    """Multiplies as blocks are; the output projection that is tied to embeddings is that of blocks, too."""
+    """Serves grouped matrices through the layers for packed blocks, tied output projections included."""
 
     def linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
@@ -40,7 +40,7 @@ class _CpuGrouped(Form):
         grouped = _grouped(matrices, place)
         if grouped is None or place.workspace is None:
             return None
-        # Activations are brought into one order.
+        # Matrices that share an input must share one column order of the activations.
         as_stored = all(same_order(grouped[0].order, each.order) for each in grouped) and all(
             can_be_packed([each]) for each in grouped
         )
@@ -62,7 +62,7 @@ class _CpuGrouped(Form):
         served = [stack for stack in stacks if stack is not None and _in_units(stack)]
         match served:
             case [gate_stack, up_stack, down_stack] if place.workspace is not None:
-                # Each expert's activations are in the order of the input.
+                # Experts read activations in the input's order, so permuted columns cannot be packed.
                 packed = [
                     _packed(stack, place, as_stored=all(each.order is None for each in stack))
                     for stack in (gate_stack, up_stack, down_stack)
@@ -79,7 +79,7 @@ class _CpuGrouped(Form):
 
 
 def _grouped(matrices: Sequence[StoredMatrix], place: Place) -> list[_Grouped] | None:
-    """Return the matrices where all of them are grouped and the native kernels can multiply them."""
+    """Return the matrices if all are grouped and the native kernels can multiply them, else None."""
     if place.workspace is None or place.device.type != "cpu":
         return None
     grouped = [each for each in matrices if isinstance(each, GroupedMatrix | UnreadGroupedMatrix)]
@@ -92,13 +92,13 @@ def _in_units(experts: Sequence[_Grouped]) -> bool:
 
 
 def _packed(matrices: Sequence[_Grouped], place: Place, *, as_stored: bool = True) -> PackedWeight:
-    """Pack matrices one below the other; what cannot be packed as it is stored is converted to Q8_0, as blocks are.
+    """Concatenate matrices along the rows and pack them. Those that cannot be packed as stored are converted to Q8_0.
 
-    Of FP8 that takes 8.5 bits in place of 8, and adds 4 % to the square of the error that its own rounding has.
+    FP8 then takes 8.5 bits instead of 8, and the conversion adds 4 % to FP8's own squared error.
     """
     assert place.workspace is not None
     library, target = place.workspace.library, tensor_type_of("Q8_0")
-    # On this thread alone: other layers are loaded on the others.
+    # One thread per layer: other threads load other layers.
     if as_stored and can_be_packed(matrices):
         return pack_grouped(library, matrices, num_threads=1, memory=place.memory)
     shape = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]

@@ -1,4 +1,4 @@
-"""Pack dense matrices on the CPU for the native kernels."""
+"""Serve dense matrices on the CPU, packed for the native kernels."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from paged_sdk.quant.native_dense import NativeDenseLinear, PackedDenseMatrix, P
 
 __all__ = ["FORM"]
 
-# Small enough for a core's second cache, and for memory that the allocator has at hand instead of new pages.
+# Fits a core's second-level cache, and memory that the allocator reuses instead of mapping new pages.
 _BYTES_AT_ONCE: Final = 1 << 19
 _WIDTH: Final = 16  # columns that the kernels read at a time
 _UNIT: Final = 32  # rows of an expert that are multiplied together
 
 
 class _NativeDense(Form):
-    """Holds packed copies in the model's dtype; embeddings and the output projection that is tied to them share one."""
+    """Serves packed copies in the model's dtype. Embeddings and a tied output projection share one copy."""
 
     def linear(
         self, matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None], place: Place, *, is_head: bool
@@ -69,14 +69,14 @@ def _served(matrices: Sequence[StoredMatrix], place: Place) -> bool:
 
 
 def _packed(matrices: Sequence[StoredMatrix], place: Place) -> PackedWeight:
-    """Pack matrices one below the other; only few rows at a time are in memory twice."""
+    """Concatenate matrices along the rows and pack them; only a few rows at a time are in memory twice."""
     first = matrices[0]
     if isinstance(first, PackedDenseMatrix) and len(matrices) == 1 and first.weight.dense_dtype == place.dtype:
         return first.weight
     assert place.workspace is not None
     shape = sum(matrix.shape[0] for matrix in matrices), first.shape[1]
     library, parts = place.workspace.library, _parts(matrices, place)
-    # On this thread alone: other layers are loaded on the others.
+    # One thread per layer: other threads load other layers.
     return pack_dense(library, parts, shape, place.dtype, num_threads=1, memory=place.memory)
 
 
@@ -85,7 +85,7 @@ def _parts(matrices: Sequence[StoredMatrix], place: Place) -> Iterator[Tensor]:
         rows, step = matrix.shape[0], _rows_at_once(matrix)
         for row in range(0, rows, step):
             part = matrix.rows(slice(row, min(row + step, rows)))
-            # Numbers are rounded while they are packed.
+            # Packing rounds to the target dtype.
             values = part.weight if isinstance(part, DenseMatrix) else None
             yield values if values is not None and values.dtype in DENSE_TYPES else part.decoded(place.dtype)
 

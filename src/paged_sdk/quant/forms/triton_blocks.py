@@ -1,7 +1,7 @@
-"""Repack GGUF's blocks, and grouped matrices that fit them, on CUDA for Triton's kernels; blocks of a table are such
-matrices. What cannot be repacked is not served.
+"""Serve GGUF blocks on CUDA, repacked for Triton kernels. Grouped matrices, and blocks whose codes index a table, are
+served if they can be converted to such blocks.
 
-Modules that need Triton are imported when a layer is made, because forms are also found on machines without it.
+Modules that need Triton are imported when a layer is made, because forms are discovered on machines without it too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ __all__ = ["FORM", "TritonBlocks"]
 
 
 class TritonBlocks(Form):
-    """Holds repacked blocks; an output projection that is tied to the embeddings shares their memory."""
+    """Serves repacked blocks. A tied output projection shares the memory of the embeddings."""
 
     def is_for(self, device: torch.device) -> bool:
-        """Return whether Triton's kernels run in this place."""
+        """Return whether Triton kernels run on the device."""
         return device.type != "cpu"
 
     def linear(
@@ -59,7 +59,7 @@ class TritonBlocks(Form):
         extras: ExpertExtras | None,
         join: ColumnJoin | None,
     ) -> Experts | None:
-        if extras is not None or join is not None:  # which the kernels do not know
+        if extras is not None or join is not None:  # not supported by the kernels
             return None
         repackable = [self._repackable(matrices, place) for matrices in (gate, up, down)]
         match [stacked(blocks) for blocks in repackable if blocks is not None]:
@@ -84,7 +84,7 @@ class TritonBlocks(Form):
         return TritonBlockLinear([embedding.matrix], [None], device=place.device)
 
     def _repackable(self, matrices: Sequence[StoredMatrix], place: Place) -> list[BlockMatrix] | None:
-        """Return the matrices in blocks; None where one is in none that can be repacked, or this is not the place."""
+        """Return the matrices as blocks; None if one cannot be repacked, or the device is not served."""
         if not self.is_for(place.device):
             return None
         blocks: list[BlockMatrix] = []

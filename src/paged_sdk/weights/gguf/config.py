@@ -11,7 +11,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.weights.gguf.encoders import ENCODERS
 from paged_sdk.weights.gguf.families import FAMILIES, biases_of, norm_eps
 from paged_sdk.weights.gguf.model import GgufModel
-from paged_sdk.weights.gguf.names import ARCHITECTURES
+from paged_sdk.weights.gguf.names import ARCHITECTURES, RANK_HEAD
 from paged_sdk.weights.gguf.tensor import GgufTensor
 
 __all__ = ["config_from_gguf", "must_be_model"]
@@ -235,6 +235,12 @@ def _qwen(model: GgufModel) -> dict[str, Any]:
     return config
 
 
+def _qwen3(model: GgufModel) -> dict[str, Any]:
+    """Return the settings of Qwen3. Qwen3-Reranker has a rank head instead of the output projection."""
+    ranks = {"architectures": ["Qwen3ForSequenceClassification"]} if RANK_HEAD in model.tensors else {}
+    return _qwen(model) | ranks
+
+
 def _qwen_vl(model: GgufModel) -> dict[str, Any]:
     """Return the settings of models with M-RoPE: positions in time, height and width."""
     key = f"{model.architecture}.rope.dimension_sections"
@@ -340,7 +346,7 @@ _FAMILIES: Mapping[str, Callable[[GgufModel], dict[str, Any]]] = MappingProxyTyp
         "llama": _llama,
         "qwen2": _qwen,
         "qwen2moe": _qwen2moe,
-        "qwen3": _qwen,
+        "qwen3": _qwen3,
         "qwen2vl": _qwen_vl,
         "qwen3vl": _qwen_vl,
         "qwen3moe": _qwen3moe,

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from paged_sdk.errors import shown
 from paged_sdk.weights.gguf.model import GgufModel
+from paged_sdk.weights.gguf.names import RANK_HEAD
 
 __all__ = ["ENCODERS"]
 
-_RANKER: Final = "cls.output.weight"
 _RANKS: Final = 4  # the pooling_type of rankers
 _POOLINGS: Final = MappingProxyType({1: "mean", 2: "cls"})
 _MODERN_BERT_PERIOD: Final = 3  # every third layer has no window
@@ -22,7 +22,7 @@ def _bert(model: GgufModel) -> dict[str, Any]:
     """Return the settings of BERT, XLM-RoBERTa and others with BERT's layers. In GGUF, row 0 of the position table is
     always the first token's; the original table may have an offset.
     """
-    layers = [name for name in ("cls.weight", _RANKER) if name in model.tensors]
+    layers = [name for name in ("cls.weight", RANK_HEAD) if name in model.tensors]
     if len(layers) == 1:
         # Converters drop the pooler of BERT's own rankers.
         raise model.unsupported(f"a tensor {shown(layers[0])} that is to rank texts alone")
@@ -84,9 +84,9 @@ def _encoder(model: GgufModel, class_name: str, ranker: str | None = None) -> di
         raise model.malformed(f"token_embd.weight has shape {list(table)}: expected rows of {width}")
     if model.metadata.get(f"{model.architecture}.attention.causal", False):
         raise model.unsupported(f"metadata {model.architecture}.attention.causal = true")
-    labels = model.tensors.get(_RANKER)
+    labels = model.tensors.get(RANK_HEAD)
     if labels is None and model.number("pooling_type", 0) == _RANKS:
-        raise model.malformed(f"metadata {model.architecture}.pooling_type is {_RANKS}, and there is no {_RANKER}")
+        raise model.malformed(f"metadata {model.architecture}.pooling_type is {_RANKS}, and there is no {RANK_HEAD}")
     named = [class_name] if labels is None or ranker is None else [ranker]
     num_labels = {} if labels is None else {"num_labels": labels.shape[0]}
     # Padding is not used, but transformers' default id may be outside of a small vocabulary.

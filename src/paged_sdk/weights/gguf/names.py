@@ -1,10 +1,10 @@
 """List GGUF's tensor names for each architecture, and how values differ from those of Hugging Face checkpoints.
 
-GGUF's names come from llama.cpp. Its converters change values in four ways only: query and key rows of llama and a few
+GGUF's names come from llama.cpp. Its converters change values in five ways only: query and key rows of llama and a few
 others are permuted (llama.cpp's rotary embedding pairs neighbours, Hugging Face's pairs the halves of a head); the norm
 weights of gemma and nemotron have 1 added; the matrices of a layer's experts are stacked, as are stablelm's per-head
-norms; and fused QKV matrices have all queries, all keys, all values (falcon's and bloom's checkpoints group them by KV
-head).
+norms; fused QKV matrices have all queries, all keys, all values (falcon's and bloom's checkpoints group them by KV
+head); and the rank head of Qwen3-Reranker has two rows, whose difference is the score.
 
 The table is our own. The gguf package's maps go from every name that any checkpoint has used to GGUF's: inverting them
 takes a list of the Hugging Face names of each architecture, which is this table. The package would also require pyyaml
@@ -19,11 +19,13 @@ from types import MappingProxyType
 
 from attrs import evolve, frozen
 
-__all__ = ["ARCHITECTURES", "EACH", "GgufArchitecture"]
+__all__ = ["ARCHITECTURES", "EACH", "RANK_HEAD", "GgufArchitecture"]
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 EACH = "*"
 """The placeholder in a Hugging Face name for the number of an expert, or of a head with its own norm."""
+RANK_HEAD = "cls.output.weight"
+"""The layer of a reranker that turns a hidden state into scores, with one row per label."""
 
 _PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
@@ -226,7 +228,11 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = MappingProxyType(
         "qwen2moe": GgufArchitecture(
             model_type="qwen2_moe", block_names=_ATTENTION | _PRE_NORM | _EXPERTS | _SHARED_EXPERT
         ),
-        "qwen3": GgufArchitecture(model_type="qwen3", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
+        "qwen3": GgufArchitecture(
+            model_type="qwen3",
+            block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP,
+            top_names=_TOP | {"cls.output": "score"},
+        ),
         "qwen2vl": GgufArchitecture(model_type="qwen2_vl_text", block_names=_ATTENTION | _PRE_NORM | _MLP),
         "qwen3vl": GgufArchitecture(model_type="qwen3_vl_text", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _MLP),
         "qwen3moe": GgufArchitecture(model_type="qwen3_moe", block_names=_ATTENTION | _QK_NORM | _PRE_NORM | _EXPERTS),

@@ -18,8 +18,8 @@ from paged_sdk.kernels.quantized.gguf_blocks import dequantize, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.config import config_from_gguf
 from paged_sdk.weights.gguf.file import open_gguf
-from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
-from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
+from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, RANK_HEAD, GgufArchitecture
+from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference, stored_matrix
 from paged_sdk.weights.qkv_order import qkv_order, runs
 from paged_sdk.weights.weight_file import WeightFile
 
@@ -168,6 +168,11 @@ class GgufSource:
             yield from self._divided(architecture, layer.removeprefix("blk."), architecture.divided[own], tensor)
             return
         name = self._name(architecture, tensor.name)
+        if tensor.name == RANK_HEAD and not architecture.is_encoder and tensor.shape[0] == 2:
+            # The rows are those of two answer tokens in the output projection. The score is the log odds of the first,
+            # the difference of their logits; llama.cpp computes the softmax.
+            yield name, RowDifference.of(tensor)
+            return
         if EACH not in name:
             # The shared expert's gate is a matrix with one row, which converters write as a vector.
             is_row = tensor.name.endswith(".ffn_gate_inp_shexp.weight") and len(tensor.shape) == 1

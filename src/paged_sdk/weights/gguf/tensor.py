@@ -8,11 +8,11 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, block_format, dequantize
+from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix, block_format, dequantize, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.weight_file import WeightFile
 
-__all__ = ["GgufTensor", "stored_matrix"]
+__all__ = ["GgufTensor", "RowDifference", "stored_matrix"]
 
 
 @frozen
@@ -68,6 +68,27 @@ class GgufTensor:
     def decoded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Read the tensor's values."""
         return dequantize(self.type, self.blocks(), dtype=dtype)
+
+
+@frozen
+class RowDifference(GgufTensor):
+    """Describes the first of a tensor's two rows minus the second, float32 ``[1, columns]``.
+
+    :ivar rows: the tensor with two rows
+    """
+
+    rows: GgufTensor
+
+    @classmethod
+    def of(cls, rows: GgufTensor) -> RowDifference:
+        """Return the difference of the rows of a tensor ``[2, columns]``."""
+        columns = rows.shape[1]
+        size = columns * torch.float32.itemsize
+        return cls(rows.name, (1, columns), tensor_type_of("F32"), rows.file, rows.offset, size, rows)
+
+    def read(self, first: int, count: int) -> Tensor:
+        rows = self.rows.decoded()
+        return (rows[0] - rows[1]).view(torch.uint8)[first : first + count]
 
 
 def stored_matrix(tensor_type: int, rows: UnreadRows) -> StoredMatrix:

@@ -1,4 +1,4 @@
-// Activations on their way into a product: loaded, normalized, quantized to int8 in groups of 16.
+// Prepares activations for a product: loads, normalizes, and quantizes to int8 in groups of 16.
 #pragma once
 
 #include <limits>
@@ -11,19 +11,19 @@
 namespace paged {
 namespace {
 
-// 32 activations of one row, one cache line: x[i] = scale[i / 16] * q[i]. Two scales per group of weights cost one more
-// product per group (about 5 % at 16 rows) and nearly halve the divergence from float32 activations: mean KL on
-// SmolLM2-135M 0.0038, against 0.0069 with scales per 32 and 0.0108 per 256.
+// 32 activations of one row in one cache line: x[i] = scale[i / 16] * q[i]. Two scales per group of weights cost one
+// more product per group (about 5 % at 16 rows) and nearly halve the divergence from float32 activations: mean KL on
+// SmolLM2-135M is 0.0038, against 0.0069 with scales per 32 and 0.0108 per 256.
 struct alignas(64) ActivationGroup {
   int8_t q[kGroup];
   float scale[2];
-  float scaled_sum;         // sum of x as quantized
+  float scaled_sum;         // sum of the quantized x
   int32_t negative_sum[2];  // -sum(q) of each half
 };
 static_assert(sizeof(ActivationGroup) == 64);
 
-// Rows are laid group by group ([K / 32][rows]), so that the rows of one tile share cache lines' neighbourhood and
-// never alias in a cache set, whatever K is.
+// Rows are stored group by group ([K / 32][rows]): rows of one tile are adjacent in memory and never alias in a cache
+// set, whatever K is.
 struct Activations {
   ActivationGroup* groups;
   int num_rows;
@@ -32,12 +32,12 @@ struct Activations {
   static size_t bytes(int64_t num_rows, int64_t cols) { return sizeof(ActivationGroup) * num_rows * (cols / kGroup); }
 };
 
-// A matrix of float32, bfloat16 or float16 that belongs to the caller.
+// A float32, bfloat16 or float16 matrix in the caller's memory.
 struct Matrix {
   const void* data;
   int64_t stride;
   int32_t dtype;
-  const int32_t* order = nullptr;  // of columns, where they are read in another than their own
+  const int32_t* order = nullptr;  // column permutation for load_ordered; null: none
 
   Floats load(int64_t row, int64_t col) const {
     const int64_t i = row * stride + col;
@@ -45,14 +45,14 @@ struct Matrix {
     const auto* halves = static_cast<const uint16_t*>(data) + i;
     return dtype == PAGED_BFLOAT16 ? load_bfloat16(halves) : load_half(reinterpret_cast<const uint8_t*>(halves));
   }
-  // 16 columns from number `col` of their order on.
+  // Loads 16 columns, from place `col` of the column permutation on.
   Floats load_ordered(int64_t row, int64_t col) const {
     if (order == nullptr) return load(row, col);
     alignas(64) float values[16];
     for (int i = 0; i < 16; ++i) values[i] = at(row, order[col + i]);
     return load_floats(values);
   }
-  // `count` elements, fewer than 16, and zeros.
+  // Loads `count` elements, fewer than 16, padded with zeros.
   Floats load_first(int64_t row, int64_t col, int count) const {
     alignas(64) float values[16] = {};
     for (int i = 0; i < count; ++i) values[i] = at(row, col + i);
@@ -66,7 +66,7 @@ struct Matrix {
   }
 };
 
-// 16 numbers of columns, from number `col` of their order on.
+// Loads 16 per-column numbers, from place `col` of the column permutation on.
 inline Floats load_ordered(const float* numbers, const int32_t* order, int64_t col) {
   return Matrix{numbers, 0, PAGED_FLOAT32, order}.load_ordered(0, col);
 }
@@ -79,7 +79,7 @@ inline float quantize_half(Floats x, ActivationGroup& out, int half) {
   float maximum;
   __builtin_memcpy(&maximum, &bits, 4);
   if (bits >= kInfinity || maximum < kSmallest) {
-    // A NaN scale carries NaN and Inf to every output of the row, and to no other row.
+    // A NaN scale propagates NaN and Inf to every output of this row only.
     out.scale[half] = bits >= kInfinity ? std::numeric_limits<float>::quiet_NaN() : 0.0f;
     out.negative_sum[half] = 0;
     __builtin_memset(out.q + 16 * half, 0, 16);
@@ -93,8 +93,8 @@ inline float quantize_half(Floats x, ActivationGroup& out, int half) {
   return out.scale[half] * static_cast<float>(sum);
 }
 
-// 1 / rms of a row. Four sums in a fixed order: the result does not depend on the batch. They stay in registers because
-// every index is a constant.
+// Returns 1 / rms of a row. Four accumulators in a fixed order make the result independent of the batch; constant
+// indices keep them in registers.
 inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
   Floats sums[4] = {zero_floats(), zero_floats(), zero_floats(), zero_floats()};
   int c = 0;
@@ -116,14 +116,14 @@ inline float inverse_rms(const Matrix& x, int64_t row, int cols, float eps) {
   return 1.0f / __builtin_sqrtf(total / static_cast<float>(cols) + eps);
 }
 
-// A row in place: x / rms(x) * weight.
+// Applies RMSNorm to a row in place: x / rms(x) * weight.
 inline void normalize(float* row, int size, const float* weight, float eps) {
   const Floats factor = broadcast(inverse_rms({row, size, PAGED_FLOAT32}, 0, size, eps));
   for (int c = 0; c < size; c += 16)
     store_floats(row + c, mul(mul(load_floats(row + c), factor), load_floats(weight + c)));
 }
 
-// A row: (x - mean(x)) / deviation(x) * weight + bias, which may be null. It may be written where it is read.
+// Applies LayerNorm to a row: (x - mean(x)) / deviation(x) * weight + bias. The bias may be null; out may be row.
 inline void normalize_layer(const float* row, int size, const float* weight, const float* bias, float eps, float* out) {
   Floats sum = zero_floats();
   for (int c = 0; c < size; c += 16) sum = add(sum, load_floats(row + c));
@@ -141,7 +141,7 @@ inline void normalize_layer(const float* row, int size, const float* weight, con
   }
 }
 
-// Quantizes row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
+// Quantizes row `row` of x, times 1 / rms and norm_weight if given, to row `place` of out.
 inline void quantize_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
                          const Activations& out, int64_t place) {
   const Floats factor = broadcast(norm_weight != nullptr ? inverse_rms(x, row, cols, eps) : 1.0f);
@@ -158,7 +158,7 @@ inline void quantize_row(const Matrix& x, int64_t row, int cols, const float* no
   }
 }
 
-// What a row of so many columns costs to prepare, in multiply-adds of bytes (pool.h): about 0.2 ns a column.
+// Cost of preparing a row of `cols` columns, in byte multiply-adds (pool.h): about 0.2 ns per column.
 inline int64_t row_cost(int cols) { return int64_t{100} * cols; }
 
 }  // namespace

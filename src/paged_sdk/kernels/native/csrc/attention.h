@@ -1,10 +1,10 @@
-// Attention of some query rows over keys and values that lie in pages, read in place.
+// Attention of a tile of query rows over paged keys and values, read in place.
 //
-// A row's keys are taken in spans of 128, each span in tiles of 64; a span gives (maximum, sum, weighted values), spans
-// are merged in order into runs, and runs likewise. All of them start at fixed key positions, so a row's result depends
-// neither on the batch, nor on how a prompt was cut into chunks, nor on whether one thread or several took its runs. A
-// span's keys may be stored less a vector that they have in common: a row's product with it belongs to all of their
-// scores.
+// Keys are processed in spans of 128, each in tiles of 64. A span gives (maximum, sum, weighted values); spans are
+// merged in order into runs, and runs into the result. All of them start at fixed key positions, so a row's result
+// depends neither on the batch, nor on how a prompt is cut into chunks, nor on how many threads share its runs. A
+// span's keys may be stored minus a common offset vector; the row's dot product with that vector is added to all of the
+// span's scores.
 #pragma once
 
 #include <algorithm>
@@ -18,10 +18,10 @@ namespace {
 
 constexpr int kKeyTile = 64;
 constexpr int kSpan = 128;
-constexpr float kMaskedScore = -1e30f;  // finite: the difference of two of them is 0 and not NaN
+constexpr float kMaskedScore = -1e30f;  // finite, so that the difference of two is 0 and not NaN
 
-// Softmax state of some rows, scores in powers of two: weights so far sum to `sum`, in units of 2^maximum; values
-// [rows, head_dim] likewise.
+// Online-softmax state of some rows, scores in base 2: weights so far sum to `sum`, in units of 2^maximum; values
+// [rows, head_dim] are in the same units.
 struct Partial {
   float* maximum;
   float* sum;
@@ -36,7 +36,7 @@ struct Partial {
     for (int r = 0; r < rows; ++r) maximum[r] = kMaskedScore, sum[r] = 0.0f;
     __builtin_memset(values, 0, sizeof(float) * rows * head_dim);
   }
-  // Adds the state of later keys.
+  // Merges the state of later keys.
   void merge(const Partial& other, int rows, int head_dim) const {
     for (int first = 0; first < rows; first += 16) {
       const int count = std::min(16, rows - first);
@@ -65,7 +65,7 @@ struct Partial {
   }
 };
 
-// One thread's memory for a tile of query rows.
+// A thread's scratch memory for a tile of query rows.
 struct TileScratch {
   float* query;       // [rows, head_dim], scaled
   float* scores;      // [rows, 64]
@@ -85,8 +85,8 @@ struct TileScratch {
   }
 };
 
-// How 16 elements of a cache are read, from element i on; those of float8 are in units of kUnit times their vector's
-// scale.
+// Element types of a cache: load reads 16 elements from element i on. f8e4m3 elements are loaded in units of kUnit
+// times their vector's scale.
 struct CachedFloat32 {
   static constexpr int kBytes = 4;
   static constexpr float kUnit = 0.0f;  // no scales
@@ -108,7 +108,7 @@ struct CachedFloat8 {
   static Floats load(const void* data, int64_t i) { return load_float8(static_cast<const uint8_t*>(data) + i); }
 };
 
-// 16 elements of a cache's vector, from its element c on.
+// Loads 16 elements of a cached vector from element c on.
 template <class Cached>
 inline Floats load_cached(const void* data, const float* scales, int64_t vector, int size, int c) {
   const Floats v = Cached::load(data, vector * size + c);
@@ -116,7 +116,7 @@ inline Floats load_cached(const void* data, const float* scales, int64_t vector,
   return mul(v, broadcast(Cached::kUnit * scales[vector]));
 }
 
-// take(Cached{}) for the cache of this number.
+// Calls take(Cached{}) for a cache dtype.
 template <class Take>
 inline auto with_element(int32_t cache_dtype, const Take& take) {
   switch (cache_dtype) {
@@ -138,7 +138,7 @@ struct Pages {
   const int32_t* block_table;
   int kv_head;
 
-  // Indices of the vectors of the tokens [begin, end), in vectors of head_dim.
+  // Writes the vector indices of the tokens [begin, end), in units of head_dim elements.
   void vectors_of(int begin, int end, int64_t* out) const {
     int block = begin / heads.block_size, offset = begin % heads.block_size;
     for (int token = begin; token < end; offset = 0, ++block) {
@@ -147,7 +147,7 @@ struct Pages {
         *out++ = slot * heads.num_kv_heads + kv_head;
     }
   }
-  // The key offset of the span at `first_key`, for the KV head `head` after this one; null without offsets.
+  // Returns the key offset of the span at `first_key` for KV head kv_head + head; null without offsets.
   const float* key_offset(int first_key, int head = 0) const {
     if (cache.key_offsets == nullptr) return nullptr;
     return cache.key_offsets +
@@ -158,8 +158,8 @@ struct Pages {
       return load_cached<decltype(of)>(data, scales, vector, heads.head_dim, c);
     });
   }
-  // Keys begin ... end - 1 of the tile at `first`, transposed, and their values as they are, both in float32. What is
-  // outside is zero and never read: pages that left a window may be another sequence's by now.
+  // Loads keys begin ... end - 1 of the tile at `first`, transposed, and their values, both as float32. Positions
+  // outside are zero and never read: pages outside the window may belong to another sequence by now.
   void load_tile(int first, int begin, int end, const TileScratch& out) const {
     int64_t vectors[kKeyTile];
     vectors_of(begin, end, vectors + begin - first);
@@ -180,18 +180,18 @@ struct Pages {
   }
 };
 
-// Query tokens [first_position, first_position + num_tokens) of one sequence and KV head: row t * group + g.
+// Query tokens [first_position, first_position + num_tokens) of one sequence and KV head; row t * group + g.
 struct QueryTile {
   int first_position;
   int num_tokens;
   int group;  // query heads per KV head
-  // Keys that all tokens see, later ones included, such as those of an image; none by default.
+  // Keys that all tokens see bidirectionally, such as those of an image; none by default.
   int both_ways_begin = 0, both_ways_end = 0;
-  // Bounds these by a window that reaches as far ahead as back: how many keys from its own on a token sees; 0: all.
+  // Bounds them by a symmetric window: each token sees this many keys from its own on; 0: unbounded.
   int reach = 0;
 
   int rows() const { return num_tokens * group; }
-  // The token at a position sees the keys [oldest_of, end_of).
+  // The token at a position sees keys [oldest_of, end_of).
   int end_of(int position) const {
     const int end = std::max(position + 1, both_ways_end);
     return reach > 0 ? std::min(end, position + reach) : end;
@@ -204,7 +204,7 @@ struct QueryTile {
   int end() const { return end_of(first_position + num_tokens - 1); }
 };
 
-// Returns a row's product with the key offset of a span, which is added to each of the span's scores.
+// Returns a row's dot product with a span's key offset, which is added to each of the span's scores.
 template <class Load>
 inline Floats offset_score(const float* offset, int size, const Load& load_query) {
   Floats sum = zero_floats();
@@ -212,7 +212,7 @@ inline Floats offset_score(const float* offset, int size, const Load& load_query
   return broadcast(sum_of(sum));
 }
 
-// Weights of one tile of keys from its scores, in place; rescales what the span holds.
+// Online-softmax update: turns a tile's scores into weights, in place, and rescales the span's state.
 inline void update_softmax(const QueryTile& tile, int first_key, const paged_heads& heads, float* scores,
                            const Partial& span) {
   for (int r = 0; r < tile.rows(); ++r) {
@@ -252,13 +252,13 @@ inline void update_softmax(const QueryTile& tile, int first_key, const paged_hea
   }
 }
 
-// Adds a row's product with the key offset of a tile to its scores.
+// Adds a row's dot product with the tile's key offset to its scores.
 inline void add_offset_score(const float* offset, const float* query, int size, float* scores) {
   const Floats common = offset_score(offset, size, [&](int c) { return load_floats(query + c); });
   for (int i = 0; i < kKeyTile; i += 16) store_floats(scores + i, add(load_floats(scores + i), common));
 }
 
-// Adds the keys begin ... end - 1 of the tile at first_key to a span.
+// Adds keys begin ... end - 1 of the tile at first_key to a span's state.
 inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key, int begin, int end,
                         const TileScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
@@ -274,7 +274,7 @@ inline void attend_tile(const QueryTile& tile, const Pages& pages, int first_key
                            size, true);
 }
 
-// Attends over the keys of one span, [first_key, first_key + 128), as far as any row sees them; fills `out`.
+// Attends over the keys of one span, [first_key, first_key + 128), that any row sees; writes `out`.
 inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key, const TileScratch& scratch,
                         const Partial& out) {
   const int end_seen = tile.end(), oldest = tile.oldest_of(tile.first_position, pages.heads.window);
@@ -285,7 +285,7 @@ inline void attend_span(const QueryTile& tile, const Pages& pages, int first_key
   }
 }
 
-// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`.
+// Attends over the spans that start at keys first_key ... end_key - 1; writes `out`.
 inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
                        const TileScratch& scratch, const Partial& out) {
   out.clear(tile.rows(), pages.heads.head_dim);

@@ -1,9 +1,9 @@
-// Attention of a tile of query rows by the matrix unit: products of bfloat16 pairs, summed in float32.
+// Attention of a tile of query rows by AMX: products of bfloat16 pairs, accumulated in float32.
 //
-// A row of the tile is a lane here, and scores lie as [keys][rows]. So 16 rows have their largest score and the sum of
-// their weights found together, without a step across lanes: a softmax takes half the time that it takes row by row.
-// Keys are multiplied as the cache has them, values transposed. Spans start at fixed positions and a row's sums have
-// one order, so its result depends neither on the tile nor on how a prompt was cut into chunks.
+// Rows of the tile are lanes here, and scores are stored as [keys][rows]. The maxima and weight sums of 16 rows need no
+// step across lanes, which halves the time of softmax compared with one row at a time. Keys are multiplied in the
+// cache's own layout, values transposed. Spans start at fixed positions and a row's sums have one order, so a row's
+// result depends neither on the tile nor on how a prompt is cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -19,16 +19,16 @@
 namespace paged {
 namespace {
 
-// Rows whose scores are held at a time: two vectors.
+// Rows per block, whose scores are held together: two vectors.
 constexpr int kRowLanes = 2 * kPanelRows;
 constexpr int kLanePitch = kRowLanes * sizeof(float);
 
-// One thread's memory for a tile, whose rows are in blocks.
+// A thread's scratch memory for a tile, whose rows are in blocks.
 struct PairScratch {
   uint32_t* query;    // [blocks, head_dim / 2, 32], scaled: pairs along the head
   float* sums;        // [blocks, head_dim, 32]: weighted values
   float* maximum;     // [blocks, 32]
-  float* total;       // [blocks, 32]: of weights
+  float* total;       // [blocks, 32]: sum of weights
   uint32_t* keys;     // [128, head_dim / 2]: pairs along the head
   uint32_t* values;   // [head_dim, 64]: pairs along the keys
   float* scores;      // [128, 32]
@@ -60,7 +60,7 @@ struct PairScratch {
   }
 };
 
-// Rounds the tile's scaled queries, float32 [rows, size]. Rows that fill the last block are zero.
+// Rounds the tile's scaled queries, float32 [rows, size], to bfloat16. The last block is padded with zeros.
 inline void round_queries(int rows, int size, const float* queries, const PairScratch& scratch) {
   const auto load = [&](int row, int c) {
     return row < rows && c < size ? load_floats(queries + static_cast<int64_t>(row) * size + c) : zero_floats();
@@ -69,7 +69,7 @@ inline void round_queries(int rows, int size, const float* queries, const PairSc
   for (int row = 0; row < all; row += 16) {
     uint32_t* const to = scratch.query + static_cast<int64_t>(row / kRowLanes * kRowLanes) * size / 2 + row % kRowLanes;
     for (int c = 0; c < size; c += 32) {
-      Floats lanes[16];  // of pairs
+      Floats lanes[16];  // lanes hold pairs
       for (int r = 0; r < 16; ++r)
         lanes[r] = _mm512_castsi512_ps(side_by_side(load(row + r, c), load(row + r, c + 16)));
       transpose(lanes);
@@ -78,8 +78,8 @@ inline void round_queries(int rows, int size, const float* queries, const PairSc
   }
 }
 
-// Keys begin ... end - 1 of the span at `first`, and their values; what is outside is zero and never read. Only the
-// first `width` keys of the span, a multiple of 32, are packed.
+// Packs keys begin ... end - 1 of the span at `first`, and their values. Positions outside are zero and never read.
+// Only the first `width` keys of the span, a multiple of 32, are packed.
 inline void pack_span(const Pages& pages, int first, int begin, int end, int width, const PairScratch& out) {
   const int size = pages.heads.head_dim;
   int64_t vectors[kSpan];
@@ -97,7 +97,7 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
                           load(pages.cache.key, pages.cache.key_scale, i, c));
   for (int i = 0; i < width; i += 32) {
     for (int c = 0; c < size; c += 16) {
-      Floats columns[16];  // of pairs
+      Floats columns[16];  // lanes hold pairs
       for (int p = 0; p < 16; ++p)
         columns[p] = _mm512_castsi512_ps(
             _mm512_or_si512(value(i + 2 * p, c), _mm512_slli_epi32(value(i + 2 * p + 1, c), 16)));
@@ -107,14 +107,14 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
   }
 }
 
-// Asks for a span's keys and values, some at a time, while the span before is computed.
+// Prefetches a span's keys and values, some at a time, while the span before is computed.
 class SpanAhead {
  public:
   SpanAhead(const Pages& pages, int begin, int end)
       : pages_(pages), count_(std::max(end - begin, 0)), bytes_(pages.heads.head_dim * element_bytes(pages.heads)) {
     if (count_ > 0) pages.vectors_of(begin, end, vectors_);
   }
-  // Asks for what is left of the first part / parts.
+  // Prefetches the remainder of the first part / parts of the span.
   void fetch(size_t part, size_t parts) {
     for (const size_t last = count_ * part / parts; next_ < last; ++next_) {
       for (const void* data : {pages_.cache.key, pages_.cache.value}) {
@@ -127,12 +127,12 @@ class SpanAhead {
  private:
   const Pages& pages_;
   size_t count_, next_ = 0;
-  int64_t bytes_;  // of a vector
+  int64_t bytes_;  // bytes of a vector
   int64_t vectors_[kSpan];
 };
 
-// sums [16 num_tiles, 32] (+)= rows [16 num_tiles, depth] . lanes [depth, 32], of pairs, of the first 16 kVectors lanes.
-// Tiles are shaped for `step` pairs, of which `depth` is a multiple.
+// sums [16 num_tiles, 32] (+)= rows [16 num_tiles, depth] . lanes [depth, 32] in bfloat16 pairs, for the first 16
+// kVectors lanes. Tiles are configured for `step` pairs, and `depth` is a multiple of it.
 template <int kVectors, bool kAdds>
 inline void multiply_tiles(const uint32_t* rows, int64_t stride, const uint32_t* lanes, int depth, int step,
                            int num_tiles, float* sums) {
@@ -148,7 +148,7 @@ inline void multiply_tiles(const uint32_t* rows, int64_t stride, const uint32_t*
   multiply(std::integral_constant<int, 1>{}, row, num_tiles % 2);
 }
 
-// The same of any depth.
+// The same for any depth.
 template <int kVectors, bool kAdds>
 [[gnu::noinline]] void multiply_lanes(MatrixUnit& unit, const uint32_t* rows, int64_t stride, const uint32_t* lanes,
                                       int depth, int num_tiles, float* sums) {
@@ -164,7 +164,7 @@ template <int kVectors, bool kAdds>
   multiply_rest(rows + whole, stride, lanes + whole * kRowLanes, depth - whole, depth - whole, num_tiles, sums);
 }
 
-// The products of 16 rows' queries with the key offset of a span.
+// Returns the dot products of 16 rows' queries with a span's key offset.
 inline Floats offset_scores(const float* offset, int size, const uint32_t* query) {
   Floats sum = zero_floats();
   for (int c = 0; c < size; c += 2) {
@@ -176,12 +176,12 @@ inline Floats offset_scores(const float* offset, int size, const uint32_t* query
   return sum;
 }
 
-// The keys that each of 16 rows sees, counted from the first of a span.
+// The keys that each of 16 rows sees, relative to the span's first key.
 struct SeenKeys {
   alignas(64) int32_t begin[16], end[16];
 };
 
-// Adds to 16 rows' scores what a span's keys have in common, caps them, and masks keys that a row does not see.
+// Adds the key offset's products to 16 rows' scores, applies the softcap, and masks keys that a row does not see.
 inline void adjust_scores(float* scores, int width, Floats common, float cap, const SeenKeys& keys) {
   const __m512i begin = _mm512_load_si512(keys.begin), end = _mm512_load_si512(keys.end);
   for (int k = 0; k < width; ++k, scores += kRowLanes) {
@@ -193,10 +193,10 @@ inline void adjust_scores(float* scores, int width, Floats common, float cap, co
   }
 }
 
-// Weights of 16 rows from their scores of the first `width` keys of a span; rescales what the rows hold.
+// Computes the weights of 16 rows from their scores of a span's first `width` keys, and rescales the rows' state.
 inline void weigh_lanes(const float* scores, int width, float* row_maximum, float* row_total, int size, float* sums,
                         uint32_t* weights) {
-  constexpr int kChains = 4;  // an addition takes 4 cycles, and a vector's exponentials 2
+  constexpr int kChains = 4;  // an addition has a latency of 4 cycles, a vector's exponentials take 2
   Floats most[kChains], totals[kChains];
   for (int i = 0; i < kChains; ++i) most[i] = load_floats(scores + i * kRowLanes), totals[i] = zero_floats();
   for (int k = kChains; k < width; k += kChains)
@@ -222,7 +222,7 @@ inline void weigh_lanes(const float* scores, int width, float* row_maximum, floa
   store_floats(row_total, add(total, add(add(totals[0], totals[1]), add(totals[2], totals[3]))));
 }
 
-// What the tile's rows hold, as rows.
+// Writes the tile's state to `out`, transposed back to one row after the other.
 inline void store_rows(int rows, int size, const PairScratch& scratch, const Partial& out) {
   std::copy_n(scratch.maximum, rows, out.maximum);
   std::copy_n(scratch.total, rows, out.sum);
@@ -238,7 +238,7 @@ inline void store_rows(int rows, int size, const PairScratch& scratch, const Par
   }
 }
 
-// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are rounded
+// Attends over the spans that start at keys first_key ... end_key - 1; writes `out`. The tile's queries are rounded
 // already.
 inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
                        const PairScratch& scratch, const Partial& out) {
@@ -249,13 +249,13 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   std::fill_n(scratch.maximum, lanes, kMaskedScore);
   std::fill_n(scratch.total, lanes, 0.0f);
   std::fill_n(scratch.sums, lanes * size, 0.0f);
-  // Lanes that fill the last block are as the last row.
+  // Padding lanes of the last block behave as the last row.
   const auto position_of = [&](int row) { return tile.first_position + std::min(row, rows - 1) / tile.group; };
   const auto oldest_of = [&](int row) { return tile.oldest_of(position_of(row), heads.window); };
   const auto end_of = [&](int row) { return tile.end_of(position_of(row)); };
   for (int key = first_key; key < last_key; key += kSpan) {
     const float* offset = pages.key_offset(key);
-    // Keys past what the last row of a block sees are left out: their weights would be zero.
+    // Keys past what the block's last row sees are skipped: their weights would be zero.
     const auto width_of = [&](int last_row) { return (std::min(end_of(last_row) - key, kSpan) + 31) & ~31; };
     pack_span(pages, key, std::max(key, oldest_of(0)), std::min(key + kSpan, tile.end()), width_of(rows - 1), scratch);
     SpanAhead next(pages, key + kSpan, std::min(key + 2 * kSpan, last_key));

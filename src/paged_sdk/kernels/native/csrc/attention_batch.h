@@ -1,4 +1,4 @@
-// Attention of a whole varlen batch: cut into items that threads take as they come.
+// Attention of a whole varlen batch, cut into items that threads claim.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,16 @@
 namespace paged {
 namespace {
 
-// A tile holds about this many query rows: the tile's loads and transposes are shared by as many.
+// Approximate query rows of a tile, which share its loads and transposes.
 constexpr int kTileRows = 96;
-// Those that compute faster need more rows to pay for their loads.
+// Faster arithmetic needs more rows to amortize the loads.
 constexpr int kPairTileRows = kHasMatrixUnit ? 384 : 192;
 constexpr int kCodeTileRows = 384;
-// Spans of a run of a tile. A run more takes 2 % of the time of a run: its state is merged.
+// Spans per run of a tile. Each further run takes 2 % of a run's time to merge.
 constexpr int kTileRun = 8;
 
-// Whether decodes and drafts may be computed otherwise than prompts are; their own ways are theirs at any length.
+// Whether decodes and drafts may use other arithmetic than prompts. Their arithmetic is then the same at any context
+// length.
 inline bool is_rounded(const paged_heads& heads) { return heads.products != PAGED_FLOAT32_PRODUCTS; }
 inline int tile_rows(const paged_heads& heads) {
   if (has_codes(heads) || has_shorts(heads)) return kCodeTileRows;
@@ -33,17 +34,18 @@ inline int tile_rows(const paged_heads& heads) {
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-// How a batch is cut; the same for every layer of a step.
+// How a layer's attention over a batch is cut into items.
 struct AttentionPlan {
   const paged_heads& heads;
   const paged_batch& batch;
   int group;
-  bool has_runs;  // of several spans, in split sequences; otherwise each span is one, and they are merged as in tiles
+  bool has_runs;  // split sequences: runs have several spans; if not, one span, merged in the order of tiles
   int tile_tokens;
-  bool cuts_tiles;  // each run of a tile is an item
-  int split_heads;  // KV heads of an item of a split sequence
+  bool cuts_tiles;  // each run of a tile is an item of its own
+  int split_heads;  // KV heads per item of a split sequence
 
-  // Few runs are cut finer, by heads, so that every thread has some; and few tiles are cut by runs.
+  // If there are few runs, each KV head is an item of its own, so that all threads have work; if there are few tiles,
+  // each of their runs is an item.
   AttentionPlan(const paged_heads& heads, const paged_batch& batch, int num_threads)
       : heads(heads),
         batch(batch),
@@ -67,7 +69,7 @@ struct AttentionPlan {
   const int32_t* block_table(int seq) const {
     return batch.block_tables + static_cast<int64_t>(seq) * batch.max_blocks;
   }
-  // Spans of a window that lie wholly before it are left out.
+  // The first span of a row's window; spans entirely before it are skipped.
   int first_span(int first_position) const {
     return heads.window > 0 && first_position >= heads.window ? (first_position - heads.window + 1) / kSpan : 0;
   }
@@ -83,7 +85,7 @@ struct AttentionPlan {
     const int last_span = (batch.context_lens[seq] - 1) / kSpan;
     return (has_runs ? run_of_span(last_span) : last_span) + 1 - first_run(seq);
   }
-  // The tiles of a sequence that is not split, and the runs that a tile sees.
+  // Number of tiles of a sequence that is not split; below, the runs that a tile sees.
   int num_tiles(int seq) const { return ceil_div(query_tokens(seq), tile_tokens); }
   QueryTile tile(int seq, int index) const {
     const int tokens = query_tokens(seq), first = index * tile_tokens, length = batch.context_lens[seq];
@@ -110,8 +112,8 @@ struct AttentionPlan {
   }
   int max_rows() const { return tile_tokens * group; }
 
-  // What an item costs on average, and what merging the runs of one KV head does, in multiply-adds of bytes (pool.h). A
-  // decode's span of Qwen2.5-1.5B takes 5 us, of which its 393,216 products of bfloat16 numbers are a sixth.
+  // Average cost of an item, and of merging the runs of one KV head, in byte multiply-adds (pool.h). A decode's span of
+  // Qwen2.5-1.5B takes 5 us, of which its 393,216 bfloat16 products are a sixth.
   int64_t item_cost() const {
     int64_t spans = 0, runs = 0;
     for (int s = 0; s < batch.num_seqs; ++s) {
@@ -126,7 +128,7 @@ struct AttentionPlan {
     for (int s = 0; s < batch.num_seqs; ++s) rows = std::max(rows, num_merged_rows(s));
     return 64 * rows * heads.head_dim;
   }
-  // What is merged for one KV head: the rows of all its runs.
+  // Rows that are merged for one KV head, over all its runs.
   int64_t num_merged_rows(int seq) const {
     if (is_split(seq)) return static_cast<int64_t>(num_runs(seq)) * group;
     int64_t rows = 0;
@@ -138,7 +140,7 @@ struct AttentionPlan {
     if (!is_split(seq)) return cuts_tiles ? first_partial(seq, num_tiles(seq)) : 0;
     return num_runs(seq) * heads.num_kv_heads * Partial::floats(query_tokens(seq) * group, heads.head_dim);
   }
-  // Where the partial results of a tile's runs begin, in floats from the first of its sequence.
+  // Offset of the partial results of a tile's runs, in floats from the sequence's first.
   size_t first_partial(int seq, int index) const {
     size_t floats = 0;
     for (int t = 0; t < index; ++t)
@@ -148,7 +150,7 @@ struct AttentionPlan {
   }
 };
 
-// Where each sequence's items and partial results begin: [num_seqs + 1] each.
+// Prefix sums of each sequence's items and partial results: [num_seqs + 1] each.
 struct AttentionOffsets {
   int64_t* items;
   int64_t* partials;  // in floats
@@ -158,7 +160,7 @@ struct AttentionOffsets {
     auto* first = reinterpret_cast<int64_t*>(memory);
     return {first, first + num_seqs + 1};
   }
-  // Of `bytes` before any memory is there: floats of all partial results.
+  // Floats of all partial results, to size the memory before fill.
   static size_t partial_floats(const AttentionPlan& plan) {
     size_t total = 0;
     for (int s = 0; s < plan.batch.num_seqs; ++s) total += plan.partial_floats(s);
@@ -173,11 +175,11 @@ struct AttentionOffsets {
   }
 };
 
-// One thread's memory for an item, of as many rows as any has.
+// A thread's scratch memory for an item, sized for the largest tile.
 struct ItemScratch {
   float* total;  // Partial
   float* run;    // Partial
-  float* rest;   // of what computes the item
+  float* rest;   // scratch of the kernel that computes the item
 
   static size_t floats(const AttentionPlan& plan) {
     const int rows = plan.max_rows(), size = plan.heads.head_dim;
@@ -205,7 +207,7 @@ struct ItemScratch {
   }
 };
 
-// Memory of one batch's attention: offsets, partial results, and each thread's.
+// Scratch memory of a batch's attention: offsets, partial results, and each thread's items.
 struct AttentionScratch {
   AttentionOffsets offsets;
   float* partials;
@@ -230,7 +232,7 @@ struct AttentionScratch {
 
 inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first_token, int kv_head,
                        const paged_heads& heads, float* out) {
-  // Scores in powers of two: e^s = 2^(s log2 e). A cap has to come first.
+  // Scores are in base 2: e^s = 2^(s log2 e). With a softcap, log2 e is applied after the cap.
   const Floats scale = broadcast(heads.softcap > 0.0f ? heads.scale : heads.scale * kLog2E);
   for (int t = 0; t < tile.num_tokens; ++t)
     for (int g = 0; g < tile.group; ++g)
@@ -240,7 +242,7 @@ inline void load_query(const QueryTile& tile, const Matrix& query, int64_t first
                                            static_cast<int64_t>(kv_head * tile.group + g) * heads.head_dim + c)));
 }
 
-// values / sum, to the caller's rows.
+// Stores values / sum to the caller's rows.
 inline void store_tile(const QueryTile& tile, const Partial& state, int64_t first_token, int kv_head,
                        const paged_heads& heads, const Output& out) {
   for (int r = 0; r < tile.rows(); ++r) {
@@ -255,13 +257,13 @@ inline void store_tile(const QueryTile& tile, const Partial& state, int64_t firs
   }
 }
 
-// A run of spans of a split sequence, and some of its KV heads. The last and longest runs come first, so that threads
-// end together.
+// A run of spans of a split sequence, for some of its KV heads. The last and longest runs come first, so that threads
+// finish together.
 struct SplitItem {
   QueryTile tile;
   Pages pages;
-  int run;                   // counted from the sequence's first
-  int first_span, end_span;  // as far as any row may see them
+  int run;                   // relative to the sequence's first run
+  int first_span, end_span;  // bounded by what any row sees
 
   SplitItem(const AttentionPlan& plan, const paged_cache& cache, int seq, int item)
       : tile{plan.batch.context_lens[seq] - plan.query_tokens(seq), plan.query_tokens(seq), plan.group},
@@ -306,17 +308,17 @@ inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, 
               Partial::at(memory, item.tile.rows(), heads.head_dim));
 }
 
-// Some runs of a tile of query rows, and one KV head. The last tile sees the most keys: it is taken first, so that
-// threads end together.
+// Some runs of a tile of query rows, for one KV head. The last tile, which sees the most keys, comes first, so that
+// threads finish together.
 struct TileItem {
-  int index;  // of the tile in its sequence
+  int index;  // the tile's index in its sequence
   QueryTile tile;
   int kv_head;
   int first_run, end_run;
 
   TileItem(const AttentionPlan& plan, int seq, int item)
       : index(plan.num_tiles(seq) - 1), tile(plan.tile(seq, index)), kv_head(item % plan.heads.num_kv_heads) {
-    int part = item / plan.heads.num_kv_heads;  // how many tiles, or runs, come before
+    int part = item / plan.heads.num_kv_heads;  // tiles, or runs, that come before
     if (!plan.cuts_tiles) {
       tile = plan.tile(seq, index -= part);
       first_run = plan.first_tile_run(tile), end_run = plan.end_tile_run(tile);
@@ -327,7 +329,7 @@ struct TileItem {
   }
 };
 
-// Attends over runs one after the other; attend(first_key, end_key, out) does so over one.
+// Attends over runs in order; attend(first_key, end_key, out) computes one run.
 template <class Attend>
 inline void attend_runs(const AttentionPlan& plan, const TileItem& item, const Partial& total, const Partial& later,
                         const Attend& attend) {
@@ -410,8 +412,9 @@ inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, con
   store_tile(item.tile, total, first_row, item.kv_head, heads, out);
 }
 
-// Merges the partial results of a tile's runs, for one KV head, in order, and stores what comes of them. Those of
-// single spans, the first of which is span `first_span`, are merged as tiles merge them: a run's spans, then the runs.
+// Merges the partial results of a tile's runs in order, for one KV head, and stores the output. If first_span >= 0,
+// each partial result is a single span, starting with first_span, and they are merged as tiles merge them: a run's
+// spans, then the runs.
 inline void merge_runs(const AttentionPlan& plan, const Output& out, const QueryTile& tile, int num_runs,
                        int64_t first_token, int kv_head, float* partials, int first_span = -1) {
   const paged_heads& heads = plan.heads;
@@ -432,14 +435,14 @@ inline void merge_runs(const AttentionPlan& plan, const Output& out, const Query
   store_tile(tile, total, first_token, kv_head, heads, out);
 }
 
-// Has the first keys of an item fetched while another is computed.
+// Lists the first keys of an item, which are prefetched while another item is computed.
 inline void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq, int item, Upcoming& upcoming) {
   if (!plan.is_split(seq) || !plan.has_runs) return;
   const SplitItem next(plan, cache, seq, item);
   upcoming.look_at({next.tile, next.pages, plan.split_heads, next.first_span, next.end_span});
 }
 
-// Attention's items [first, last) of a batch, on the thread whose scratch is `own`.
+// Computes items [first, last) of a batch with the scratch memory of `thread`.
 inline void attend_items(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
                          const AttentionScratch& scratch, int64_t first, int64_t last, int thread) {
   const ItemScratch own = scratch.of_thread(plan, thread);
@@ -456,7 +459,7 @@ inline void attend_items(const AttentionPlan& plan, const paged_cache& cache, co
   }
 }
 
-// The merges [first, last), one for each sequence and KV head.
+// Performs merges [first, last), one for each sequence and KV head.
 inline void merge_items(const AttentionPlan& plan, const Output& out, const AttentionScratch& scratch, int64_t first,
                         int64_t last) {
   for (int64_t i = first; i < last; ++i) {
@@ -480,7 +483,7 @@ inline void merge_items(const AttentionPlan& plan, const Output& out, const Atte
   }
 }
 
-// The attention of a whole batch.
+// Computes attention of a whole batch.
 inline Task attend_batch(Job& job, const AttentionPlan& plan, const paged_cache& cache, const Matrix query,
                          const Output out, const AttentionScratch scratch) {
   scratch.offsets.fill(plan);

@@ -1,9 +1,9 @@
-// Attention of a tile of query rows by dot products of bfloat16 pairs, summed in float32: twice the rate of
-// float32 products.
+// Attention of a tile of query rows by AVX-512 dot products of bfloat16 pairs, accumulated in float32: twice the rate
+// of float32 products.
 //
-// A span of 128 keys and their values is packed into pairs once, and shared by all rows of the tile: the tokens of a
-// chunk times the query heads of one KV head. Spans start at fixed positions and a row's sums have one order, so its
-// result depends neither on the tile nor on how a prompt was cut into chunks.
+// A span of 128 keys and their values is packed into pairs once and shared by all rows of the tile: the tokens of a
+// chunk times the query heads of one KV head. Spans start at fixed positions and a row's sums have one order, so a
+// row's result depends neither on the tile nor on how a prompt is cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 namespace paged {
 namespace {
 
-constexpr int kRowBlock = 2 * kDenseTile;  // rows whose scores are held at a time
+constexpr int kRowBlock = 2 * kDenseTile;  // rows whose scores are held together
 
-// One thread's memory for a tile.
+// A thread's scratch memory for a tile.
 struct PairScratch {
   float* scores;      // [kRowBlock, 128]
   uint32_t* query;    // [rows, head_dim / 2], scaled
@@ -36,8 +36,8 @@ struct PairScratch {
   }
 };
 
-// Keys begin ... end - 1 of the span at `first`, and their values; what is outside is zero and never read. Only the
-// first `width` keys of the span, a multiple of 32, are packed.
+// Packs keys begin ... end - 1 of the span at `first`, and their values. Positions outside are zero and never read.
+// Only the first `width` keys of the span, a multiple of 32, are packed.
 inline void pack_span(const Pages& pages, int first, int begin, int end, int width, const PairScratch& out) {
   const int head_dim = pages.heads.head_dim;
   const __m256i zero = _mm256_setzero_si256();
@@ -53,7 +53,7 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
   };
   for (int i = 0; i < width; i += 16) {
     for (int c = 0; c < head_dim; c += 32) {
-      Floats rows[16];  // of pairs
+      Floats rows[16];  // lanes hold pairs
       for (int r = 0; r < 16; ++r)
         rows[r] = _mm512_castsi512_ps(_mm512_inserti64x4(_mm512_castsi256_si512(key(i + r, c)), key(i + r, c + 16), 1));
       transpose(rows);
@@ -69,13 +69,13 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
   }
 }
 
-// Rounds the tile's scaled queries, float32 [rows, size].
+// Rounds the tile's scaled queries, float32 [rows, size], to bfloat16.
 inline void round_queries(int rows, int size, const float* queries, const PairScratch& scratch) {
   for (int i = 0; i < rows * size; i += 16)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(scratch.query + i / 2), round_to_bfloat16(load_floats(queries + i)));
 }
 
-// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are rounded
+// Attends over the spans that start at keys first_key ... end_key - 1; writes `out`. The tile's queries are rounded
 // already.
 inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
                        const PairScratch& scratch, const Partial& out) {
@@ -88,7 +88,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, tile.end());
     const float* offset = pages.key_offset(key);
-    // Columns past what the last row of a block sees are left out: their weights would be zero.
+    // Keys past what the block's last row sees are skipped: their weights would be zero.
     const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
     pack_span(pages, key, begin, end, width_of(last_position), scratch);
     for (int row = 0; row < rows; row += kRowBlock) {

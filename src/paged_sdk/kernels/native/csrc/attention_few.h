@@ -1,13 +1,13 @@
-// Attention of a few query rows - decodes, drafts - by dot products of bfloat16 pairs over pages where they lie, in
-// bfloat16 or f8e4m3.
+// Attention of a few query rows (decodes, drafts) by dot products of bfloat16 pairs, reading bfloat16 or f8e4m3 pages
+// in place.
 //
-// With three to six rows for each key, copying keys into another order costs more than the products: a float path
-// that did so read pages at 6 GB/s with two threads. Here eight keys are loaded once, transposed in registers as far
-// as it takes to have few lanes to add, and multiplied with every row; values are taken two keys at a time, interleaved
-// in registers.
+// With three to six rows per key, copying keys into another layout costs more than the products: a float path that did
+// so read pages at 6 GB/s with two threads. Here eight keys are loaded once, transposed in registers far enough that
+// few lanes remain to add, and multiplied with every row; values are processed two keys at a time, interleaved in
+// registers.
 //
-// Keys are taken eight tokens at a time, values 32, all heads of an item within each; what comes 16 KiB later is fetched
-// meanwhile: the keys of a span, its values, the keys of the next one (attention_runs.h).
+// Keys are processed 8 tokens at a time and values 32, over all heads of the item. Software prefetch runs 16 KiB ahead:
+// over the keys of a span, its values, then the keys of the next span (attention_runs.h).
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@
 namespace paged {
 namespace {
 
-// Whether split sequences of these heads are taken by this header.
+// Whether this header serves split sequences of these heads.
 inline bool attends_by_pairs(const paged_heads& heads) {
   return has_pairs(heads) && (heads.cache_dtype == PAGED_BFLOAT16 || heads.cache_dtype == PAGED_FLOAT8_E4M3) &&
          (heads.head_dim == 64 || heads.head_dim == 96 || heads.head_dim == 128 || heads.head_dim == 256);
@@ -28,9 +28,9 @@ inline bool attends_by_pairs(const paged_heads& heads) {
 #if defined(__AVX512BF16__)
 
 constexpr int kChunk = 32;       // bfloat16 elements in a register
-constexpr int kValueTokens = 32;  // whose values are taken before the next head's
+constexpr int kValueTokens = 32;  // tokens whose values are processed before the next head's
 constexpr int kKeysAtOnce = 8;
-// How a cache's elements become pairs of bfloat16: as they are ...
+// Loads pairs of bfloat16 elements from a cache in bfloat16 ...
 struct StoredBfloat16 {
   static constexpr int kBytes = 2;
 
@@ -39,8 +39,8 @@ struct StoredBfloat16 {
   }
 };
 
-// ... or times 2^-120, the signs, exponents and mantissas of f8e4m3 moved to the same places. Subnormal codes count as
-// zero in a dot product: at most 2^-6, where a vector's largest element is 256 or more.
+// ... or in f8e4m3: sign, exponent and mantissa are moved into place, which gives the value times 2^-120. Subnormal
+// codes count as zero in a dot product: they are at most 2^-6, where a vector's largest element is 256 or more.
 struct StoredFloat8 {
   static constexpr int kBytes = 1;
 
@@ -51,12 +51,12 @@ struct StoredFloat8 {
   }
 };
 
-// The other factor of a product with f8e4m3 is taken times 2^100, the product times 2^20: neither leaves the range of
+// The other factor of a product with f8e4m3 is scaled by 2^100 and the product by 2^20: neither leaves the range of
 // bfloat16 for vectors whose largest element is between 2^-80 and 2^30.
 constexpr float kFactorUnit = 0x1p100f;
 constexpr float kProductUnit = 0x1p20f;
 
-// One thread's memory for the rows of all heads of an item.
+// A thread's scratch memory for the rows of all heads of an item.
 struct FewScratch {
   float* query_floats;  // [heads * rows, head_dim], scaled
   uint32_t* query;      // [heads * rows, head_dim / 32, 4, 16]: see spread_query
@@ -79,8 +79,7 @@ struct FewScratch {
   }
 };
 
-// The pairs of one row as score_keys takes them: register j of a chunk has, four times in its 128-bit lane l, the pair
-// 4 l + j.
+// Lays out a row's pairs for score_keys: register j of a chunk holds pair 4 l + j four times in its 128-bit lane l.
 inline void spread_query(const float* row, int size, Floats unit, uint32_t* out) {
   for (int c = 0; c < size; c += kChunk) {
     const __m512i low = _mm512_castsi256_si512(round_to_bfloat16(mul(unit, load_floats(row + c))));
@@ -103,19 +102,19 @@ inline void transpose_lanes(Pairs k[4]) {
   k[3] = _mm512_unpackhi_epi64(ab_high, cd_high);
 }
 
-// Sums of neighbouring 128-bit lanes: a's two, then b's.
+// Sums neighbouring 128-bit lanes: a's two, then b's.
 inline Floats add_lanes(Floats a, Floats b) {
   return add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
-// Scores of kRows rows of one of the item's heads against eight keys. Four keys at a time are transposed in 128-bit
-// lanes; that leaves four lanes to add for four keys, where each key by itself would leave 16. Not inlined, as with
-// weigh_values, because GCC 12 spills sums in the midst of the rest.
+// Scores eight keys for kRows rows of one of the item's heads. Four keys at a time are transposed within 128-bit lanes,
+// which leaves four lanes to add for four keys; a single key would leave 16. Not inlined, like weigh_values, because
+// GCC 12 spills accumulators otherwise.
 template <class Stored, int kChunks, int kRows>
 __attribute__((noinline)) void score_keys(const void* data, const int64_t* vectors, int head, const uint32_t* query,
                                           float* scores, LinesAhead& shared) {
   constexpr int kSize = kChunks * kChunk;
-  LinesAhead ahead = shared;  // in registers: through memory, each fetch would wait for the one before
+  LinesAhead ahead = shared;  // kept in registers; through memory, each prefetch would wait for the one before
   Floats sums[kRows][2];
   for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = zero_floats();
 #pragma GCC unroll 1
@@ -147,9 +146,9 @@ __attribute__((noinline)) void score_keys(const void* data, const int64_t* vecto
   }
 }
 
-// Adds the values of the keys [begin, end), weighted, to kWide chunks of kRows rows of one of the item's heads; begin
-// and end are even, and the weights of keys that a row does not see are zero. Interleaving takes elements 0-3 of every
-// eight into the first half of a chunk's sums, 4-7 into the second.
+// Adds the weighted values of keys [begin, end) to kWide chunks of kRows rows of one of the item's heads. begin and end
+// are even, and the weights of keys that a row does not see are zero. Interleaving puts elements 0-3 of every eight
+// into the first half of a chunk's accumulators, 4-7 into the second.
 template <class Stored, int kChunks, int kWide, int kRows>
 __attribute__((noinline)) void weigh_values(const void* data, const int64_t* vectors, int begin, int end,
                                             int64_t first_element, const uint32_t* weights, float* out,
@@ -179,7 +178,7 @@ __attribute__((noinline)) void weigh_values(const void* data, const int64_t* vec
         high[r][c] = dot_pairs(b[c], w, high[r][c]);
       }
     }
-    // As many bytes as are used.
+    // Prefetch as many bytes as were used.
     if (2 * kWide >= kChunks || i % 4 == 0) ahead.fetch(kSize * Stored::kBytes);
     if (2 * kWide > kChunks) ahead.fetch(kSize * Stored::kBytes);
   }
@@ -192,7 +191,7 @@ __attribute__((noinline)) void weigh_values(const void* data, const int64_t* vec
   }
 }
 
-// Undoes the interleaving, and multiplies.
+// Undoes the interleaving and multiplies by `unit`.
 inline void restore_order(float* values, int count, float unit) {
   const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i back = _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
@@ -204,9 +203,9 @@ inline void restore_order(float* values, int count, float unit) {
   }
 }
 
-// The scales of a head's keys and values in a span of f8e4m3, and its key offset.
+// A head's key and value scales in a span of f8e4m3, and its key offset.
 struct SpanScales {
-  alignas(64) float key[kSpan] = {};  // zero where there is no key, so that what lies there counts for nothing
+  alignas(64) float key[kSpan] = {};  // zero where there is no key, so that the padding has no effect
   alignas(64) float value[kSpan] = {};
   const float* offset;
 
@@ -217,7 +216,7 @@ struct SpanScales {
       value[i] = kFactorUnit * pages.cache.value_scale[vectors[i] + head];
     }
   }
-  // Scores of a scaled query from its products with the codes.
+  // Turns a scaled query's products with the codes into scores.
   void finish_scores(float* scores, int width, const float* query, int size) const {
     const Floats common =
         offset == nullptr ? zero_floats() : offset_score(offset, size, [&](int c) { return load_floats(query + c); });
@@ -226,7 +225,7 @@ struct SpanScales {
   }
 };
 
-// Adds one span to the item's partial results, its values' elements interleaved, and meanwhile fetches `next`.
+// Adds one span to the item's partial results, whose value elements stay interleaved, and prefetches `next` meanwhile.
 template <class Stored, int kChunks>
 inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& span, const FewScratch& scratch,
                             float* partials, size_t partial_floats, const Upcoming& next) {
@@ -237,8 +236,8 @@ inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& 
   const int rows = item.tile.rows();
   const auto partial = [&](int head) { return Partial::at(partials + head * partial_floats, rows, kSize); };
   const auto [begin, end] = span;
-  // Groups of eight keys and pairs of values are filled up with keys that a row sees, whose weight there is zero: never
-  // with a page that may be another sequence's.
+  // Groups of eight keys and pairs of values are padded with keys that a row sees, with weight zero: never with a page
+  // that may belong to another sequence.
   const int first_group = begin & ~(kKeysAtOnce - 1), end_group = (end + kKeysAtOnce - 1) & ~(kKeysAtOnce - 1);
   const int even_begin = begin & ~1, even_end = (end + 1) & ~1, width = (end + 31) & ~31;
   int64_t vectors[kSpan];
@@ -272,7 +271,7 @@ inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& 
     for (int row = 0; row < rows; ++row) {
       const int position = item.tile.first_position + row / item.tile.group, at = head * rows + row;
       float* scores = scratch.scores + at * kSpan;
-      // weigh_row masks what the row does not see, but scores that were never written must be numbers all the same.
+      // weigh_row masks these scores, but needs them initialized.
       std::fill(scores, scores + begin, 0.0f);
       std::fill(scores + end, scores + width, 0.0f);
       if (scales) scales->finish_scores(scores, width, scratch.query_floats + at * kSize, kSize);
@@ -321,8 +320,8 @@ inline void attend_few_of(const RunItem& item, const FewScratch& scratch, float*
     restore_order(partial(head).values, rows * size, kScaled ? kProductUnit : 1.0f);
 }
 
-// Attends over the keys of an item, as far as any row sees them; its scaled queries are in scratch.query_floats. Fills
-// a Partial of each head, `partial_floats` apart, and meanwhile fetches `upcoming`.
+// Attends over the keys of an item that any row sees, with the scaled queries in scratch.query_floats. Writes one
+// Partial per head, `partial_floats` apart, and prefetches `upcoming` meanwhile.
 inline void attend_few(const RunItem& item, const FewScratch& scratch, float* partials, size_t partial_floats,
                        const Upcoming& upcoming) {
   const auto attend = [&](auto chunks) {

@@ -1,8 +1,8 @@
-// Attention of a few query rows - decodes, drafts - over pages where they lie, in float32, for every dtype of a cache
-// and every instruction set. (attention_few.h has what products of bfloat16 pairs gain.)
+// Attention of a few query rows (decodes, drafts) that reads pages in place, in float32, for every cache dtype and ISA
+// level. attention_few.h is faster where there are bfloat16 dot products.
 //
-// With three to six rows for each key, copying keys into another order costs more than the products: so pages were
-// read at 5 GB/s with two threads and AVX2. Here a key's product with each row is a vector of lanes, of which those of
+// With three to six rows per key, copying keys into another layout costs more than the products: such a version read
+// pages at 5 GB/s with two threads and AVX2. Here a key's product with each row is a vector of lanes, and the lanes of
 // 16 keys are added up together.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace paged {
 namespace {
 
-// One thread's memory for the rows of all heads of an item.
+// A thread's scratch memory for the rows of all heads of an item.
 struct InPlaceScratch {
   float* query;   // [heads * rows, head_dim], scaled
   float* scores;  // [heads * rows, 64]
@@ -31,17 +31,18 @@ struct InPlaceScratch {
   }
 };
 
-// The keys or values of a tile of 64 keys, of one KV head; those that no row sees are never read.
+// The keys or values of a tile of 64 keys, of one KV head. Keys outside [begin, end), which no row sees, are never
+// read.
 template <class Cached>
 struct TileVectors {
   const void* data;
   const float* scales;
-  const int64_t* vectors;  // of the pages' first head, by key
+  const int64_t* vectors;  // per key, the vector of the first of the item's heads
   int head, size;
   int begin, end;
 
   Floats load(int key, int c) const { return Cached::load(data, (vectors[key] + head) * size + c); }
-  // Multiplies a number for each key, of some rows, by the scales of its vector.
+  // Multiplies the numbers of some rows, one per key, by the key's vector scale.
   void scale(float* numbers, int rows) const {
     if constexpr (Cached::kUnit != 0.0f) {
       alignas(64) float factors[kKeyTile] = {};
@@ -52,10 +53,10 @@ struct TileVectors {
   }
 };
 
-// Scores of kRows rows against the keys of a tile; zero where there is none.
+// Scores a tile's keys for kRows rows; zero for keys outside [begin, end).
 template <class Cached, int kRows>
 inline void score_in_place(const TileVectors<Cached>& keys, const float* query, float* scores, LinesAhead& shared) {
-  LinesAhead ahead = shared;  // in registers: through memory, each fetch would wait for the one before
+  LinesAhead ahead = shared;  // kept in registers; through memory, each prefetch would wait for the one before
   alignas(64) float lanes[kRows][16][kSumLanes];
   const int size = keys.size;
   for (int first = 0; first < kKeyTile; first += 16) {
@@ -79,8 +80,8 @@ inline void score_in_place(const TileVectors<Cached>& keys, const float* query, 
   shared = ahead;
 }
 
-// Up to so many rows take two vectors of columns at once. Three on AVX2 would take all registers: one sum went by way of
-// memory, and a key took 26 cycles instead of 19 (head size 64, AMD Zen 3; as long as before where another machine's
+// Up to this many rows process two vectors of columns at once. Three on AVX2 would take all registers: one accumulator
+// was spilled, and a key took 26 cycles instead of 19 (head_dim 64, AMD Zen 3; no difference while another machine's
 // work shares the core).
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 constexpr int kRowsOfTwoVectors = 2;
@@ -88,7 +89,7 @@ constexpr int kRowsOfTwoVectors = 2;
 constexpr int kRowsOfTwoVectors = 3;
 #endif
 
-// Adds 16 kWide columns, from column c on, of the values of a tile, weighted, to those of kRows rows.
+// Adds 16 kWide columns of a tile's weighted values, from column c on, to those of kRows rows.
 template <class Cached, int kRows, int kWide>
 inline void add_columns(const TileVectors<Cached>& values, const float* weights, int c, float* out,
                         LinesAhead& shared) {
@@ -107,7 +108,7 @@ inline void add_columns(const TileVectors<Cached>& values, const float* weights,
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[r][v] = fma(broadcast(weights[r * kKeyTile + key]), value, sums[r][v]);
     }
-    // As often for one vector of columns at a time as for two: fetched too early, lines are gone again.
+    // The same rate for one vector of columns as for two: prefetched too early, lines are evicted before use.
     if (kWide == 2 || c % 32 == 0) ahead.fetch(size * Cached::kBytes);
   }
 #pragma GCC unroll 8
@@ -127,7 +128,7 @@ inline void add_in_place(const TileVectors<Cached>& values, const float* weights
   if (c < values.size) add_columns<Cached, kRows, 1>(values, weights, c, out, ahead);
 }
 
-// Adds a tile of keys to the item's partial results, and meanwhile fetches its values and `next`.
+// Adds a tile of keys to the item's partial results, and prefetches its values and `next` meanwhile.
 template <class Cached>
 inline void attend_tile_in_place(const RunItem& item, int first_key, const SpanKeys& seen,
                                  const InPlaceScratch& scratch, float* partials, size_t partial_floats,
@@ -171,8 +172,8 @@ inline void attend_tile_in_place(const RunItem& item, int first_key, const SpanK
   }
 }
 
-// Attends over the keys of an item, as far as any row sees them; its scaled queries are in scratch.query. Fills a
-// Partial of each head, `partial_floats` apart, and meanwhile fetches `upcoming`.
+// Attends over the keys of an item that any row sees, with the scaled queries in scratch.query. Writes one Partial per
+// head, `partial_floats` apart, and prefetches `upcoming` meanwhile.
 inline void attend_in_place(const RunItem& item, const InPlaceScratch& scratch, float* partials, size_t partial_floats,
                             const Upcoming& upcoming) {
   const paged_heads& heads = item.pages.heads;

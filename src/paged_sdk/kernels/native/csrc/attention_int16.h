@@ -1,16 +1,16 @@
-// Attention of a tile of query rows by products of pairs of 16-bit codes, summed in int32: twice the rate of float32
-// products on AVX2.
+// Attention of a tile of query rows by products of pairs of 16-bit codes, accumulated in int32: twice the rate of
+// float32 products on AVX2.
 //
-// Each query, key and value has a scale of its own, and its largest element is the largest code whose products' sum
-// fits 32 bits: 5,792 of queries and keys with 64 elements, 4,095 with 128. A row's weights of a span, times their
-// values' scales, are codes of up to 32,767, as far as their sum allows: one key with nearly all the weight leaves the
-// others' theirs. That is closer to float32 than products of bfloat16 numbers are, so nothing is rotated, and no key is
-// set apart, as it is with codes of 8 bits (attention_int8.h). Mean KL of a prompt's logits from float32, SmolLM2-135M,
-// 768 tokens: 0.0016, as with exact products.
+// Each query, key and value has its own scale. Its largest element becomes the largest code for which sums of products
+// fit 32 bits: 5,792 for queries and keys with 64 elements, 4,095 with 128. A row's weights in a span, times their
+// values' scales, become codes up to 32,767, limited by their sum: a key with nearly all the weight leaves the other
+// keys' precision intact. This is closer to float32 than bfloat16 products, so it needs neither a rotation nor a
+// separate first key, as 8-bit codes do (attention_int8.h). Mean KL of a prompt's logits from float32, SmolLM2-135M,
+// 768 tokens: 0.0016, the same as with exact products.
 //
-// The codes of a span of 128 keys and their values are made once, and shared by all rows of the tile. Spans start at
-// fixed positions, codes depend on their own vector alone, and sums of codes are exact, so a row's result depends
-// neither on the tile nor on how a prompt was cut into chunks.
+// The codes of a span of 128 keys and their values are made once and shared by all rows of the tile. Spans start at
+// fixed positions, a vector's codes depend on that vector alone, and sums of codes are exact, so a row's result depends
+// neither on the tile nor on how a prompt is cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 #include "attention.h"
 #include "functions.h"
 
-// AVX-512 with VNNI multiplies codes of 8 bits (attention_int8.h), or pairs of bfloat16 numbers.
+// AVX-512 with VNNI uses 8-bit codes (attention_int8.h) or bfloat16 pairs instead.
 #if defined(__AVX2__) && !defined(__AVX512VNNI__)
 #define PAGED_HAS_SHORTS
 #endif
@@ -28,7 +28,7 @@
 namespace paged {
 namespace {
 
-// Whether tiles of these heads are taken by this header.
+// Whether this header serves tiles of these heads.
 inline bool has_shorts(const paged_heads& heads) {
 #if defined(PAGED_HAS_SHORTS)
   return heads.products != PAGED_FLOAT32_PRODUCTS;
@@ -40,21 +40,21 @@ inline bool has_shorts(const paged_heads& heads) {
 
 #if defined(PAGED_HAS_SHORTS)
 
-constexpr int kShortRows = 6;         // rows whose sums are held in registers: 12 of 16
-constexpr int kShortBlock = 24;       // rows whose scores are held at a time
-constexpr int kBlockNumbers = 32;     // one for each of them, in whole vectors
+constexpr int kShortRows = 6;         // rows whose accumulators are held in registers: 12 of 16
+constexpr int kShortBlock = 24;       // rows whose scores are held together
+constexpr int kBlockNumbers = 32;     // numbers for a block of rows, one each, padded to whole vectors
 constexpr int kCodedRows = 48;        // queries are coded 16 at a time, and multiplied kShortRows at a time
-constexpr int kValueLimit = 4095;     // of a value's codes
-constexpr float kWeightSum = 523e3f;  // of a row's codes of a span, before rounding: times kValueLimit below 2^31
+constexpr int kValueLimit = 4095;     // largest code of a value
+constexpr float kWeightSum = 523e3f;  // max sum of a row's weight codes in a span; times kValueLimit below 2^31
 
-// One thread's memory for a tile.
+// A thread's scratch memory for a tile.
 struct ShortScratch {
   float* queries;        // [rows, head_dim], scaled
-  float* query_scales;   // [rows], and zeros up to a multiple of kCodedRows
+  float* query_scales;   // [rows], padded with zeros to a multiple of kCodedRows
   float* key_scales;     // [128]
   float* value_scales;   // [128]
   float* scores;         // [kShortBlock, 128]
-  int16_t* query_codes;  // [rows, head_dim], likewise
+  int16_t* query_codes;  // [rows, head_dim], padded likewise
   int16_t* keys;         // [128 / 16, head_dim / 2, 16, 2]: pairs along the head
   int16_t* values;       // [head_dim / 16, 128 / 2, 16, 2]: pairs along the keys
   int16_t* weights;      // [kShortBlock, 128]
@@ -62,7 +62,7 @@ struct ShortScratch {
 
   static size_t floats(int rows, int head_dim) {
     const ShortScratch end = at(nullptr, rows, head_dim);
-    // Sixteen pairs are read from where a head's last eight begin.
+    // Reading the last eight pairs of a head reads sixteen.
     return reinterpret_cast<uintptr_t>(end.codes + 16 * head_dim + 16) / sizeof(float);
   }
   static ShortScratch at(float* memory, int rows, int head_dim) {
@@ -90,12 +90,12 @@ struct ShortScratch {
   }
 };
 
-// The largest code of queries and keys: products of a whole head are added in 32 bits.
+// The largest code of queries and keys for which a head's sum of products fits 32 bits.
 inline int code_limit(int head_dim) {
   return std::min(static_cast<int>(std::sqrt(2147483647.0 / head_dim)), 32767);
 }
 
-// The largest element of each of 16 vectors.
+// Returns the maximum of each of 16 vectors.
 inline Floats largest_of(const float (*vectors)[16]) {
   Floats rows[16];
   for (int i = 0; i < 16; ++i) rows[i] = load_floats(vectors[i]);
@@ -105,8 +105,8 @@ inline Floats largest_of(const float (*vectors)[16]) {
   return largest;
 }
 
-// Codes of 16 vectors, as far as is_there(k). load(k, c) gives 16 elements of vector k; each vector's largest code is
-// `limit`. Vectors that are not there have codes and scales of zero. A scale of NaN carries NaN and Inf on.
+// Quantizes those of 16 vectors for which is_there(k). load(k, c) returns 16 elements of vector k; each vector's
+// largest code is `limit`. Absent vectors get codes and scales of zero. A NaN scale propagates NaN and Inf.
 template <class IsThere, class Load>
 inline void code_sixteen(int size, int limit, const IsThere& is_there, const Load& load, float* scales,
                          int16_t* codes) {
@@ -116,7 +116,7 @@ inline void code_sixteen(int size, int limit, const IsThere& is_there, const Loa
     for (int c = 0; is_there(k) && c < size; c += 16) largest = max_magnitude(largest, load(k, c));
     lanes[k] = as_floats(largest);
   }
-  // Of all 16 at once: a vector's largest element, the division and the codes would wait for one another.
+  // All 16 at once, since one vector's maximum, division and codes depend on each other.
   transpose(lanes);
   Ints largest = zero_ints();
   for (int i = 0; i < 16; ++i) largest = max_magnitude(largest, lanes[i]);
@@ -136,7 +136,7 @@ inline void code_sixteen(int size, int limit, const IsThere& is_there, const Loa
   }
 }
 
-// Codes the tile's queries, which are in scratch.queries.
+// Quantizes the tile's queries in scratch.queries.
 inline void code_queries(int rows, int size, const ShortScratch& scratch) {
   for (int row = 0; row < (rows + kCodedRows - 1) / kCodedRows * kCodedRows; row += 16)
     code_sixteen(
@@ -145,8 +145,8 @@ inline void code_queries(int rows, int size, const ShortScratch& scratch) {
         scratch.query_codes + row * size);
 }
 
-// Codes keys begin ... end - 1 of the span at `first`, and their values; what is outside has codes and scales of zero,
-// and is never read. Only the first `width` keys of the span, a multiple of 16, are coded.
+// Quantizes keys begin ... end - 1 of the span at `first`, and their values. Positions outside get codes and scales of
+// zero and are never read. Only the first `width` keys of the span, a multiple of 16, are processed.
 template <class Cached>
 inline void code_span_of(const Pages& pages, int first, int begin, int end, int width, const ShortScratch& out) {
   const paged_cache& cache = pages.cache;
@@ -201,7 +201,7 @@ template <class Take>
   for (int r = 0; r < kShortRows; ++r) take(r, sums[r]);
 }
 
-// Scores of `count` rows against 16 keys, with a constant for each row.
+// Scores 16 keys for `count` rows, plus a constant per row.
 template <int kSize>
 inline void score_shorts(const ShortScratch& scratch, int row, int count, int size, int key, const float* constants,
                          float* scores) {
@@ -214,15 +214,15 @@ inline void score_shorts(const ShortScratch& scratch, int row, int count, int si
   });
 }
 
-// What a span adds to each row of a block. All rows go through one step before any goes through the next, since a row's
-// own steps wait for each other: maximum, sums, a division.
+// What a span contributes to each row of a block. Each step is done for all rows before the next, since one row's steps
+// (maximum, sums, division) depend on each other.
 struct SpanWeights {
-  alignas(64) float maximum[kBlockNumbers];  // of the row's scores
-  alignas(64) float sum[kBlockNumbers];      // of its weights, in units of 2^maximum
-  alignas(64) float factor[kBlockNumbers];   // codes are weights, times their values' scales, times this
+  alignas(64) float maximum[kBlockNumbers];  // maximum of the row's scores
+  alignas(64) float sum[kBlockNumbers];      // sum of its weights, in units of 2^maximum
+  alignas(64) float factor[kBlockNumbers];   // code = weight * its value's scale * factor
 };
 
-// Scores that a row does not see become very small; lanes are the largest of each 16th.
+// Masks scores that a row does not see; lanes are the maxima of every 16th score.
 template <bool kWhole>
 inline void mask_scores(float* scores, int width, int begin, int end, float softcap, float* lanes) {
   alignas(64) constexpr float kPlaces[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -241,7 +241,7 @@ inline void mask_scores(float* scores, int width, int begin, int end, float soft
   store_floats(lanes, most);
 }
 
-// Scores become weights, times their values' scales.
+// Turns scores into weights times their values' scales.
 template <bool kWhole>
 inline void weigh_scores(float* scores, int width, float largest, const float* value_scales, float* sum_lanes,
                          float* coded_lanes, float* largest_lanes) {
@@ -251,7 +251,7 @@ inline void weigh_scores(float* scores, int width, float largest, const float* v
     const Floats s = sub(load_floats(scores + i), broadcast(largest));
     Floats weight = rough_exponential2(maximum(broadcast(kLowest), s));
     Floats coded = mul(weight, load_floats(value_scales + i));
-    if constexpr (!kWhole) {  // a key that is not seen may have a value that is no number
+    if constexpr (!kWhole) {  // an unseen key may have a non-finite value
       weight = zero_unless_above(s, kLowest, weight);
       coded = zero_unless_above(s, kLowest, coded);
     }
@@ -265,7 +265,8 @@ inline void weigh_scores(float* scores, int width, float largest, const float* v
   store_floats(largest_lanes, coded_largest);
 }
 
-// Codes of the weights of `count` rows from `row` on, from their scores of the first `width` keys of the span at `key`.
+// Quantizes the weights of `count` rows from `row` on, from their scores of the first `width` keys of the span at
+// `key`.
 inline void code_weights(const QueryTile& tile, const paged_heads& heads, int key, int row, int count, int width,
                          const ShortScratch& scratch, SpanWeights& out) {
   alignas(64) float largest_lanes[kBlockNumbers][16], sum_lanes[2][kBlockNumbers][kSumLanes];
@@ -292,7 +293,8 @@ inline void code_weights(const QueryTile& tile, const paged_heads& heads, int ke
     store_floats(out.sum + r, sums_of(sum_lanes[0] + r));
     const Floats sums = sums_of(sum_lanes[1] + r), largest = largest_of(largest_lanes + r), tiny = broadcast(1e-30f);
     const Floats factor = minimum(div(broadcast(kWeightSum), sums), div(broadcast(32767.0f), maximum(tiny, largest)));
-    // Values without a weight add nothing; what is not finite makes the row NaN, where it is divided by the factor.
+    // If all weights times value scales are zero, the span adds nothing. If a sum is not finite, the factor is NaN, and
+    // so becomes the row.
     const Floats nan = broadcast(std::numeric_limits<float>::quiet_NaN());
     const Floats finite = choose_greater(broadcast(1e30f), sums, factor, nan);
     store_floats(out.factor + r, choose_greater(tiny, largest, sub(sums, sums), finite));
@@ -303,8 +305,8 @@ inline void code_weights(const QueryTile& tile, const paged_heads& heads, int ke
                   to_nearest(mul(load_floats(scratch.scores + r * kSpan + i), broadcast(out.factor[r]))));
 }
 
-// Adds a span's weights to what `count` rows hold, and tells by what factors their values are multiplied: those they
-// hold, and the sums of codes that are added.
+// Merges a span's weights into the state of `count` rows. Returns the factors by which the rows' values are rescaled
+// (`held`) and the span's sums of codes are added (`added`).
 inline void add_weights(const SpanWeights& span, int count, float* maxima, float* sums, float* held, float* added) {
   for (int first = 0; first < count; first += 16) {
     const int rows = std::min(count - first, 16);
@@ -316,15 +318,15 @@ inline void add_weights(const SpanWeights& span, int count, float* maxima, float
     store_floats(new_sums, fma(load_first(sums + first, rows), old_factor,
                                mul(load_floats(span.sum + first), new_factor)));
     store_floats(held + first, old_factor);
-    // Nothing is added where the factor is zero; a NaN stays.
+    // A factor of zero adds nothing; NaN propagates.
     store_floats(added + first, choose_greater(broadcast(1e-30f), factor, zero_floats(), div(new_factor, factor)));
     std::copy(highest, highest + rows, maxima + first);
     std::copy(new_sums, new_sums + rows, sums + first);
   }
 }
 
-// Adds the values of a span's first `width` keys, weighted, to 16 elements of `count` rows. GCC 12 keeps the sums on
-// the stack where this is inlined into a loop.
+// Adds the weighted values of a span's first `width` keys to 16 elements of `count` rows. Not inlined: in a loop, GCC
+// 12 spills the accumulators to the stack.
 [[gnu::noinline]] inline void weigh_shorts(const int16_t* weights, const int16_t* values, int width, int count,
                                            const float* held, const float* added, float* out, int size) {
   multiply_pairs(weights, kSpan, values, width / 2, [&](int r, Ints sum) {
@@ -334,7 +336,7 @@ inline void add_weights(const SpanWeights& span, int count, float* maxima, float
   });
 }
 
-// Adds the span at `key`, which has been coded, to what the rows [row, row + count) hold.
+// Adds the quantized span at `key` to the state of rows [row, row + count).
 inline void attend_block(const QueryTile& tile, const Pages& pages, int key, int row, int count, int width,
                          const ShortScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
@@ -359,7 +361,7 @@ inline void attend_block(const QueryTile& tile, const Pages& pages, int key, int
                    held + r, added + r, out.values + (row + r) * size + c, size);
 }
 
-// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are coded
+// Attends over the spans that start at keys first_key ... end_key - 1; writes `out`. The tile's queries are quantized
 // already.
 inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
                        const ShortScratch& scratch, const Partial& out) {
@@ -370,7 +372,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, tile.oldest_of(tile.first_position, heads.window));
     const int end = std::min(key + kSpan, tile.end());
-    // Columns past what the last row of a block sees are left out: their weights would be zero.
+    // Keys past what the block's last row sees are skipped: their weights would be zero.
     const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 15) & ~15; };
     code_span(pages, key, begin, end, width_of(last_position), scratch);
     for (int row = 0; row < rows; row += kShortBlock) {

@@ -1,20 +1,22 @@
-// Attention of a tile of query rows by dot products of int8 codes, summed in int32: twice the rate of bfloat16 pairs.
+// Attention of a tile of query rows by dot products of int8 codes, accumulated in int32: twice the rate of bfloat16
+// pairs.
 //
-// Each query, key and value has a scale of its own. Keys are coded less one of them, the first coded key of their span,
-// which takes away what they have in common, and a row's product with that key is added to its scores (SageAttention,
-// Zhang et al., 2024, arXiv 2410.02367, takes the mean; here a key is taken that is there wherever a chunk ends). Then
-// queries and keys are rotated by a Hadamard transform of every 16 elements (QuaRot, Ashkboos et al., 2024, arXiv
-// 2404.00456), which spreads what is large. A row's weights of a span become bytes: the largest product of a weight and
-// its value's scale is at most 255. The sequence's first key is not coded: begin_with_first_key.
+// Each query, key and value has its own scale. The first coded key of a span is subtracted from the span's keys before
+// they are quantized, which removes what they have in common; a row's product with that key is added to its scores.
+// SageAttention (Zhang et al., 2024, arXiv 2410.02367) subtracts the mean; a key is used here because it exists
+// wherever a chunk ends. Queries and keys are then rotated by a Hadamard transform of every 16 elements (QuaRot,
+// Ashkboos et al., 2024, arXiv 2404.00456), which spreads outliers. A row's weights in a span become bytes: the largest
+// product of a weight and its value's scale is at most 255. The sequence's first key is not quantized: see
+// begin_with_first_key.
 //
-// Mean KL of a prompt's logits from float32, Qwen2.5-Coder-1.5B, 384 tokens: 0.0100 with keys as they are, 0.0012 less
-// a key, 0.0010 rotated as well, and 0.0008 with exact scores. SmolLM2-135M, 768 tokens: 0.0044 with the first key
-// among the others, 0.0036 without, and 0.0033 with exact attention.
+// Mean KL of a prompt's logits from float32, Qwen2.5-Coder-1.5B, 384 tokens: 0.0100 with plain keys, 0.0012 after
+// subtracting a key, 0.0010 with the rotation as well, and 0.0008 with exact scores. SmolLM2-135M, 768 tokens: 0.0044
+// with the first key quantized like the others, 0.0036 with it apart, and 0.0033 with exact attention.
 //
-// The codes of a span of 128 keys and their values are made once, and shared by all rows of the tile: the tokens of a
-// chunk times the query heads of one KV head. Spans start at fixed positions, codes depend on nothing but a key and the
-// first coded one of its span, and a row's sums have one order, so its result depends neither on the tile nor on how a
-// prompt was cut into chunks.
+// The codes of a span of 128 keys and their values are made once and shared by all rows of the tile: the tokens of a
+// chunk times the query heads of one KV head. Spans start at fixed positions, a key's codes depend only on that key and
+// the first coded one of its span, and a row's sums have one order, so a row's result depends neither on the tile nor
+// on how a prompt is cut into chunks.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +26,7 @@
 #include "functions.h"
 #include "hadamard.h"
 
-// Where there is a matrix unit, attention by its products of bfloat16 pairs (attention_amx.h) takes 0.8 to 0.9 of the
-// time that it takes by codes, and rounds less.
+// With AMX, products of bfloat16 pairs (attention_amx.h) take 0.8 to 0.9 of the time of int8 codes, and round less.
 #if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
 #define PAGED_HAS_CODES
 #endif
@@ -33,9 +34,9 @@
 namespace paged {
 namespace {
 
-constexpr int kLargestCodedHead = 256;  // whose elements are held in registers, or nearly
+constexpr int kLargestCodedHead = 256;  // its elements just about fit the registers
 
-// Whether tiles of these heads are taken by this header.
+// Whether this header serves tiles of these heads.
 inline bool has_codes(const paged_heads& heads) {
 #if defined(PAGED_HAS_CODES)
   return heads.products == PAGED_INT8_PRODUCTS && heads.head_dim <= kLargestCodedHead;
@@ -47,9 +48,9 @@ inline bool has_codes(const paged_heads& heads) {
 
 #if defined(PAGED_HAS_CODES)
 
-constexpr int kCodeRows = kDenseTile;  // rows whose scores are held at a time
+constexpr int kCodeRows = kDenseTile;  // rows whose scores are held together
 
-// One thread's memory for a tile.
+// A thread's scratch memory for a tile.
 struct CodeScratch {
   float* queries;        // [rows, head_dim], scaled
   float* query_scales;   // [rows]
@@ -57,8 +58,8 @@ struct CodeScratch {
   float* scores;         // [kCodeRows, 128]
   float* key_scales;     // [128]
   float* value_scales;   // [128]
-  float* common_key;     // [head_dim]: what keys are coded less
-  float* factors;        // [2, kCodeRows]: of what a row holds, and of what a span adds
+  float* common_key;     // [head_dim]: subtracted from keys before they are quantized
+  float* factors;        // [2, kCodeRows]: for a row's state, and for what a span adds
   int8_t* query_codes;   // [rows, head_dim]
   uint8_t* keys;         // [head_dim / 4, 128, 4]: codes plus 128
   int8_t* values;        // [128 / 4, head_dim, 4]
@@ -99,7 +100,7 @@ struct CodeScratch {
   static size_t line(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 };
 
-// take(integral_constant<size>) for a head of usual size, whose elements fit registers; 0 for others.
+// Calls take(integral_constant<size>) for common head sizes, whose elements fit registers; 0 for other sizes.
 template <class Take>
 inline void with_head_dim(int size, const Take& take) {
   if (size == 64) return take(std::integral_constant<int, 64>{});
@@ -107,7 +108,8 @@ inline void with_head_dim(int size, const Take& take) {
   take(std::integral_constant<int, 0>{});
 }
 
-// Codes of a vector, of which load(c) gives 16 elements, and their sum; returns its scale. kSize is its size or 0.
+// Quantizes a vector, of which load(c) returns 16 elements, and sums its codes; returns its scale. kSize is its size,
+// or 0.
 template <int kSize, class Load>
 inline float code_vector(int size, const Load& load, int8_t* codes, int32_t* sum = nullptr) {
   constexpr int kMost = (kSize > 0 ? kSize : kLargestCodedHead) / 16;
@@ -136,11 +138,11 @@ inline float code_vector(int size, const Load& load, int8_t* codes, int32_t* sum
   return scale;
 }
 
-// Sixteen elements times Sylvester's matrix, which makes a vector four times as long.
+// Multiplies 16 elements by Sylvester's Hadamard matrix, which makes the vector four times as long.
 inline Floats hadamard_16(Floats a) { return butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(a)))); }
 
-// Codes the tile's queries, which are in scratch.queries. Their scales take back the length that the transform gave
-// them and the keys.
+// Quantizes the tile's queries in scratch.queries. Their scales undo the factor of 16 by which the transform enlarges
+// products of queries and keys.
 inline void code_queries(int rows, int size, const CodeScratch& scratch) {
   for (int r = 0; r < rows; ++r) {
     const float* query = scratch.queries + r * size;
@@ -152,9 +154,9 @@ inline void code_queries(int rows, int size, const CodeScratch& scratch) {
   }
 }
 
-// Codes keys begin ... end - 1 of the span at `first`, and their values; what is outside has codes and scales of zero,
-// and is never read. Only the first `width` keys of the span, a multiple of 32, are coded; without `less_first` as they
-// are.
+// Quantizes keys begin ... end - 1 of the span at `first`, and their values. Positions outside get codes and scales of
+// zero and are never read. Only the first `width` keys of the span, a multiple of 32, are processed. `less_first`
+// subtracts the first of them.
 template <class Cached, int kSize>
 inline void code_span_of(const Pages& pages, int first, int begin, int end, int width, bool less_first,
                          const CodeScratch& out) {
@@ -171,7 +173,7 @@ inline void code_span_of(const Pages& pages, int first, int begin, int end, int 
   for (int c = 0; c < size; c += 16)
     store_floats(out.common_key + c, less_first && begin < end ? key(begin - first, c) : zero_floats());
   int8_t* codes = out.rows_of_codes;
-  // The codes and the scale of one vector, of which load(c) gives 16 elements, if it is there.
+  // Quantizes vector i if it is present; load(c) returns 16 of its elements.
   const auto code = [&](int i, float* scales, int8_t* to, const auto& load) {
     if (i >= begin - first && i < end - first) {
       scales[i] = code_vector<kSize>(size, load, to);
@@ -185,7 +187,7 @@ inline void code_span_of(const Pages& pages, int first, int begin, int end, int 
       code(i + k, out.key_scales, codes + k * size,
            [&](int c) { return hadamard_16(sub(key(i + k, c), load_floats(out.common_key + c))); });
     for (int c = 0; c < size; c += 64) {
-      Floats rows[16];  // of four codes each
+      Floats rows[16];  // a lane holds four codes
       const int count = std::min(size - c, 64) / 4;
       for (int k = 0; k < 16; ++k) {
         const Ints four = _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << count) - 1), codes + k * size + c);
@@ -221,7 +223,7 @@ inline void code_span(const Pages& pages, int first, int begin, int end, int wid
   });
 }
 
-// Calls take(first, integral_constant<count>) for blocks of kRows rows, as long as there are so many.
+// Calls take(first, integral_constant<count>) for blocks of kRows rows while that many remain.
 template <int kRows, class Take>
 inline void in_blocks_of(int& row, int rows, const Take& take) {
   for (; rows - row >= kRows; row += kRows) take(row, std::integral_constant<int, kRows>{});
@@ -235,7 +237,7 @@ inline void in_code_blocks(int rows, const Take& take) {
   in_blocks_of<1>(row, rows, take);
 }
 
-// Scores of kRows rows against 16 kWide keys, with a constant for each row.
+// Scores 16 kWide keys for kRows rows, plus a constant per row.
 template <int kRows, int kWide>
 inline void score_codes(const CodeScratch& scratch, int row, int size, int key, const float* constants, float* scores) {
   Ints sums[kRows][kWide];
@@ -261,14 +263,13 @@ inline void score_codes(const CodeScratch& scratch, int row, int size, int key, 
   }
 }
 
-// Of one span and a row: its largest score and largest value's scale, and the sum of its weights, in units of the
-// largest.
+// A row's state for one span: the maximum score, the sum of weights in units of 2^maximum, and the largest value scale.
 struct SpanWeights {
   float maximum, sum, value_scale;
 };
 
-// Codes of one row's weights from its scores of the first `width` keys of a span, of which it sees [begin, end).
-// kWhole: it sees all 128, and no cap bends the scores.
+// Quantizes a row's weights from its scores of a span's first `width` keys, of which it sees [begin, end). kWhole: it
+// sees all 128, and there is no softcap.
 template <bool kWhole>
 inline SpanWeights code_weights(const float* scores, int width, int begin, int end, float softcap,
                                 const float* value_scales, uint8_t* weights) {
@@ -291,7 +292,7 @@ inline SpanWeights code_weights(const float* scores, int width, int begin, int e
     most = maximum(most, s[i]);
     largest_value = max_magnitude(largest_value, value);
   }
-  // The scale of the largest value that the row sees: an Inf or NaN among values makes the row NaN, and codes of zero.
+  // The largest value scale that the row sees. An Inf or NaN among the values makes the row NaN and the codes zero.
   const float largest = from_bits(static_cast<uint32_t>(max_of(largest_value))), here = max_of(most);
   const Floats unit = broadcast(largest > 1e-30f && largest < 1e30f ? 255.0f / largest : 0.0f);
   Floats total = zero_floats();
@@ -307,8 +308,8 @@ inline SpanWeights code_weights(const float* scores, int width, int begin, int e
   return {here, sum_of(total), largest};
 }
 
-// Adds a span's weights to what kRows rows hold, and tells by what factors their values are multiplied: those they
-// hold, and the sums of codes that are added.
+// Merges a span's weights into the state of kRows rows. Returns the factors by which the rows' values are rescaled
+// (`held`) and the span's sums of codes are added (`added`).
 template <int kRows>
 inline void add_weights(const SpanWeights (&spans)[kRows], float* maxima, float* sums, float* held, float* added) {
   static_assert(kRows <= 16);
@@ -329,7 +330,7 @@ inline void add_weights(const SpanWeights (&spans)[kRows], float* maxima, float*
   _mm512_mask_storeu_ps(added, kMask, mul(new_factor, mul(load_floats(value_scales), broadcast(1.0f / 255.0f))));
 }
 
-// Adds the values of a span's first `width` keys, weighted, to 16 kWide elements of kRows rows.
+// Adds the weighted values of a span's first `width` keys to 16 kWide elements of kRows rows.
 template <int kRows, int kWide>
 inline void weigh_codes(const CodeScratch& scratch, int size, int first_element, int width,
                         float* values) {
@@ -360,9 +361,9 @@ inline void weigh_codes(const CodeScratch& scratch, int size, int first_element,
   }
 }
 
-// What a row holds once it has seen the sequence's first key, which gets far more weight than others in most models
-// (attention sinks: Xiao et al., 2024, arXiv 2309.17453): as a byte, a weight that large would leave nothing of its
-// neighbours' weights.
+// Initializes the rows' state from the sequence's first key, in float32. In most models this key gets far more weight
+// than others (attention sinks: Xiao et al., 2024, arXiv 2309.17453); in 8 bits, so large a weight would leave no
+// precision for its neighbours.
 inline void begin_with_first_key(int rows, const Pages& pages, const CodeScratch& scratch, const Partial& out) {
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim;
@@ -385,7 +386,7 @@ inline void begin_with_first_key(int rows, const Pages& pages, const CodeScratch
   }
 }
 
-// Attends over the spans that start at keys first_key ... end_key - 1; fills `out`. The tile's queries are coded
+// Attends over the spans that start at keys first_key ... end_key - 1; writes `out`. The tile's queries are quantized
 // already.
 inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key, int end_key,
                        const CodeScratch& scratch, const Partial& out) {
@@ -397,7 +398,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   } else {
     out.clear(rows, size);
   }
-  // Stored less an offset, keys have nothing in common any more; of a window, the first key that a tile sees depends on
+  // Keys stored minus an offset have nothing left in common; with a window, the first key that a tile sees depends on
   // the tile.
   const bool less_first = heads.window <= 0 && pages.cache.key_offsets == nullptr;
   const int last_position = tile.first_position + tile.num_tokens - 1;
@@ -407,7 +408,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, tile.end());
-    // Columns past what the last row of a block sees are left out: their weights would be zero.
+    // Keys past what the block's last row sees are skipped: their weights would be zero.
     const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
     code_span(pages, key, begin, end, width_of(last_position), less_first, scratch);
     const float* common = less_first ? scratch.common_key : pages.key_offset(key);

@@ -1,5 +1,5 @@
-// What every attention by bfloat16 pairs takes: that of few rows (attention_few.h), and that of tiles, by AVX-512
-// (attention_bf16.h) or the matrix unit (attention_amx.h).
+// Shared by the attention kernels on bfloat16 pairs: few rows (attention_few.h), and tiles by AVX-512
+// (attention_bf16.h) or AMX (attention_amx.h).
 #pragma once
 
 #include "attention.h"
@@ -7,7 +7,7 @@
 namespace paged {
 namespace {
 
-// Whether tiles of these heads are multiplied as pairs.
+// Whether tiles of these heads are multiplied as bfloat16 pairs.
 inline bool has_pairs(const paged_heads& heads) {
 #if defined(__AVX512BF16__)
   return heads.products != PAGED_FLOAT32_PRODUCTS;
@@ -21,7 +21,7 @@ inline bool has_pairs(const paged_heads& heads) {
 
 constexpr int kSpanPairs = kSpan / 2;
 
-// Sixteen elements of a cached vector.
+// Loads 16 elements of a cached vector as bfloat16.
 inline __m256i load_sixteen(const Pages& pages, const void* data, const float* scales, int64_t vector, int c) {
   if (pages.heads.cache_dtype == PAGED_BFLOAT16)
     return _mm256_loadu_si256(
@@ -29,8 +29,8 @@ inline __m256i load_sixteen(const Pages& pages, const void* data, const float* s
   return round_to_bfloat16(pages.load(data, scales, vector, c));
 }
 
-// Weights of one row from its scores of the first `width` keys of a span, of which it sees [begin, end); rescales what
-// the row holds. With `value_scales`, the weights that are stored are times those.
+// Computes a row's weights from its scores of a span's first `width` keys, of which it sees [begin, end), and rescales
+// the row's state. With `value_scales`, the stored weights are multiplied by them.
 inline void weigh_row(float* scores, int width, int begin, int end, const paged_heads& heads, float& row_maximum,
                       float& row_sum, float* values, uint32_t* weights, const float* value_scales = nullptr) {
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

@@ -1,12 +1,11 @@
-// Runs of spans of keys, of sequences with a few query tokens: decodes and drafts.
+// Cuts the keys of sequences with few query tokens (decodes, drafts) into runs of spans.
 //
-// Memory is read in the order in which it lies: a token's vectors of several KV heads side by side. Reading one head
-// after the other leaves gaps, which take the bandwidth from 47 to 19 GB/s. So an item has several heads where there
-// are items enough, takes some tokens of all of them at a time, and fetches meanwhile what it reads next, line by line
-// in order.
+// Memory is read in its order: the vectors of a token's KV heads are adjacent. Reading one head after the other leaves
+// gaps, which reduce the bandwidth from 47 to 19 GB/s. So if there are enough items, an item has several heads,
+// processes some tokens of all of them at a time, and prefetches what it reads next, cache line by cache line.
 //
-// Spans of 128 keys make runs, short ones for the first keys: a run's spans add to one result, and only runs are
-// merged. The merge of single spans had been a fifth of the arithmetic at 16,000 keys.
+// Spans of 128 keys form runs, which are short for the first keys: a run's spans add to one state, and only runs are
+// merged. Merging single spans took a fifth of the arithmetic at 16,000 keys.
 #pragma once
 
 #include <algorithm>
@@ -17,17 +16,17 @@
 namespace paged {
 namespace {
 
-// Sequences with at most this many query tokens (decodes, drafts) give each run to whichever thread is free.
+// Sequences with at most this many query tokens (decodes, drafts) are split into runs, which any free thread can claim.
 constexpr int kSplitTokens = 8;
 
-// Bytes of a token that are read together: few enough that 32 tokens' values and what is fetched stay in a cache.
+// Bytes of a token that are read together: few enough that 32 tokens' values and the prefetched lines stay in a cache.
 constexpr int kTokenBytes = 1024;
 
 inline int element_bytes(const paged_heads& heads) {
   return with_element(heads.cache_dtype, [](auto of) { return decltype(of)::kBytes; });
 }
 
-// KV heads of an item that are read together.
+// Returns the number of KV heads of an item that are read together.
 inline int heads_together(const paged_heads& heads) {
   const int vector_bytes = heads.head_dim * element_bytes(heads);
   int count = heads.num_kv_heads;
@@ -35,11 +34,11 @@ inline int heads_together(const paged_heads& heads) {
   return count;
 }
 
-// Runs of spans begin at fixed positions: one span each up to 1,024 keys, two up to 4,096, four up to 16,384, then
-// eight. So threads have enough of them at any length, and a long text has few to merge.
+// Runs begin at fixed positions and have one span each up to 1,024 keys, two up to 4,096, four up to 16,384, then
+// eight: enough runs for all threads at any length, and few to merge in a long context.
 struct RunLevel {
-  int run, span;  // the first ones of the level
-  int spans;      // of a run
+  int run, span;  // the first of the level
+  int spans;      // per run
 };
 constexpr RunLevel kRunLevels[] = {{44, 128, 8}, {20, 32, 4}, {8, 8, 2}, {0, 0, 1}};
 
@@ -54,11 +53,11 @@ inline int first_span_of_run(int run) {
   return 0;
 }
 
-// Rows that are taken at once, as many as registers hold. In float32 six sums are 12 of 16 on AVX2; by pairs each row
-// has two sums of scores, or four of two chunks of values, of 32 registers.
+// Rows that are processed at once, limited by registers. In float32, six accumulators take 12 of 16 registers on AVX2;
+// with pairs, each row has two accumulators of scores, or four of two chunks of values, of 32 registers.
 constexpr int kRowsAtOnce = 6;
 
-// Calls take(first, integral_constant<count>) for runs of up to kRowsAtOnce rows of nearly one length.
+// Calls take(first, integral_constant<count>) for blocks of up to kRowsAtOnce rows of nearly equal size.
 template <class Take>
 inline void in_row_blocks(int rows, const Take& take) {
   const int blocks = (rows + kRowsAtOnce - 1) / kRowsAtOnce;
@@ -73,9 +72,9 @@ inline void in_row_blocks(int rows, const Take& take) {
   }
 }
 
-// How far ahead of their use keys and values are fetched, into the second cache. On a Zen 4 with large pages, two
-// threads read 16,000 keys of Qwen's shape at 17 GB/s with 2 KiB, 21 with 4, 27 with 8, 33 with 16 and 32 with 32; at
-// 18 with any of them if the first cache is asked for.
+// Prefetch distance of keys and values, into the second-level cache. On a Zen 4 with large pages, two threads read
+// 16,000 keys of Qwen's shape at 17 GB/s with 2 KiB, 21 with 4, 27 with 8, 33 with 16 and 32 with 32; prefetching into
+// the first-level cache gives 18 at any distance.
 constexpr int kBytesAhead = 16384;
 constexpr int kMostTokensAhead = kSpan;
 
@@ -84,7 +83,7 @@ inline int tokens_ahead(const paged_heads& heads, int num_heads) {
   return std::min((kBytesAhead + bytes - 1) / bytes, kMostTokensAhead);
 }
 
-// The part of a span, or of `width` keys, that an item's rows see, [begin, end) of it.
+// The part [begin, end) of a span, or of `width` keys, that an item's rows see.
 struct SpanKeys {
   int begin, end;
 
@@ -93,7 +92,7 @@ struct SpanKeys {
         end(std::min(tile.first_position + tile.num_tokens - first_key, width)) {}
 };
 
-// The spans [first, last) of one sequence, for some of its KV heads, from pages.kv_head on.
+// Spans [first, last) of one sequence, for num_heads KV heads from pages.kv_head on.
 struct RunItem {
   const QueryTile& tile;
   const Pages& pages;
@@ -101,13 +100,13 @@ struct RunItem {
   int first, last;
 };
 
-// The first tokens of an item, which are fetched while the one before is computed.
+// The first tokens of an item, which are prefetched while the item before is computed.
 struct Upcoming {
   const uint8_t* tokens[kMostTokensAhead];
   int count = 0;
 
   void look_at(const RunItem& item) { look_at(item, item.first * kSpan, kSpan); }
-  // Those of `width` keys from first_key on.
+  // The same, for `width` keys from first_key on.
   void look_at(const RunItem& item, int first_key, int width) {
     const SpanKeys seen(item.tile, item.pages.heads, first_key, width);
     count = std::max(std::min(seen.end - seen.begin, tokens_ahead(item.pages.heads, item.num_heads)), 0);
@@ -118,14 +117,14 @@ struct Upcoming {
   }
 };
 
-// What will be read: some tokens' vectors of an item's heads, first the keys of a span, then its values, then keys of
-// the next span.
+// A queue of tokens to prefetch, for an item's heads: first the keys of a span, then its values, then keys of the next
+// span.
 struct LinesAhead {
-  const uint8_t* const* token;  // the next one's first vector
+  const uint8_t* const* token;  // the next token's first vector
   const uint8_t* const* end;
   int head, num_heads;
 
-  // Asks for one vector.
+  // Prefetches one vector.
   [[gnu::always_inline]] void fetch(int bytes) {
     if (token == end) return;
     const uint8_t* vector = *token + head * bytes;

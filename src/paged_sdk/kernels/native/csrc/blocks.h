@@ -1,4 +1,4 @@
-// GGUF's blocks, taken apart and put together: plain loops, for what runs once, at load.
+// Unpacks and packs GGUF blocks in plain loops, which run only at load.
 #pragma once
 
 #include <cstring>
@@ -9,13 +9,13 @@
 namespace paged {
 namespace {
 
-// One row's block, taken apart. Scales keep the file's bits.
+// One row's block, unpacked. Scales keep the file's bits.
 struct Block {
   uint8_t q[256];      // unsigned weights
   uint16_t unit;       // float16
   uint16_t minimum;    // float16
-  uint8_t scales[16];  // four-bit, six-bit (Q4_K and Q5_K use 8, Q3_K's are plus 32) or int8
-  uint8_t minima[16];  // four-bit or six-bit (8 used)
+  uint8_t scales[16];  // 4-bit, 6-bit (Q4_K and Q5_K use 8 entries; Q3_K's are stored plus 32) or int8
+  uint8_t minima[16];  // 4-bit or 6-bit (8 entries used)
 };
 
 inline uint32_t load32(const uint8_t* p) {
@@ -58,8 +58,8 @@ inline void join_pairs(const uint8_t* q, uint8_t* p) {
     p[i] = static_cast<uint8_t>((q[i] & 3) | (q[32 + i] & 3) << 2 | (q[64 + i] & 3) << 4 | (q[96 + i] & 3) << 6);
 }
 
-// The twelve bytes of Q4_K and Q5_K: four scales, four minima in the low six bits, the other eight numbers' low
-// nibbles, their top pairs in the top of the first eight bytes.
+// The twelve scale bytes of Q4_K and Q5_K hold four scales and four minima in the low six bits, the low nibbles of the
+// other eight numbers, and the top two bits of these in the top bits of the first eight bytes.
 inline void split_six_bits(const uint8_t* p, Block& out) {
   for (int j = 0; j < 4; ++j) {
     out.scales[j] = p[j] & 63;
@@ -216,7 +216,7 @@ inline void write_q6_k(const Block& in, uint8_t* p) {
   std::memcpy(p + 208, &in.unit, 2);
 }
 
-// A GGUF block format: the layout that it is packed in, its bytes in a file, its largest unsigned weight.
+// A GGUF block format: its packed layout, its bytes per block in a file, and its largest unsigned weight.
 struct BlockForm {
   const Layout* layout;
   int block_bytes;
@@ -225,7 +225,7 @@ struct BlockForm {
   void (*write)(const Block& in, uint8_t* block);
 };
 
-// Null when the format is unknown.
+// Returns null if the format is unknown.
 inline const BlockForm* block_form(int32_t format) {
   static constexpr BlockForm kForms[] = {
       {&kQ4_0, 18, 15, read_q4_0, write_q4_0},  {&kQ4_1, 20, 15, read_q4_1, write_q4_1},

@@ -1,4 +1,4 @@
-// Codes of a few bits as checkpoints hold them, taken out to bytes: plain loops, for what runs once, at load.
+// Unpacks a checkpoint's codes of a few bits to bytes in plain loops, which run only at load.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 namespace paged {
 namespace {
 
-// 32 codes that follow one another from the lowest bit of `p` on. As many bytes as a code has bits hold eight.
+// Unpacks 32 consecutive codes from the lowest bit of `p` on. Eight codes take as many bytes as a code has bits.
 template <int kBits>
 inline void split_stream(const uint8_t* p, uint8_t* q) {
   if constexpr (kBits == 8) {
@@ -46,7 +46,7 @@ inline void split_stream(const uint8_t* p, int bits, uint8_t* q) {
   }
 }
 
-// 32 codes of a row from column `col` on, a multiple of 32, as bytes, with all bits that they are stored in.
+// Unpacks 32 codes of a row from column `col` on, a multiple of 32, to bytes, with all their stored bits.
 inline void take_out_codes(const paged_codes& codes, int64_t row, int col, uint8_t* q) {
   if (codes.form == PAGED_CODES_OF_EIGHT_ROWS) {
     static constexpr int kShifts[] = {0, 16, 4, 20, 8, 24, 12, 28};
@@ -59,7 +59,7 @@ inline void take_out_codes(const paged_codes& codes, int64_t row, int col, uint8
     }
     return;
   }
-  // As many words of 32 bits as a code has bits hold 32 codes.
+  // 32 codes take as many 32-bit words as a code has bits.
   const uint8_t* p = codes.data + row * codes.row_bytes + int64_t{col / kGroup} * codes.bits * codes.word_bytes;
   uint8_t words[kGroup];
   if (codes.word_bytes != 4) {
@@ -73,7 +73,7 @@ inline void take_out_codes(const paged_codes& codes, int64_t row, int col, uint8
   }
 }
 
-// The same, as numbers: their other bits count for nothing.
+// The same, with the codes' flip and mask applied.
 inline void read_codes(const paged_codes& codes, int64_t row, int col, uint8_t* q) {
   take_out_codes(codes, row, col, q);
   if (codes.mask == 255 && codes.flip == 0) return;

@@ -1,4 +1,4 @@
-// Whole decoder layers in one job: the phases of the other headers, one after the other.
+// Runs whole decoder layers in one job: the phases of the other headers, in order.
 #pragma once
 
 #include "attention_batch.h"
@@ -15,22 +15,23 @@ inline bool has_output_norms(const paged_decoder_args& args) {
   return args.layers[0].attention_output_norm != nullptr;
 }
 
-// Whether what attention and feed-forward give is kept apart from the residual stream before it is added.
+// Whether the outputs of attention and feed-forward are buffered in `branch` before they are added to the residual
+// stream.
 inline bool has_branch(const paged_decoder_args& args) {
   return has_output_norms(args) || args.layers[0].parallel != 0 || args.sum != nullptr;
 }
 
-// The matrix that a feed-forward network begins with.
+// Returns the first matrix of a feed-forward network.
 inline const paged_weight& first_of_mlp(const paged_layer& layer) {
   return layer.gate.data != nullptr ? layer.gate : layer.up;
 }
 
-// How many columns of the branch the last matrix of attention or feed-forward gives; of experts, each gives as many.
+// Number of output columns of the last matrix of attention or feed-forward; for experts, of each expert.
 inline int columns_of(const paged_layer& layer, const paged_weight& last) {
   return &last == &layer.down && layer.router.weight != nullptr ? last.rows / layer.router.num_experts : last.rows;
 }
 
-// The step of the rows that are read, and of no others.
+// Returns the step restricted to the rows that are read.
 inline paged_decoder_args only_read(const paged_decoder_args& args) {
   paged_decoder_args out = args;
   if (args.cu_seqlens_read == nullptr) return out;
@@ -39,18 +40,18 @@ inline paged_decoder_args only_read(const paged_decoder_args& args) {
   return out;
 }
 
-// Memory of one step, sized for the widest layer.
+// Scratch memory of one step, sized for the widest layer.
 struct DecoderScratch {
   uint8_t* activations;
   float* projected;  // [rows, queries + keys + values]
   float* attended;   // [rows, queries]
-  float* gated;      // [rows, inner], or DenseRows of as many
-  float* branch;     // [rows, hidden]: of attention or feed-forward, before its own norm, or of both in parallel
-  float* joined;     // [rows, queries or inner] of all processes
-  float* part;       // [rows, columns_of output or down]: of the branch, where others have the rest
-  float* normed;     // [rows, hidden], after a layer norm
-  float* read;       // [rows that are read, hidden]: of the residual stream, where not all rows are
-  uint8_t* sums;     // per thread, kSumPanels panels'
+  float* gated;      // [rows, inner], or the same as DenseRows
+  float* branch;     // [rows, hidden]: attention or feed-forward output before its own norm, or both in parallel layers
+  float* joined;     // [rows, queries or inner], gathered from all ranks
+  float* part;       // [rows, columns_of output or down]: this rank's columns of the branch
+  float* normed;     // [rows, hidden], after a LayerNorm
+  float* read;       // [rows that are read, hidden]: their residual stream, unless all rows are read
+  uint8_t* sums;     // per thread: sums of kSumPanels panels
   uint8_t* attention;
   uint8_t* mixture;
   AdapterScratch adapters;
@@ -82,7 +83,7 @@ struct DecoderScratch {
         if (layer.attended_widths != nullptr) grow(joined, row * layer.output.cols), grow(part, row * layer.output.rows);
         if (layer.inner_widths != nullptr) grow(part, row * columns_of(layer, layer.down));
         if (layer.norm == PAGED_LAYER_NORM) grow(normed, row * layer.qkv[0].cols);
-        // Few rows of a sequence may be attended to in another way than many.
+        // Few rows of a sequence may use another attention kernel than many, with other scratch.
         const paged_decoder_args last = only_read(args);
         if (last.num_rows < args.num_rows) grow(read, sizeof(float) * last.num_rows * layer.qkv[0].cols);
         for (const paged_batch* batch : {&args.batch, &last.batch})
@@ -124,7 +125,7 @@ struct DecoderScratch {
   }
 };
 
-// stream += norm(branch); nothing where there is no norm, and the branch is in the stream already.
+// stream += norm(branch). Without a norm this does nothing: the branch has been added to the stream already.
 inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, int num_rows, int hidden,
                        const float* norm, float eps) {
   return job.phase(norm == nullptr ? 0 : num_rows, row_cost(hidden),
@@ -140,7 +141,7 @@ inline auto add_branch(Job& job, const DecoderScratch& scratch, float* stream, i
                    });
 }
 
-// Rows of which other processes have columns, as a whole; those of this process where nobody has others.
+// Gathers whole rows from the ranks' columns; without widths, returns this rank's own rows.
 inline UpdateInput join_columns(const paged_decoder_args& args, const int32_t* widths, const UpdateInput own, int cols,
                                 const DecoderScratch& scratch) {
   if (widths == nullptr) return own;
@@ -148,14 +149,15 @@ inline UpdateInput join_columns(const paged_decoder_args& args, const int32_t* w
   return {scratch.joined, cols, cols};
 }
 
-// Whether rows of the residual stream itself are put together, rather than of a branch that is added to it: one process
-// adds to the stream as it multiplies, and what adapters say after it.
+// Whether rows of the residual stream itself are gathered, rather than of a branch that is added to it: one rank alone
+// adds each product to the stream in the epilogue, and adapters' updates after it, and gathering the stream keeps that
+// order.
 inline bool joins_stream(const paged_layer& layer, const int32_t* widths) {
   return widths != nullptr && layer.attention_output_norm == nullptr && layer.parallel == 0;
 }
 
-// Takes in what other processes have of the branch, or of the stream: columns where `last`, the matrix that it comes
-// from, has all columns of the input, whose widths are given; or else parts of every sum.
+// Combines the ranks' parts of the branch, or of the stream: gathers columns if the layer has widths, i.e. `last`, the
+// matrix that produced them, has all columns of its input; else sums partial results.
 inline void take_others(const paged_decoder_args& args, const paged_layer& layer, const int32_t* widths,
                         const paged_weight& last, const DecoderScratch& scratch, int hidden) {
   if (args.sum == nullptr) return;
@@ -167,7 +169,7 @@ inline void take_others(const paged_decoder_args& args, const paged_layer& layer
   }
 }
 
-// stream += branch, where attention and feed-forward are in parallel, or other processes have parts of it.
+// stream += branch, for parallel layers and for branches combined from several ranks.
 inline auto add_whole(Job& job, const DecoderScratch& scratch, float* stream, int num_rows, int hidden) {
   return job.phase(num_rows, row_cost(hidden),
                    [branch = scratch.branch, stream, hidden](int64_t first, int64_t last, int) {
@@ -176,7 +178,7 @@ inline auto add_whole(Job& job, const DecoderScratch& scratch, float* stream, in
                    });
 }
 
-// Brings the rows of the residual stream, normalized, into the form that a weight multiplies.
+// Normalizes the rows of the residual stream and converts them to the form that a weight multiplies.
 inline Task prepare_normed(Job& job, const paged_layer& layer, const paged_weight& weight, const Matrix input,
                            const float* norm, const float* bias, const DecoderScratch& scratch, const Operand out) {
   if (layer.norm != PAGED_LAYER_NORM || norm == nullptr) {
@@ -198,7 +200,7 @@ inline int64_t projected_width(const paged_heads& heads) {
 }
 inline Output plain_output(float* data, int64_t stride) { return {data, stride, PAGED_FLOAT32, {}}; }
 
-// The first part of a layer: queries, and new keys and values, which go to the cache.
+// Runs the first part of a layer: computes queries, and new keys and values, which are written to the cache.
 inline Task project_rows(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
                          const DecoderScratch& scratch, const ThreadSums& sums) {
   const paged_layer& layer = args.layers[index];
@@ -224,19 +226,20 @@ inline Task project_rows(Job& job, const paged_decoder_args& args, const Adapted
   });
 }
 
-// What a layer's feed-forward network reads of the residual stream, and where it writes to.
+// How a layer's feed-forward network normalizes the residual stream, and where it writes its output.
 struct MlpEnds {
   const float* norm;
   const float* bias;
   Output out;
 };
 
-// A product that goes to the residual stream or beside it, with what adapters say of it.
+// Multiplies into the residual stream or a buffer, and adds the adapters' updates.
 inline Task multiply_adapted(Job& job, const AdaptedRows& adapted, int index, int projection, const paged_weight& weight,
                              const Operand rows, const UpdateInput x, const Output out, const AdapterScratch& own,
                              const ThreadSums& sums) {
-  // What an adapter scales must not be in the stream yet. That goes for the rows of all adapters, whose sums would have
-  // another order beside one that scales.
+  // An adapter with gains scales the product, so the product must not have been added to the stream yet. This applies
+  // to the rows of all adapters: otherwise the order of their sums would depend on whether another adapter of the step
+  // has gains.
   const bool changes = adapted.change(index, projection, 1), apart = changes && out.residual.data != nullptr;
   const Output to = apart ? plain_output(own.product, weight.rows) : out;
   co_await multiply(job, &weight, 1, rows, to, sums);
@@ -245,7 +248,7 @@ inline Task multiply_adapted(Job& job, const AdaptedRows& adapted, int index, in
   if (apart) co_await add_product(job, own.product, out, rows.num_rows, weight.rows);
 }
 
-// Feed-forward of rows whose adapters change it: gate and up are there as a whole before they are joined.
+// Runs the feed-forward network if adapters update it: gate and up are complete before the activation combines them.
 inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
                             const MlpEnds ends, const DecoderScratch& scratch, const ThreadSums& sums) {
   static_assert(offsetof(paged_layer, up) == offsetof(paged_layer, gate) + sizeof(paged_weight));
@@ -271,7 +274,7 @@ inline Task run_adapted_mlp(Job& job, const paged_decoder_args& args, const Adap
   co_await multiply_adapted(job, adapted, index, PAGED_DOWN, layer.down, gated, joined, ends.out, own, sums);
 }
 
-// The rest: attention and feed-forward.
+// Runs the rest of a layer: attention and feed-forward.
 inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedRows& adapted, int index,
                         const DecoderScratch& scratch, const ThreadSums& sums) {
   const paged_layer& layer = args.layers[index];
@@ -344,12 +347,12 @@ inline Task finish_rows(Job& job, const paged_decoder_args& args, const AdaptedR
   co_await add_branch(job, scratch, stream, rows, hidden, layer.mlp_output_norm, layer.norm_eps);
 }
 
-// The row of a step that is read as number `index` of those of sequence `seq`.
+// Returns the step's row at position `index` of the rows that are read, which belongs to sequence `seq`.
 inline int64_t row_read(const paged_decoder_args& args, int seq, int64_t index) {
   return args.batch.cu_seqlens_q[seq + 1] - args.cu_seqlens_read[seq + 1] + index;
 }
 
-// Copies what is read of the residual stream to `read`, and moves what is of queries to the front.
+// Copies the residual stream of the rows that are read to `read`, and moves their queries to the front.
 inline void gather_read(const paged_decoder_args& args, const paged_heads& heads, int hidden, float* projected,
                         float* read) {
   const int64_t width = projected_width(heads);
@@ -362,7 +365,7 @@ inline void gather_read(const paged_decoder_args& args, const paged_heads& heads
   }
 }
 
-// The adapters of the rows that are read, in the order that gather_read leaves these in.
+// Writes the adapters of the rows that are read, in gather_read's order.
 inline void gather_adapters(const paged_decoder_args& args, int32_t* out) {
   for (int s = 0; s < args.batch.num_seqs; ++s)
     for (int64_t i = args.cu_seqlens_read[s]; i < args.cu_seqlens_read[s + 1]; ++i)
@@ -377,8 +380,8 @@ inline void scatter_read(const paged_decoder_args& args, int hidden, const float
   }
 }
 
-// All layers, one after the other. The last one computes keys and values of all rows, for later steps, and what else
-// there is to a layer only of rows that are read: of a prompt's chunk one, or none.
+// Runs all layers. The last one computes keys and values of all rows, for later steps, but the rest only for rows that
+// are read: for a prompt's chunk, one or none.
 inline Task run_layers(Job& job, const paged_decoder_args& args, const DecoderScratch& scratch,
                        const ThreadSums& sums) {
   paged_decoder_args read = only_read(args);

@@ -1,4 +1,4 @@
-// Products of small dense matrices: attention's scores and weighted values.
+// Multiplies small dense matrices: attention's scores and weighted values.
 #pragma once
 
 #include "simd.h"
@@ -6,7 +6,7 @@
 namespace paged {
 namespace {
 
-// How the elements of a product are read and multiplied.
+// Element type of a product: how elements are loaded and multiplied.
 struct FloatDot {
   using Scalar = float;
   using Vector = Floats;
@@ -16,7 +16,7 @@ struct FloatDot {
 };
 
 #if defined(__AVX512BF16__)
-// An element is two bfloat16 numbers, consecutive in depth.
+// An element is a pair of bfloat16 numbers, consecutive along the depth.
 struct PairDot {
   using Scalar = uint32_t;
   using Vector = Pairs;
@@ -26,7 +26,7 @@ struct PairDot {
 };
 #endif
 
-// out[r][0 .. 16 kWide) (+)= sum_k a[r][k] b[k][...], for kRows rows.
+// Register tile: out[r][0 .. 16 kWide) (+)= sum_k a[r][k] b[k][...], for kRows rows.
 template <class Dot, int kRows, int kWide>
 inline void multiply_dense_tile(const typename Dot::Scalar* a, int a_stride, const typename Dot::Scalar* b,
                                 int b_stride, int depth, float* out, int out_stride, bool accumulate) {
@@ -65,8 +65,8 @@ inline void multiply_dense_rows(int& row, int num_rows, const typename Dot::Scal
   }
 }
 
-// out [num_rows, width] (+)= a [num_rows, depth] . b [depth, width], width a multiple of 16. A row's sums have one
-// order, whatever the other rows are.
+// out [num_rows, width] (+)= a [num_rows, depth] . b [depth, width]; width is a multiple of 16. The order of a row's
+// sums does not depend on the other rows.
 template <class Dot>
 inline void multiply_dense(int num_rows, const typename Dot::Scalar* a, int a_stride, const typename Dot::Scalar* b,
                            int b_stride, int depth, float* out, int out_stride, int width, bool accumulate) {

@@ -1,12 +1,12 @@
-// Products with dense weights: bfloat16, float16 or float32 numbers as a checkpoint has them, in panels (layout.h).
+// Multiplies with dense weights: bfloat16, float16 or float32 numbers of a checkpoint, in panels (layout.h).
 //
-// Products are exact and sums are float32; a sum runs over the columns in ascending order, whatever the number of rows
-// or threads is: one arithmetic for every batch. Activations are multiplied as float32 numbers, but with bfloat16
-// weights they are rounded to bfloat16 first, as torch does; dot products of bfloat16 pairs take subnormal numbers as
+// Products are exact and accumulators are float32. Sums run over the columns in ascending order, whatever the number of
+// rows or threads, so results are the same for every batch. Activations are multiplied as float32; with bfloat16
+// weights they are rounded to bfloat16 first, as in torch. Dot products of bfloat16 pairs flush subnormal numbers to
 // zero.
 //
-// Columns are taken in blocks: a block of a few panels stays in the first-level cache while all rows go by, and
-// meanwhile the next block comes from memory.
+// Columns are processed in blocks: a block of a few panels stays in the first-level cache while all rows pass over it,
+// and the next block is prefetched from memory meanwhile.
 #pragma once
 
 #include <type_traits>
@@ -20,12 +20,13 @@
 namespace paged {
 namespace {
 
-// Vectors of a panel in a block. 96: four panels take 24 KiB of a first-level cache, and a row's 576 or 1536 columns of
-// 16 bits are whole blocks. 64 took 2 % longer on SmolLM2-135M's prefill, on Zen 5: tiles begin and end more often.
+// Vectors of a panel in a block. With 96, four panels take 24 KiB of a first-level cache, and rows of 576 or 1536
+// 16-bit columns are whole blocks. 64 took 2 % longer on SmolLM2-135M's prefill on Zen 5, because tiles begin and end
+// more often.
 constexpr int kDenseBlock = 96;
 
-// Each format: the columns of one vector of a panel, the elements that activations become, and their products. Where an
-// instruction multiplies one column, a vector of two is taken in two parts.
+// Each format defines the columns of one vector of a panel, the element type of activations, and their product. Where
+// an instruction multiplies only one column, a vector of two columns is processed in two parts.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 struct DenseBfloat16 {
   static constexpr int kCols = 2, kParts = 1;
@@ -102,7 +103,7 @@ struct DenseFloat32 {
   static void store(Element* to, Floats x) { store_floats(to, x); }
 };
 
-// take(Dense{}) for the dense format of this number.
+// Calls take(Dense{}) for a dense format.
 template <class Take>
 inline auto with_dense(int32_t format, const Take& take) {
   switch (format) {
@@ -119,12 +120,12 @@ inline auto with_dense(int32_t format, const Take& take) {
 struct DenseRows {
   uint8_t* data;
   int num_rows;
-  int vectors;  // of a panel
+  int vectors;  // vectors of a panel
 
   static size_t bytes(int num_rows, int cols) {
     return line_aligned(sizeof(float) * num_rows * (static_cast<size_t>(cols) + 1));
   }
-  // Vectors of the block that begins at `first`.
+  // Returns the number of vectors of the block that begins at `first`.
   int width(int first) const { return vectors - first < kDenseBlock ? vectors - first : kDenseBlock; }
 
   template <class Dense>
@@ -132,7 +133,7 @@ struct DenseRows {
     const int64_t vector = static_cast<int64_t>(first) * num_rows + row * width(first);
     return reinterpret_cast<typename Dense::Element*>(data) + vector * Dense::kCols;
   }
-  // Writes 16 columns of a row from `col` on, a multiple of 16, or those of them that there are.
+  // Writes 16 columns of a row from `col` on, a multiple of 16, or as many as the row still has.
   template <class Dense>
   void store(int64_t row, int64_t col, Floats columns) const {
     const int vector = static_cast<int>(col / Dense::kCols), first = vector / kDenseBlock * kDenseBlock;
@@ -149,7 +150,7 @@ struct DenseRows {
 };
 static_assert(kDenseBlock % 16 == 0, "16 columns lie in one block");
 
-// Brings row `row` of x, times 1 / rms and norm_weight where that is given, to row `place` of out.
+// Writes row `row` of x, times 1 / rms and norm_weight if given, to row `place` of out.
 template <class Dense>
 inline void prepare_dense_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
                               const DenseRows& out, int64_t place) {
@@ -176,7 +177,7 @@ inline void prepare_dense_row(const Matrix& x, int64_t row, int cols, const floa
   }
 }
 
-// Brings rows [first, last) of x, times 1 / rms and norm_weight where that is given, to `out`.
+// Writes rows [first, last) of x, times 1 / rms and norm_weight if given, to `out`.
 inline void prepare_dense_rows(const paged_weight& weight, const Matrix& x, const float* norm_weight, float eps,
                                const DenseRows& out, int64_t first, int64_t last) {
   with_dense(weight.format, [&](auto of) {
@@ -185,15 +186,16 @@ inline void prepare_dense_rows(const paged_weight& weight, const Matrix& x, cons
   });
 }
 
-// What a tile of rows fetches ahead: for every vector one line of each panel's next block, or a share of one.
+// Prefetches of a tile of rows: per vector, one cache line of each panel's next block, or a fraction of a line.
 template <int kWide>
 struct DenseAhead {
   const uint8_t* next[kWide];
   int step;
 };
 
-// The cache that a tile fetches to. A lone tile is done with a line as soon as it has multiplied it. Several tiles come
-// back to theirs, and two blocks of four panels, 48 KiB, do not fit the first level: the next one waits in the second.
+// The cache level that a tile prefetches into. A lone tile is done with a line as soon as it has multiplied it. Several
+// tiles reread theirs, and two blocks of four panels, 48 KiB, exceed the first level, so the next block waits in the
+// second.
 enum class Fetch { kNothing, kToFirstLevel, kToSecondLevel };
 
 template <Fetch kFetch>
@@ -202,29 +204,29 @@ inline void fetch_line(const uint8_t* line) {
   if constexpr (kFetch == Fetch::kToSecondLevel) __builtin_prefetch(line, 0, 2);
 }
 
-// take(integral_constant<part>) for each part of a vector.
+// Calls take(integral_constant<part>) for each part of a vector.
 template <int kParts, class Take>
 inline void each_part(const Take& take) {
   take(std::integral_constant<int, 0>{});
   if constexpr (kParts == 2) take(std::integral_constant<int, 1>{});
 }
 
-// sums[v][r] (+)= panel v . row r of x, for `vectors` vectors of kWide panels and kRows rows; `pitch` is the distance
-// of two panels' sums.
+// Register tile: sums[v][r] (+)= panel v . row r of x, for `vectors` vectors of kWide panels and kRows rows; `pitch` is
+// the distance between two panels' sums.
 template <class Dense, int kRows, int kWide, Fetch kFetch>
 inline void multiply_dense_tile(const uint8_t* const (&panels)[kWide], const DenseAhead<kWide>& ahead,
                                 const typename Dense::Element* x, int vectors, float (*sums)[kPanelRows],
                                 int64_t pitch, bool accumulate) {
   const int64_t stride = static_cast<int64_t>(vectors) * Dense::kCols;
-  // GCC 12 keeps sums in registers from the beginning only where each loop over them is unrolled: otherwise it copied
-  // all of them to memory and back before and after the columns, 2 to 4 % of a product of many rows.
+  // GCC 12 keeps the accumulators in registers throughout only if every loop over them is unrolled. Otherwise it copied
+  // all of them to memory and back before and after the columns, which took 2 to 4 % of a product with many rows.
   Floats sum[kRows][kWide];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r)
     for (int v = 0; v < kWide; ++v) sum[r][v] = accumulate ? load_floats(sums[v * pitch + r]) : zero_floats();
   for (int64_t i = 0; i < vectors; ++i) {
     for (int v = 0; v < kWide; ++v) fetch_line<kFetch>(ahead.next[v] + i * ahead.step);
-    // One part for all rows, then the other: both parts of the weights would take sums their registers.
+    // One part for all rows, then the other: the weights of both parts would take registers from the accumulators.
     each_part<Dense::kParts>([&](auto part) {
       constexpr int kPart = decltype(part)::value;
       typename Dense::Vector w[kWide];
@@ -241,8 +243,8 @@ inline void multiply_dense_tile(const uint8_t* const (&panels)[kWide], const Den
     for (int v = 0; v < kWide; ++v) store_floats(sums[v * pitch + r], sum[r][v]);
 }
 
-// The same as a function of its own. GCC 12 spilled sums of AVX2's tile where it was inlined into a loop over panels:
-// 76 GFLOP/s a core instead of 110. Larger tiles of AVX-512 lose up to 8 % by a call.
+// The same, not inlined. Inlined into a loop over panels, GCC 12 spilled accumulators of AVX2's tile: 76 GFLOP/s per
+// core instead of 110. The larger tiles of AVX-512 lose up to 8 % by a call.
 template <class Dense, int kRows, int kWide, Fetch kFetch>
 [[gnu::noinline]] void call_dense_tile(const uint8_t* const (&panels)[kWide], const DenseAhead<kWide>& ahead,
                                        const typename Dense::Element* x, int vectors, float (*sums)[kPanelRows],
@@ -250,28 +252,28 @@ template <class Dense, int kRows, int kWide, Fetch kFetch>
   multiply_dense_tile<Dense, kRows, kWide, kFetch>(panels, ahead, x, vectors, sums, pitch, accumulate);
 }
 
-// Rows of a tile of kWide panels: what the registers hold, or twice as many as with the most panels.
+// Rows of a tile of kWide panels: as many as fit the registers, at most twice as many as with the most panels.
 template <int kWide>
 constexpr int kTallest = kWide < kDensePanels ? 2 * kDenseRows : kDenseRows * kDensePanels / kWide;
 
-// Panels that are multiplied side by side: those of a tile, or two. A gate's and an up matrix's are a pair.
+// Panels that are multiplied together: a tile's, but at least two, since a gate panel and an up panel are a pair.
 constexpr int kDenseGroup = kDensePanels > 2 ? kDensePanels : 2;
 
-// The same by the matrix unit, of bfloat16 weights. Two panels' sums and a block of all rows share the second-level
-// cache; rows that it does not hold come from the third for every group, and larger groups take fewer. SmolLM2's prompts
-// ran 2 % slower with four and 6 % slower with eight, and 512 rows of 8,960 columns took 10.2 ms with two, 7.0 with
-// four, and 6.4 with eight (2 MiB of second-level cache).
+// The same with AMX and bfloat16 weights. The sums of a group's panels and a block of all rows share the second-level
+// cache. Rows that do not fit come from the third level for every group, so that larger groups read them less often.
+// SmolLM2's prompts ran 2 % slower with four panels and 6 % slower with eight, and 512 rows of 8,960 columns took 10.2
+// ms with two, 7.0 with four, and 6.4 with eight (2 MiB of second-level cache).
 constexpr int kPairGroup = 2, kFarPairGroup = 8;
-constexpr int64_t kNearBytes = 3 << 19;  // of rows that the second-level cache holds beside the weights
+constexpr int64_t kNearBytes = 3 << 19;  // bytes of rows that fit the second-level cache beside the weights
 inline bool rows_are_far(int vectors, int num_rows) { return int64_t{4} * vectors * num_rows > kNearBytes; }
 
-// Panels that a thread takes at a time.
+// Returns the number of panels that a thread processes together.
 inline int dense_unit(const paged_weight& weight, int num_rows) {
   if (!kHasMatrixUnit || weight.format != PAGED_DENSE_BFLOAT16) return kDenseGroup;
   return rows_are_far(dense_vectors(weight.format, weight.cols), num_rows) ? kFarPairGroup : kPairGroup;
 }
 
-// take(integral_constant<count>) for a count of rows up to kRows.
+// Calls take(integral_constant<count>) for a count of rows up to kRows.
 template <int kRows, class Take>
 inline void with_dense_rows(int count, const Take& take) {
   if (count == kRows) {
@@ -281,14 +283,14 @@ inline void with_dense_rows(int count, const Take& take) {
   }
 }
 
-// sums[v][r] = panel v . row r of x, of kGroup panels and all rows, in tiles of kWide panels. `next` is what will be
-// multiplied then.
+// sums[v][r] = panel v . row r of x, for kGroup panels and all rows, in tiles of kWide panels. `next` are the panels
+// that are multiplied afterwards, which are prefetched.
 template <class Dense, int kWide, int kGroup>
 inline void multiply_dense_tiles(const uint8_t* const (&panels)[kGroup], const uint8_t* const (&next)[kGroup],
                                  const DenseRows& x, float (*sums)[kPanelRows]) {
   const int tiles = (x.num_rows + kTallest<kWide> - 1) / kTallest<kWide>;
-  // All of few tiles fetch, each its share: memory has no pause then. With 16 rows, three tiles, two of which fetched,
-  // read 21 to 22 GB/s where these read 24, on a Zen 4 that multiplies for as long.
+  // Up to four tiles share the prefetches, so that memory is never idle. With 16 rows, i.e. three tiles, prefetching in
+  // two of them read 21 to 22 GB/s, in all three 24, on a Zen 4 that multiplies as fast.
   const int shares = tiles < 4 ? tiles : 4, step = (kVector + shares - 1) / shares;
   for (int first = 0; first < x.vectors; first += kDenseBlock) {
     const int width = x.width(first);
@@ -301,7 +303,7 @@ inline void multiply_dense_tiles(const uint8_t* const (&panels)[kGroup], const u
       }
       float(*to)[kPanelRows] = sums + static_cast<int64_t>(begin) * x.num_rows;
       for (int t = 0; t < tiles; ++t) {
-        // Tiles of nearly one height: a low one's few sums would wait for each other.
+        // Tiles of nearly equal height: the few accumulators of a low tile would wait for each other.
         const int row = static_cast<int>(static_cast<int64_t>(x.num_rows) * t / tiles);
         const int end = static_cast<int>(static_cast<int64_t>(x.num_rows) * (t + 1) / tiles);
         ahead.step = t < shares ? step : 0;
@@ -313,7 +315,7 @@ inline void multiply_dense_tiles(const uint8_t* const (&panels)[kGroup], const u
                                                  : multiply_dense_tile<Dense, kRows, kWide, kFetch>;
             tile(here, ahead, x.at<Dense>(first, row), width, to + row, x.num_rows, first > 0);
           };
-          if (ahead.step == 0) {  // the tile needs no registers for it
+          if (ahead.step == 0) {  // without prefetches, the tile needs no registers for them
             multiply(std::integral_constant<Fetch, Fetch::kNothing>{});
           } else if (tiles == 1) {
             multiply(std::integral_constant<Fetch, Fetch::kToFirstLevel>{});
@@ -328,8 +330,8 @@ inline void multiply_dense_tiles(const uint8_t* const (&panels)[kGroup], const u
 }
 
 #if defined(__AMX_BF16__)
-// sums[v][row ...] (+)= panel v . rows of x from `row` on, up to 32, of the vectors [first, last) of kWide panels: whole
-// blocks.
+// sums[v][row ...] (+)= panel v . rows of x from `row` on, up to 32, over the vectors [first, last) of kWide panels, a
+// range of whole blocks.
 template <int kTiles, int kWide>
 inline void multiply_pair_square(MatrixUnit& unit, const uint8_t* const* panels, const DenseRows& x, int row, int first,
                                  int last, float (*sums)[kPanelRows]) {
@@ -355,8 +357,8 @@ inline void multiply_pair_square(MatrixUnit& unit, const uint8_t* const* panels,
   square.end();
 }
 
-// sums[v][r] (+)= panel v . row r of x of the vectors of the block at `first`, for kWide panels and more than 32 rows.
-// `next` is fetched meanwhile: the block of each panel that is multiplied then.
+// sums[v][r] (+)= panel v . row r of x over the block at `first`, for kWide panels and more than 32 rows. Prefetches
+// `next`, the panels' blocks that are multiplied afterwards.
 template <int kWide>
 inline void multiply_pair_block(MatrixUnit& unit, const uint8_t* const* panels, const uint8_t* const (&next)[kWide],
                                 const DenseRows& x, int first, float (*sums)[kPanelRows]) {
@@ -367,7 +369,8 @@ inline void multiply_pair_block(MatrixUnit& unit, const uint8_t* const* panels, 
     columns[v] = reinterpret_cast<const uint32_t*>(panels[v] + static_cast<int64_t>(first) * kVector);
     to[v] = sums[static_cast<int64_t>(v) * x.num_rows];
   }
-  // One or two squares wait for memory themselves: 48 rows took 10 % longer with fetches, 512 take 5 to 20 % less.
+  // No prefetch for one or two squares, which are bound by memory anyway: 48 rows took 10 % longer with it, 512 take 5
+  // to 20 % less.
   int fetched = squares < 3 ? kDenseBlock : 0;
   const auto fetch = [&](int square) {
     for (const int last = kDenseBlock * (square + 1) / squares; fetched < last; ++fetched)
@@ -384,8 +387,8 @@ inline void multiply_pair_block(MatrixUnit& unit, const uint8_t* const* panels, 
   }
 }
 
-// The same of bfloat16 weights by the matrix unit, two panels at a time. Sums of few rows stay in tiles from the first
-// column to the last, and the processor fetches weights itself as fast as when it is asked to; those of many come back
+// The same with AMX and bfloat16 weights, two panels at a time. The sums of few rows stay in tiles from the first
+// column to the last, and the hardware prefetcher is as fast as software prefetch; the sums of many rows are reloaded
 // for each block.
 template <int kGroup>
 inline void multiply_pair_panels(const uint8_t* const (&panels)[kGroup], const uint8_t* const (&next)[kGroup],
@@ -410,7 +413,7 @@ inline void multiply_pair_panels(const uint8_t* const (&panels)[kGroup], const u
 }
 #endif
 
-// The same, in tiles of as many panels as suit the rows: all of them while one tile holds all rows.
+// The same, with the number of panels per tile chosen by the rows: all of the group's while one tile holds all rows.
 template <class Dense, int kGroup>
 inline void multiply_dense_panels(const uint8_t* const (&panels)[kGroup], const uint8_t* const (&next)[kGroup],
                                   const DenseRows& x, float (*sums)[kPanelRows]) {
@@ -424,8 +427,8 @@ inline void multiply_dense_panels(const uint8_t* const (&panels)[kGroup], const 
   multiply_dense_tiles<Dense, kGroup>(panels, next, x, sums);
 }
 
-// Multiplies panels [p, end), kWide at a time, as long as there are so many; panel_at(i) is where panel i lies, and
-// emit(p, integral_constant<kWide>, sums) takes what is finished.
+// Multiplies panels [p, end), kWide at a time, while that many remain. panel_at(i) returns the address of panel i, and
+// emit(p, integral_constant<kWide>, sums) receives the results.
 template <class Dense, int kWide, class PanelAt, class Emit>
 inline void multiply_dense_run(int64_t& p, int64_t end, const DenseRows& x, float (*sums)[kPanelRows],
                                const PanelAt& panel_at, const Emit& emit) {
@@ -437,7 +440,7 @@ inline void multiply_dense_run(int64_t& p, int64_t end, const DenseRows& x, floa
   }
 }
 
-// The same for all panels [p, end). One tile of rows is bound by memory: two panels are enough there.
+// The same for all panels [p, end). With one tile of rows, the product is bound by memory, and two panels are enough.
 template <class PanelAt, class Emit>
 inline void multiply_dense_range(int32_t format, int64_t p, int64_t end, const DenseRows& x,
                                  float (*sums)[kPanelRows], const PanelAt& panel_at, const Emit& emit) {
@@ -454,7 +457,7 @@ inline void multiply_dense_range(int32_t format, int64_t p, int64_t end, const D
   });
 }
 
-// out[:, concat of the weights' rows] = x . W^T: the panels [first, last) of all weights.
+// out[:, concat of the weights' rows] = x . W^T, for panels [first, last) of all weights.
 inline void multiply_dense_weights(const paged_weight* weights, const DenseRows& x, const Output& out,
                                    float (*sums)[kPanelRows], int64_t first, int64_t last) {
   const int64_t bytes = dense_panel_bytes(weights[0].format, weights[0].cols);
@@ -466,7 +469,7 @@ inline void multiply_dense_weights(const paged_weight* weights, const DenseRows&
     multiply_dense_range(
         w.format, begin, end, x, sums, [&](int64_t panel) { return w.data + panel * bytes; },
         [&](int64_t panel, auto wide, const float (*finished)[kPanelRows]) {
-          // Row by row: the panels' columns of a row lie side by side.
+          // Row by row, because the panels' columns of a row are adjacent.
           for (int r = 0; r < x.num_rows; ++r) {
             for (int v = 0; v < decltype(wide)::value; ++v) {
               const int64_t at = (panel + v) * kPanelRows;
@@ -481,8 +484,8 @@ inline void multiply_dense_weights(const paged_weight* weights, const DenseRows&
   }
 }
 
-// activation(gate x) * (up x) of the panels [first, last). Gate and up panels of the same rows are taken in turn:
-// panel 2 p is the gate's, 2 p + 1 the up's. take(col, columns) gets 16 columns of all rows, as columns(row).
+// activation(gate x) * (up x) for panels [first, last). Gate and up panels of the same rows alternate: panel 2 p is the
+// gate's, 2 p + 1 the up's. take(col, columns) receives 16 columns of all rows, as columns(row).
 template <class Take>
 inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
                                  int32_t activation, float (*sums)[kPanelRows], int64_t first, int64_t last,
@@ -503,7 +506,7 @@ inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& u
       });
 }
 
-// hidden = activation(gate x) * (up x), as float32.
+// hidden = activation(gate x) * (up x), in float32.
 inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
                                  int32_t activation, float* hidden, float (*sums)[kPanelRows], int64_t first,
                                  int64_t last) {
@@ -514,7 +517,7 @@ inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& u
   });
 }
 
-// The same, as the dense weight `down` multiplies it.
+// The same, in the form that the dense weight `down` multiplies.
 inline void multiply_dense_gated(const paged_weight& gate, const paged_weight& up, const DenseRows& x,
                                  int32_t activation, const paged_weight& down, const DenseRows& hidden,
                                  float (*sums)[kPanelRows], int64_t first, int64_t last) {

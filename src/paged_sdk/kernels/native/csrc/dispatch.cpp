@@ -1,4 +1,4 @@
-// The exported functions: workspaces, and each kernel in the form that the caller chose by its instruction-set level.
+// Exports the functions: workspaces, and each kernel at the ISA level that the caller selects.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #if defined(__linux__)
@@ -27,13 +27,13 @@ struct Level {
 };
 
 #if defined(__x86_64__)
-// What the processor has and the system saves the registers of. __builtin_cpu_supports reads a table of the compiler's
-// runtime, which is empty in Zig's.
+// Features that the processor has and whose registers the system saves. __builtin_cpu_supports is not used, because it
+// reads a table of the compiler's runtime that is empty in Zig's.
 struct Features {
   bool avx2 = false, avx_vnni = false, avx512_vnni = false, avx512_bf16 = false, amx = false;
 };
 
-// Asks the system for tiles, which it saves of no process that has not asked (Linux 5.16; other systems are not asked).
+// Requests permission to use AMX tiles, which Linux grants per process since 5.16; other systems are not asked.
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -54,7 +54,7 @@ Features find_features() {
   if ((saved & 0x06) != 0x06 || __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0) return found;
   found.avx2 = has(ebx, 5) && fma && f16c;
   const bool foundation = has(ebx, 16) && has(ebx, 17) && has(ebx, 30) && has(ebx, 31);  // F, DQ, BW, VL
-  // AMX-BF16, AMX-TILE, AMX-INT8, and the registers of both
+  // AMX-BF16, AMX-TILE, AMX-INT8, and tile configuration and data saved by the system
   const bool tiles = has(edx, 22) && has(edx, 24) && has(edx, 25) && (saved & 0x60000) == 0x60000;
   found.avx512_vnni = (saved & 0xe6) == 0xe6 && found.avx2 && foundation && has(ecx, 11);
   if (eax == 0 || __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) == 0) return found;
@@ -70,7 +70,7 @@ const Features& features() {
 }
 #elif defined(__aarch64__)
 #if defined(__linux__)
-// The bits of the kernel's own interface, which headers older than the instructions do not name.
+// HWCAP bits of the Linux kernel, which headers older than the instructions do not define.
 constexpr unsigned long kDotProduct = 1ul << 20, kI8mm = 1ul << 13, kBf16 = 1ul << 14;
 
 bool has_dot_product() { return (getauxval(AT_HWCAP) & kDotProduct) != 0; }
@@ -115,7 +115,7 @@ constexpr int kNumLevels = sizeof(kLevels) / sizeof(kLevels[0]);
 uint8_t* reserve(paged_workspace& workspace, size_t bytes) {
   if (workspace.data != nullptr && bytes <= workspace.capacity) return workspace.data;
   free_pages(workspace.data);
-  const size_t rounded = (bytes + bytes / 2 + kSmallPage) & ~(kSmallPage - 1);  // a page even for no rows
+  const size_t rounded = (bytes + bytes / 2 + kSmallPage) & ~(kSmallPage - 1);  // at least a page, even for no rows
   workspace.data = static_cast<uint8_t*>(allocate_pages(rounded));
   workspace.capacity = workspace.data != nullptr ? rounded : 0;
   return workspace.data;
@@ -123,7 +123,7 @@ uint8_t* reserve(paged_workspace& workspace, size_t bytes) {
 
 }  // namespace paged
 
-// The name of instruction-set level `level` (0 is the best), or null past the last.
+// Returns the name of ISA level `level` (0 is the best), or null past the last.
 PAGED_EXPORT const char* paged_level_name(int32_t level) {
   return level >= 0 && level < paged::kNumLevels ? paged::kLevels[level].name : nullptr;
 }
@@ -138,17 +138,17 @@ PAGED_EXPORT void paged_workspace_delete(paged_workspace* workspace) {
   delete workspace;
 }
 
-// Whether matrices of this packed format are multiplied faster with many rows when they are in_hadamard.
+// Whether many rows are multiplied faster with in_hadamard, for weights of this packed format.
 PAGED_EXPORT int32_t paged_gains_in_hadamard(int32_t level, int32_t format) {
   return paged::kLevels[level].kernels->gains_in_hadamard(format) ? 1 : 0;
 }
 
-// Each kernel returns 0, or 1 when there is no memory for its scratch.
+// Each kernel returns 0, or 1 if its scratch memory cannot be allocated.
 PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) {
   return paged::kLevels[level].kernels->linear(*args);
 }
 
-// As the others; 3: a token asks for an expert that there is not.
+// Also returns 3 if an expert id is out of range.
 PAGED_EXPORT int32_t paged_experts(int32_t level, const paged_experts_args* args) {
   return paged::kLevels[level].kernels->experts(*args);
 }
@@ -161,17 +161,17 @@ PAGED_EXPORT int32_t paged_decoder(int32_t level, const paged_decoder_args* args
   return paged::kLevels[level].kernels->decoder(*args);
 }
 
-// As the others; 2: the weights cannot be quantized, for NaN, Inf or numbers above 32,768.
+// Also returns 2 if the weights contain NaN, Inf or numbers above 32,768 and cannot be quantized.
 PAGED_EXPORT int32_t paged_quantize(int32_t level, const paged_quantize_args* args) {
   return paged::kLevels[level].kernels->quantize(*args);
 }
 
-// As paged_quantize.
+// Returns the same as paged_quantize.
 PAGED_EXPORT int32_t paged_quantize_groups(int32_t level, const paged_quantize_groups_args* args) {
   return paged::kLevels[level].kernels->quantize_groups(*args);
 }
 
-// As the others; 3: there is no such row.
+// Also returns 3 if a row index is out of range.
 PAGED_EXPORT int32_t paged_rows(int32_t level, const paged_rows_args* args) {
   return paged::kLevels[level].kernels->rows(*args);
 }
@@ -186,15 +186,17 @@ PAGED_EXPORT int32_t paged_likeliest(int32_t level, const paged_likeliest_args* 
   return paged::kLevels[level].kernels->likeliest(*args);
 }
 
-// Packs dense numbers into panels of the format; rows past the last are zero. Returns 0.
+// Packs a dense matrix into panels of the format, padded with zero rows. Returns 0.
 PAGED_EXPORT int32_t paged_pack_dense(int32_t level, const paged_dense_args* args) {
   return paged::kLevels[level].kernels->pack_dense(*args);
 }
 
-// Whether the 2 MiB at `data`, a multiple of that, are a huge page now; their content stays.
+// Collapses the 2 MiB at `data`, 2 MiB aligned, into a huge page and keeps its contents; returns whether the system
+// did.
 PAGED_EXPORT int32_t paged_collapse_huge_page(void* data) { return paged::collapse_huge_page(data) ? 1 : 0; }
 
-// The hash of the sources that the library was built from (sources.py), by which Python knows its own.
+// Returns the hash of the sources that the library was built from (sources.py), by which Python detects a library built
+// from other sources.
 #ifndef PAGED_SOURCES
 #define PAGED_SOURCES ""
 #endif

@@ -1,11 +1,11 @@
-// Dot products of a group of 32 columns: 16 rows of weights with a few rows of activations.
+// Dot products of a group of 32 columns: 16 weight rows with a few activation rows.
 //
-// dot_group<kBits, kRows> calls take(r, lo, hi) for each activation row, with the sums of the group's two halves.
-// first(r, half) is what a sum begins with; the weights are below 2^kBits.
+// dot_group<kBits, kRows> calls take(r, lo, hi) for each activation row with the sums of the group's two halves.
+// first(r, half) is the initial value of a sum; weights are below 2^kBits.
 //
-// kGainsInHadamard<Format> is whether many rows take less time in the Hadamard form (hadamard_product.h), and
-// kUnpackedOnce<Format> from how many rows on weights as they are take less if they are unpacked once for all, not once
-// a tile (panel.h).
+// kGainsInHadamard<Format>: whether many rows are faster in the Hadamard form (hadamard_product.h).
+// kUnpackedOnce<Format>: from how many rows on it is faster to unpack weights once for all rows, rather than once per
+// tile (panel.h).
 #pragma once
 
 #include <limits>
@@ -31,11 +31,11 @@ namespace {
 template <class Format>
 constexpr bool kGainsInHadamard = true;
 
-// The portable level gains nothing; AVX-512, whose tiles are four times as large, and NEON were not timed.
+// No gain at the portable level; not measured on NEON and AVX-512, whose tiles are four times as large.
 template <class Format>
 constexpr int kUnpackedOnce = kNever;
 
-// Row by row: registers hold the group's weights, or a row's dot products need few enough loads without that.
+// Row by row: either the registers hold the group's weights, or a row's dot products need few enough loads anyway.
 template <int kBits, int kRows, class First, class Take>
 inline void dot_group(const Bytes (&w)[8], const ActivationGroup* a, const First& first, const Take& take) {
 #pragma GCC unroll 16

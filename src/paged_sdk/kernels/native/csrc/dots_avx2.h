@@ -1,5 +1,5 @@
-// Dot products on AVX2, whose 16 registers do not hold a group's weights: they go quad by quad (layout.h), each of
-// which is multiplied with every row before the next.
+// Dot products on AVX2, whose 16 registers cannot hold a group's weights: each quad (layout.h) is multiplied with every
+// row before the next quad.
 #pragma once
 
 #include "activations.h"
@@ -8,7 +8,7 @@
 namespace paged {
 namespace {
 
-// A row's four codes of a quad, in each of the 16 rows' places.
+// Broadcasts a row's four codes of a quad to all 32-bit lanes.
 inline __m256i broadcast_quad(const int8_t* x) {
   int32_t four;
   __builtin_memcpy(&four, x, 4);
@@ -21,9 +21,9 @@ template <class Format>
 constexpr bool kGainsInHadamard = true;
 
 template <class Format>
-constexpr int kUnpackedOnce = kNever;  // not timed
+constexpr int kUnpackedOnce = kNever;  // not measured
 
-// sum[r] += w . x[r], of half a group, four quads.
+// sum[r] += w . x[r], over half a group (four quads).
 template <int kBits, int kRows>
 [[gnu::always_inline]] inline void dot_half(const Bytes* w, const ActivationGroup* a, int half, Ints (&sum)[kRows]) {
 #pragma GCC unroll 4
@@ -35,17 +35,17 @@ template <int kBits, int kRows>
 
 #else
 
-// Not weights of six bits and fewer: in eight bits, which the transform takes, their products could not be added in 16.
-// TOP/s of 64 and of 512 rows of 1536 x 8960, as they are and in the Hadamard form: Q8_0 0.13, 0.12 and 0.16, 0.17;
+// No gain for weights of six bits or fewer: the transform widens them to eight bits, whose products cannot be summed in
+// 16 bits. TOP/s with 64 and 512 rows of 1536 x 8960, packed and in the Hadamard form: Q8_0 0.13, 0.12 and 0.16, 0.17;
 // Q6_K 0.20, 0.20 and 0.15, 0.18; Q3_K 0.21, 0.22 and 0.16, 0.19; Q2_K 0.19, 0.18 and 0.14, 0.17 (two threads of AMD
 // Zen 3, medians).
 template <class Format>
 constexpr bool kGainsInHadamard = Format::kLayout.bits() == 8;
 
-// Times as fast as unpacked once a tile, with 12, 24 and 64 rows of 1536 x 2240: Q3_K 1.2, 1.3 and 1.35; Q5_K 1.2, 1.3
+// Speedup over unpacking once per tile, with 12, 24 and 64 rows of 1536 x 2240: Q3_K 1.2, 1.3 and 1.35; Q5_K 1.2, 1.3
 // and 1.4; Q6_K 1.2 with 12 rows, 1.35 with 64; Q5_0 1.1, 1.2 and 1.25; Q2_K 1.0, 1.1 and 1.15; Q4_K 1.0, 1.05 and 1.1;
-// Q4_1 and Q4_0 0.92, 0.98 and 1.03; Q8_0, which there is nothing to unpack of, 0.9 (one thread of AMD Zen 3, calls in
-// turns, medians).
+// Q4_1 and Q4_0 0.92, 0.98 and 1.03; Q8_0, which needs no unpacking, 0.9 (one thread of AMD Zen 3, alternating calls,
+// medians).
 template <class Format>
 constexpr int kUnpackedOnce = [] {
   constexpr const Layout& kLayout = Format::kLayout;
@@ -53,7 +53,7 @@ constexpr int kUnpackedOnce = [] {
   return kLayout.planes == Planes::kNibbles && kLayout.groups != 8 ? 32 : 9;
 }();
 
-// Bytes as numbers of 16 bits: columns 0 and 2 of a quad, and columns 1 and 3.
+// Bytes widened to 16 bits: columns 0 and 2 of a quad, and columns 1 and 3.
 struct WidePairs {
   Bytes even, odd;
 };
@@ -63,8 +63,8 @@ inline WidePairs widen_unsigned(Bytes a) {
           {_mm256_srli_epi16(a.lo, 8), _mm256_srli_epi16(a.hi, 8)}};
 }
 
-// Adds a quad's products, with weights of eight bits, of which bytes' sums of two exceed 16 bits: even and odd are two
-// numbers of 16 bits.
+// Adds a quad's products with 8-bit weights, for which a sum of two byte products exceeds 16 bits. even and odd hold
+// two 16-bit activations each.
 inline void add_wide(Ints& sum, const WidePairs& w, int32_t even, int32_t odd) {
   const __m256i x_even = _mm256_set1_epi32(even), x_odd = _mm256_set1_epi32(odd);
   sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(w.even.lo, x_even));
@@ -85,7 +85,7 @@ template <int kRows>
     store128(pairs[r][0], _mm_srai_epi16(_mm_slli_epi16(x, 8), 8));
     store128(pairs[r][1], _mm_srai_epi16(x, 8));
   }
-  asm("" : "+m"(pairs));  // broadcast from memory, which costs no arithmetic: GCC would take them out of registers
+  asm("" : "+m"(pairs));  // broadcasts from memory cost no ALU operation; GCC would use registers
 #pragma GCC unroll 4
   for (int q = 0; q < 4; ++q) {
     const WidePairs wide = widen_unsigned(w[q]);
@@ -94,8 +94,8 @@ template <int kRows>
   }
 }
 
-// sum[r] += w . x[r], of half a group, four quads. Products are added in 16 bits as long as they fit: four quads of
-// five bits are 4 * 2 * 31 * 127 at most.
+// sum[r] += w . x[r], over half a group (four quads). Products are summed in 16 bits while they fit: four quads of five
+// bits give at most 4 * 2 * 31 * 127.
 template <int kBits, int kRows>
 [[gnu::always_inline]] inline void dot_half(const Bytes* w, const ActivationGroup* a, int half, Ints (&sum)[kRows]) {
   if constexpr (kBits == 8) {
@@ -124,8 +124,8 @@ template <int kBits, int kRows>
   }
 }
 
-// sum[r] += a panel in the Hadamard form (hadamard_panel.h) . row r of a tile, whose codes are given, in blocks of
-// kScaleCols columns at most. Four rows' sums of one panel take half of the registers.
+// sum[r] += a panel in the Hadamard form (hadamard_panel.h) . row r of a tile, given as codes, over blocks of at most
+// kScaleCols columns. Four rows' accumulators of one panel take half of the registers.
 template <int kRows>
 inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]) {
   static_assert(kTokenTile == 4);
@@ -135,7 +135,7 @@ inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads
     store256(pairs[two][0], _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
     store256(pairs[two][1], _mm256_srai_epi16(x, 8));
   }
-  Ints own[kRows];  // in registers, which a caller's array of several panels is not
+  Ints own[kRows];  // kept in registers, unlike the caller's array of several panels
   for (int r = 0; r < kRows; ++r) own[r] = sum[r];
   for (int64_t two = 0; two < quads / 2; ++two, weights += 2 * kVector) {
     const auto& [even, odd] = pairs[two];

@@ -1,8 +1,9 @@
 // Computes mixtures of experts on packed weights: for each token, the weighted sum of a few of many gated MLPs.
 //
-// A token and one of its experts are a pair. Pairs are sorted by expert, so that an expert's weights are read once for
-// all its tokens, and then there are two phases: all experts' gates and ups, all experts' downs. Between them, processes
-// that have some neurons of every expert each put these together.
+// A token and one of its selected experts are a pair. Pairs are sorted by expert, so that an expert's weights are read
+// once for all its tokens. Two main phases follow: all experts' gate and up products, then all experts' down products.
+// In tensor parallelism, each rank has some neurons of every expert, and the ranks gather the inner activations in
+// between.
 #pragma once
 
 #include "product.h"
@@ -10,30 +11,30 @@
 namespace paged {
 namespace {
 
-// Pairs of one expert that go through its weights together, in the order of their tokens.
+// Pairs of one expert that are multiplied together, in token order.
 struct Segment {
   int32_t expert;
-  int32_t first;  // of the sorted pairs
+  int32_t first;  // index into the sorted pairs
   int32_t count;
 };
 
-// An expert with more pairs has several segments, and its weights are read again for each: 64 rows of 2,048 columns
-// stay in the second-level cache.
+// An expert with more pairs has several segments and reads its weights again for each: 64 rows of 2,048 columns fit the
+// second-level cache.
 constexpr int kSegmentRows = 64;
 
-// Panels that are multiplied together: of an expert's inner layer, they share a group of activations for its down.
+// Panels that are multiplied together: their 32 inner columns are one activation group for down.
 constexpr int kUnitPanels = kGroup / kPanelRows;
 
 struct ExpertsScratch {
   int32_t* places;    // [num_experts]
-  int32_t* pairs;     // [num_pairs], sorted: token * num_selected + which of its experts
-  Segment* segments;  // and one of no pairs after the last
+  int32_t* pairs;     // [num_pairs], sorted by expert: token * num_selected + index of the selection
+  Segment* segments;  // terminated by an empty segment
   uint8_t* input;     // activations of every pair's token
   uint8_t* gated;     // activations of every pair's inner layer
-  float* own;         // [num_pairs, inner] of this process, where others have the rest
-  float* joined;      // likewise, of all of them
+  float* own;         // [num_pairs, inner] of this rank, if inner activations are gathered
+  float* joined;      // the same, gathered from all ranks
   float* totals;      // [num_tokens, hidden]
-  uint8_t* sums;      // per thread, four panels' of a segment
+  uint8_t* sums;      // per thread: sums of four panels of a segment
 
   struct Sizes {
     size_t places, pairs, segments, input, gated, own, joined, totals, sums;
@@ -88,7 +89,7 @@ inline bool all_exist(const paged_experts_args& args) {
   return true;
 }
 
-// Sorts pairs and cuts them into segments.
+// Sorts pairs by expert and cuts them into segments.
 inline void sort_pairs(const paged_experts_args& args, const ExpertsScratch& scratch) {
   const int num_pairs = args.num_tokens * args.num_selected;
   int32_t* places = scratch.places;
@@ -125,7 +126,7 @@ struct Stack {
   }
 };
 
-// What pairs' rows are for weights in blocks ...
+// How rows of pairs are stored and multiplied for weights in blocks ...
 struct GroupRows {
   using Rows = Activations;
 
@@ -136,7 +137,7 @@ struct GroupRows {
   static void prepare(const Matrix& x, int64_t token, const paged_weight& weight, const Rows& out, int64_t place) {
     quantize_row(x, token, weight.cols, nullptr, 0.0f, out, place);
   }
-  // Two vectors of columns, of unit `unit`.
+  // Stores the two vectors of columns of a unit.
   static void store(const Rows& out, int64_t unit, int64_t row, const Floats (&columns)[kUnitPanels]) {
     ActivationGroup& group = *out.at(unit, row);
     float scaled[kUnitPanels];
@@ -153,7 +154,7 @@ struct GroupRows {
   }
 };
 
-// ... and for dense ones.
+// ... and for dense weights.
 template <class Dense>
 struct DenseUnitRows {
   using Rows = DenseRows;
@@ -177,7 +178,7 @@ struct DenseUnitRows {
   }
 };
 
-// The pairs [first, last), as rows for a weight: of each, row `row_of(pair)` of x.
+// Prepares the rows of pairs [first, last) for a weight, from row `row_of(pair)` of x.
 template <class Kind, class RowOf>
 inline void prepare_pairs(const Matrix& x, const RowOf& row_of, const Segment* segment, const paged_weight& weight,
                           uint8_t* memory, int64_t first, int64_t last) {
@@ -190,14 +191,15 @@ inline void prepare_pairs(const Matrix& x, const RowOf& row_of, const Segment* s
   }
 }
 
-// Adds the bias of 16 columns of an expert, from the unit's panel p on.
+// Adds the bias of an expert's 16 columns, those of the unit's panel p.
 inline Floats add_bias(Floats product, const Stack& stack, const Segment& segment, int64_t unit, int p) {
   if (stack.weight.bias == nullptr) return product;
   const int64_t panel = segment.expert * stack.panels + unit * kUnitPanels + p;
   return add(product, load_floats(stack.weight.bias + panel * kPanelRows));
 }
 
-// gated_expert(gate x, up x) of one unit's columns, as rows for down, or as they are where others have more columns.
+// Computes gated_expert(gate x, up x) for one unit's columns, and stores them as rows for down, or as float32 if they
+// are to be gathered.
 template <class Kind>
 inline void gate_unit(const paged_experts_args& args, const Stack& gate, const Stack& up, const Segment& segment,
                       int64_t unit, const typename Kind::Rows& x, const typename Kind::Rows& out, float* own,
@@ -222,7 +224,7 @@ inline void gate_unit(const paged_experts_args& args, const Stack& gate, const S
   }
 }
 
-// What a unit of a segment costs, in rows.
+// Cost of one unit of a segment, in rows.
 inline int64_t rows_paid(const Segment& segment) { return segment.count > kFreeRows ? segment.count : kFreeRows; }
 
 inline int64_t rows_paid(const ExpertsScratch& scratch) {
@@ -231,8 +233,8 @@ inline int64_t rows_paid(const ExpertsScratch& scratch) {
   return total;
 }
 
-// All units of all segments that begin in [first, last), a unit taking as many numbers as it costs: one run of each
-// weight, so that it streams.
+// Processes the units that begin in [first, last) of an index space in which a unit is as long as its cost. A thread's
+// range is contiguous in each weight, so that the weights stream.
 template <class Kind>
 inline void gate_segments(const paged_experts_args& args, const Stack& gate, const Stack& up, const Stack& down,
                           const ExpertsScratch& scratch, float (*sums)[kPanelRows], int64_t first, int64_t last) {
@@ -241,7 +243,7 @@ inline void gate_segments(const paged_experts_args& args, const Stack& gate, con
   for (const Segment* next = scratch.segments; next->count > 0 && before < last; ++next) {
     const Segment& segment = *next;
     const int64_t cost = rows_paid(segment);
-    // The first unit that begins at `place` or later.
+    // Returns the first unit that begins at `place` or later.
     const auto unit_at = [&](int64_t place) {
       const int64_t unit = place > before ? (place - before + cost - 1) / cost : 0;
       return unit < units ? unit : units;
@@ -254,7 +256,7 @@ inline void gate_segments(const paged_experts_args& args, const Stack& gate, con
   }
 }
 
-// The units of columns [first, last), of all tokens: a token's experts are added up in one order and by one thread.
+// Computes the units of columns [first, last) for all tokens. One thread sums a token's experts, in a fixed order.
 template <class Kind>
 inline void add_down(const paged_experts_args& args, const Stack& down, const Output& out,
                      const ExpertsScratch& scratch, float (*sums)[kPanelRows], int64_t first, int64_t last) {
@@ -302,7 +304,7 @@ inline Task run_experts_of(Job& job, const paged_experts_args& args, const Outpu
                        gate_segments<Kind>(args, gate, up, down, scratch, sums(thread), first, last);
                      });
   if (args.inner_widths != nullptr) {
-    // All processes have sorted the same pairs.
+    // All ranks have sorted the same pairs.
     args.gather(args.group, scratch.own, gate.rows(), num_pairs, args.inner_widths, scratch.joined);
     co_await job.phase(num_pairs, row_cost(args.down.cols), [&](int64_t first, int64_t last, int) {
       const auto itself = [](int pair) { return pair; };

@@ -1,4 +1,4 @@
-// Vectors in f8e4m3 with one float32 scale, bit for bit as kernels/fp8.py defines them.
+// Quantizes vectors to f8e4m3 with one float32 scale, bit for bit as kernels/fp8.py defines it.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 namespace paged {
 namespace {
 
-constexpr float kErrorSteps = 128.0f;  // of a scale, in which rounding errors are counted
+constexpr float kErrorSteps = 128.0f;  // rounding errors are counted in units of 1/128 of the scale
 
-// The squared error of rounding a vector to codes, in squares of a step.
+// Returns the squared error of rounding a vector to codes, in these units.
 inline int32_t float8_error(const float* vector, int size, float inverse) {
   Ints sum = zero_ints();
   for (int c = 0; c < size; c += 16) {
@@ -23,7 +23,8 @@ inline int32_t float8_error(const float* vector, int size, float inverse) {
   return sum_of(sum);
 }
 
-// The scale with the least error of those that make the largest element a code from 256 to 448.
+// Returns the scale with the least squared error among those that map the largest element to one of the codes from 256
+// to 448.
 inline float float8_scale(const float* vector, int size) {
   uint32_t bits = 0;
   for (int c = 0; c < size; c += 16) bits = std::max(bits, magnitude_bits(load_floats(vector + c)));
@@ -39,11 +40,11 @@ inline float float8_scale(const float* vector, int size) {
   return best;
 }
 
-// |x| < 464, rounded to nearest even; NaN becomes f8e4m3's NaN.
+// Rounds |x| < 464 to nearest even; NaN becomes f8e4m3's NaN.
 inline uint8_t to_float8(float x) {
   const uint32_t sign = bits_of(x) >> 24 & 0x80, magnitude = bits_of(x) & 0x7fffffff;
   if (magnitude > 0x7f800000) return static_cast<uint8_t>(sign | 0x7f);
-  if (magnitude < 0x3c800000)  // below 2^-6, where steps are 2^-9: the last bit of a float32 near 2^14
+  if (magnitude < 0x3c800000)  // below 2^-6 the step is 2^-9, the last bit of a float32 near 2^14
     return static_cast<uint8_t>(sign | (bits_of(from_bits(magnitude) + 16384.0f) - 0x46800000));
   const uint32_t rounded = magnitude + 0x7ffff + (magnitude >> 20 & 1);
   return static_cast<uint8_t>(sign | ((rounded >> 20) - (120 << 3)));

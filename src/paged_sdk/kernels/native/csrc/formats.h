@@ -1,4 +1,5 @@
-// Each packed format: how a kernel reads a block's scales and a group's weights (layout.h says where they lie).
+// Defines, for each packed format, how a kernel reads a block's scales and a group's weights (layout.h has the memory
+// layout).
 #pragma once
 
 #include "abi.h"
@@ -8,7 +9,7 @@
 namespace paged {
 namespace {
 
-// Scales of a block, per group of 32 columns (per half group where kHalfGroups), and minima to be added.
+// Scales of a block, per group of 32 columns (per half group if kHalfGroups), and minima, which are added.
 template <int kScales, int kMinima>
 struct Scales {
   alignas(64) float scale[kScales][kPanelRows];
@@ -85,7 +86,7 @@ inline void load_group(const uint8_t* block, int group, Bytes w[8]) {
   if constexpr (kLayout.planes == Planes::kBytes) load_eight(p, w);
 }
 
-// The weights of a group as they are multiplied; `panel` is where the block's panel begins.
+// Loads the weights of a group as they are multiplied; `panel` is the start of the block's panel.
 template <class Format>
 inline void load_weights(const uint8_t* panel, const uint8_t* block, int group, Bytes w[8]) {
   load_group<Format::kLayout>(block, group, w);
@@ -93,13 +94,13 @@ inline void load_weights(const uint8_t* panel, const uint8_t* block, int group, 
     for (int q = 0; q < 8; ++q) w[q] = look_up(panel + kVector, w[q]);
 }
 
-// The place of a group's scale among those of its block, or of the first of two.
+// Index of a group's scale within its block, or of the first of two.
 template <class Format>
 constexpr int scale_of(int group) {
   return Format::kLayout.groups == 0 ? 0 : Format::kHalfGroups ? 2 * group : group;
 }
 
-// Q4_0 Q4_1 Q5_0 Q5_1 Q8_0: float16 scales (and minima) of one group of 32 columns.
+// Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: float16 scales (and minima) per group of 32 columns.
 template <const Layout& kTheLayout>
 struct Legacy {
   static constexpr const Layout& kLayout = kTheLayout;
@@ -113,7 +114,7 @@ struct Legacy {
   }
 };
 
-// 256 numbers of six bits, from 192 bytes.
+// Unpacks 256 six-bit numbers from 192 bytes.
 inline void load_six_bits(const uint8_t* packed, uint8_t numbers[4 * kVector]) {
   const Bytes a = load_bytes(packed), b = load_bytes(packed + kVector), c = load_bytes(packed + 2 * kVector);
   store_bytes(numbers, keep(a, 63));
@@ -123,7 +124,7 @@ inline void load_six_bits(const uint8_t* packed, uint8_t numbers[4 * kVector]) {
   store_bytes(numbers + 3 * kVector, merge(merge(low, shift_right<4>(b), 12), shift_right<2>(c), 48));
 }
 
-// Q4_K Q5_K: eight groups with six-bit scales and minima in units of two float16 per row.
+// Q4_K, Q5_K: eight groups with six-bit scales and minima, in units of two float16 per row.
 template <const Layout& kTheLayout>
 struct SixBitScales {
   static constexpr const Layout& kLayout = kTheLayout;
@@ -142,7 +143,7 @@ struct SixBitScales {
   }
 };
 
-// Q2_K: four-bit scales and minima of 16 columns in units of two float16 per row.
+// Q2_K: four-bit scales and minima per 16 columns, in units of two float16 per row.
 struct Q2K {
   static constexpr const Layout& kLayout = kQ2_K;
   static constexpr bool kMinima = true;
@@ -164,7 +165,7 @@ struct Q2K {
   }
 };
 
-// Q3_K: six-bit scales of 16 columns, plus 32, in units of one float16 per row.
+// Q3_K: six-bit scales per 16 columns, stored plus 32, in units of one float16 per row.
 struct Q3K {
   static constexpr const Layout& kLayout = kQ3_K;
   static constexpr bool kMinima = false;
@@ -180,7 +181,7 @@ struct Q3K {
   }
 };
 
-// Q6_K: int8 scales of 16 columns in units of one float16 per row.
+// Q6_K: int8 scales per 16 columns, in units of one float16 per row.
 struct Q6K {
   static constexpr const Layout& kLayout = kQ6_K;
   static constexpr bool kMinima = false;
@@ -193,7 +194,7 @@ struct Q6K {
   }
 };
 
-// Codes with minima, one group of columns a block.
+// Grouped codes with minima: one group of columns per block.
 template <const Layout& kTheLayout>
 struct Grouped {
   static constexpr const Layout& kLayout = kTheLayout;
@@ -210,7 +211,7 @@ struct Grouped {
   }
 };
 
-// Codes of levels, one group of columns a block, or two of 16.
+// Codes that index levels: one group of columns per block, or two of 16.
 template <const Layout& kTheLayout>
 struct Levels {
   static constexpr const Layout& kLayout = kTheLayout;
@@ -256,7 +257,7 @@ inline auto with_grouped(int32_t format, const Take& take) {
   }
 }
 
-// take(Format{}) for the packed format of this number, which has been checked where the weight was packed.
+// Calls take(Format{}) for a packed format, which was validated when the weight was packed.
 template <class Take>
 inline auto with_format(int32_t format, const Take& take) {
   if (is_grouped(format)) return with_grouped(format, take);

@@ -1,4 +1,4 @@
-// Functions of vectors: exponential, and the activations made of it.
+// Vector functions: the exponential, and activations based on it.
 #pragma once
 
 #include "abi.h"
@@ -9,8 +9,8 @@ namespace {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// 2^x to 2 ulp: 2^n times the Taylor polynomial of 2^f on [-1/2, 1/2], its error below 2e-7; 0 below -126, NaN stays
-// NaN.
+// 2^x to 2 ulp: 2^n times the Taylor polynomial of 2^f on [-1/2, 1/2], with an error below 2e-7. Below -126 the result
+// is 0; NaN stays NaN.
 inline Floats exponential2(Floats x) {
   constexpr float kLowest = -126.0f;
   const Floats clamped = minimum(broadcast(127.0f), maximum(broadcast(kLowest), x));
@@ -26,8 +26,8 @@ inline Floats exponential2(Floats x) {
   return zero_unless_above(x, kLowest, scale_by_power(p, n));
 }
 
-// 2^x of x <= 0 to 8e-5, a fiftieth of a bfloat16's last bit: 2^floor(x) times the polynomial nearest to 2^f on [0, 1]
-// in relative error. Half the instructions of exponential2, which are a fifth of an attention tile's.
+// 2^x for x <= 0 to 8e-5, a fiftieth of a bfloat16's last bit: 2^floor(x) times the minimax polynomial of 2^f on [0, 1]
+// in relative error. Takes half the instructions of exponential2, which are a fifth of an attention tile's.
 inline Floats rough_exponential2(Floats x) {
   const Floats f = fraction(x);
   Floats p = broadcast(7.80240297e-2f);
@@ -37,10 +37,10 @@ inline Floats rough_exponential2(Floats x) {
   return scale_by_floor(p, x);
 }
 
-// e^x; x * log2 e is rounded, so the relative error grows as |x| 6e-8.
+// e^x. x * log2 e is rounded, so the relative error grows as |x| 6e-8.
 inline Floats exponential(Floats x) { return exponential2(mul(x, broadcast(kLog2E))); }
 
-// SiLU is x * sigmoid(x); GELU with tanh is x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
+// SiLU is x * sigmoid(x); tanh-GELU is x * sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3).
 inline Floats activate(Floats x, int32_t activation) {
   if (activation == PAGED_RELU2) {
     const Floats positive = maximum(zero_floats(), x);
@@ -54,7 +54,7 @@ inline Floats activate(Floats x, int32_t activation) {
   return div(x, add(broadcast(1.0f), exponential(sub(zero_floats(), u))));
 }
 
-// The hidden columns of an expert: silu(gate) * up, or with a limit what gpt-oss has in its place.
+// The hidden activations of an expert: silu(gate) * up, or with a limit, gpt-oss's clamped variant.
 inline Floats gated_expert(Floats gate, Floats up, float alpha, float limit) {
   if (limit == 0.0f) return mul(activate(gate, PAGED_SILU), up);
   const Floats highest = broadcast(limit);

@@ -1,4 +1,4 @@
-// Quantizes rows to int8 for a product, after a block-diagonal Hadamard transform, with one scale per block of columns.
+// Quantizes rows to int8 after a block-diagonal Hadamard transform, with one scale per block of columns.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace paged {
 namespace {
 
-// 32 numbers times Sylvester's matrix of ones and minus ones, by the fast Walsh-Hadamard transform.
+// Multiplies 32 numbers by Sylvester's Hadamard matrix, by the fast Walsh-Hadamard transform.
 inline void hadamard_group(Floats& low, Floats& high) {
   const Floats a = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(low))));
   const Floats b = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(high))));
@@ -17,8 +17,8 @@ inline void hadamard_group(Floats& low, Floats& high) {
   high = sub(a, b);
 }
 
-// Returns the scale of codes whose largest magnitude has the bits `largest`. A scale of NaN carries NaN and Inf to
-// every output of the row, and to no other row.
+// Returns the scale of codes whose largest magnitude has the bits `largest`. A NaN scale propagates NaN and Inf to
+// every output of this row only.
 inline float unit_of(uint32_t largest) {
   constexpr uint32_t kInfinity = 0x7f800000;
   constexpr float kSmallest = 1e-30f;  // below it 127 / maximum overflows; such values are zero
@@ -27,8 +27,8 @@ inline float unit_of(uint32_t largest) {
   return maximum < kSmallest ? 0.0f : maximum / 127.0f;
 }
 
-// Transforms up to kScaleGroups groups of a row from column `col` on, times norm_weight where that is given. Returns
-// the scale of their codes, and in `factor` what makes codes of the numbers: 127 over the largest.
+// Transforms up to kScaleGroups groups of a row from column `col` on, times norm_weight if given. Returns the scale of
+// the codes; `factor` is 127 / the largest magnitude, which turns the numbers into codes.
 inline float transform_row(const Matrix& x, int64_t row, int col, int groups, const float* norm_weight, float* out,
                            float& factor) {
   Ints largest = zero_ints();
@@ -47,7 +47,7 @@ inline float transform_row(const Matrix& x, int64_t row, int col, int groups, co
   const float unit = unit_of(bits);
   if (unit > 0.0f) {
     factor = 127.0f / from_bits(bits);
-  } else {  // or NaN: codes are zeros
+  } else {  // or NaN: codes are zero
     factor = 0.0f;
     __builtin_memset(out, 0, sizeof(float) * groups * kGroup);
   }

@@ -1,4 +1,4 @@
-// The inner loop of products in the Hadamard form (hadamard_product.h) by the matrix unit (matrix_unit.h).
+// The inner loop of products in the Hadamard form (hadamard_product.h) on AMX (matrix_unit.h).
 #pragma once
 
 #include "hadamard_rows.h"
@@ -8,22 +8,22 @@ namespace {
 
 constexpr int kSquareRows = 2 * kAmxRows;
 
-// 32 rows times two panels, of one block of columns.
+// The product of 32 rows and two panels over one block of columns.
 struct Square {
   const int8_t* codes;            // [steps][32][64]
   const uint8_t* weights[2];      // [steps][16 quads][16][4] each
-  int steps;                      // of 64 columns
-  const float* factors;           // [32]: scales of the rows
-  const float* scales[2];         // [16] each: of the panels
-  float (*products)[kPanelRows];  // [2][32][16]: of the blocks so far
-  bool is_first;                  // of the blocks
+  int steps;                      // steps of 64 columns
+  const float* factors;           // [32]: row scales
+  const float* scales[2];         // [16] each: panel scales
+  float (*products)[kPanelRows];  // [2][32][16]: sums over the blocks so far
+  bool is_first;                  // first block: overwrite products
 };
 
-// Multiplies squares one after the other. While the unit multiplies one, the sums of the one before become products:
-// the unit's 16 products of a whole block take 70 ns, and these 2,048 numbers 40.
+// Multiplies squares in a pipeline: while AMX multiplies a square, the sums of the one before become products. AMX's 16
+// products of a whole block take 70 ns, and converting the 1,024 sums takes 40.
 class SquareLine {
  public:
-  // Multiplies a square; products of the one before are complete then.
+  // Multiplies a square, and completes the products of the one before.
   [[gnu::noinline]] void multiply(const Square& square) {
     int32_t (*const sums)[kSquareRows][kPanelRows] = sums_[turn_ & 1];
     zero_sums<2, 2>();
@@ -61,7 +61,7 @@ class SquareLine {
   static constexpr int kParts = kScaleCols / kAmxCols;
   static constexpr int kPartRows = 2 * kSquareRows / kParts;
 
-  // Products from sums, in parts of 16 vectors: a loop over all of them would not lie between the unit's products.
+  // Converts sums to products in parts of 16 vectors: a loop over all of them would not overlap with AMX.
   struct Parts {
     const int32_t (*sums)[kSquareRows][kPanelRows];
     const float* factors;
@@ -105,9 +105,10 @@ class SquareLine {
   int turn_ = 0;
 };
 
-// Multiplies `count` panels with all rows; emit(pair, row, products) takes what two panels give, complete but for
-// biases, and fetch(row) asks for the memory that it will write to. Four panels are taken together, block by block, so
-// that rows come from the second cache, or the third, half as often, and results go there as 256 bytes of a row.
+// Multiplies `count` panels with all rows. emit(pair, row, products) receives the results of two panels, complete
+// except for biases, and fetch(row) prefetches the memory that emit writes. Four panels are processed together, block
+// by block, so that rows are read from the second- or third-level cache half as often, and results are written as 256
+// bytes per row.
 template <class Emit, class Fetch>
 inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const HadamardRows& x, const Emit& emit,
                                     const Fetch& fetch) {

@@ -1,5 +1,5 @@
-// The inner loop of products in the Hadamard form (hadamard_product.h) on NEON: one panel after the other, since four
-// rows' sums of one take half of the registers.
+// The inner loop of products in the Hadamard form (hadamard_product.h) on NEON: one panel at a time, since four rows'
+// accumulators of one panel take half of the registers.
 #pragma once
 
 #include "layout.h"
@@ -8,13 +8,13 @@
 namespace paged {
 namespace {
 
-// sum[r] += the panel . row r of a tile, whose codes are given, for two rows or the whole tile.
+// sum[r] += the panel . row r of a tile, given as codes, for two rows or the whole tile.
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-// Products of two rows' eight columns each with two others': zipping two quads brings a row's columns together. An
-// instruction does twice what a dot product does, and a quarter of them zip.
+// Each instruction multiplies two rows' eight columns with those of two other rows; zipping two quads makes a row's
+// columns adjacent. It does twice the work of a dot product, and a quarter of the instructions zip.
 template <int kRows>
 inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]) {
-  int32x4_t squares[4][2][kRows / 2];  // [quarter][pair of weight rows][pair of rows]: of each, 2 x 2 sums
+  int32x4_t squares[4][2][kRows / 2];  // [quarter][pair of weight rows][pair of rows]: 2 x 2 sums each
   for (auto& quarter : squares)
     for (auto& pair : quarter)
       for (int32x4_t& square : pair) square = vdupq_n_s32(0);
@@ -44,7 +44,7 @@ inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads
 #else
 template <int kRows>
 inline void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]) {
-  Ints own[kRows];  // in registers, which a caller's array of several panels is not
+  Ints own[kRows];  // kept in registers, unlike the caller's array of several panels
   for (int r = 0; r < kRows; ++r) own[r] = sum[r];
   for (int64_t quad = 0; quad < quads; ++quad, weights += kVector, codes += 4 * kTokenTile) {
     const Bytes w = load_bytes(weights);

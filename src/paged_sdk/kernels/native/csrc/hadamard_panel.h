@@ -1,10 +1,10 @@
-// Makes int8 codes of a packed panel's Hadamard transform, as it is multiplied with many rows: weights are held once,
-// at the file's own bits, and what is made of them here stays in a thread's cache.
+// Makes int8 codes of a packed panel's Hadamard transform during a product with many rows: weights are stored once, at
+// the file's own bits, and the codes stay in a thread's cache.
 //
-// The transform runs over groups of 32 columns, which share a scale in every format but Q2_K, Q3_K, Q6_K and levels of
-// 16 columns, so it is one of small integers, and exact. What is rounded are codes, and a group's factor: to 15 bits of
-// what the largest of its block may have. All is integers but for one factor per row and group, so every instruction
-// set makes the same codes.
+// The transform runs over groups of 32 columns, which share a scale in every format but Q2_K, Q3_K, Q6_K and levels per
+// 16 columns, so it works on small integers and is exact. Rounded are only the codes, and a group's factor relative to
+// its block, to 15 bits. Everything is integer arithmetic except one factor per row and group, so every ISA level makes
+// the same codes.
 #pragma once
 
 #include "formats.h"
@@ -13,10 +13,10 @@
 namespace paged {
 namespace {
 
-// Columns of codes, and of zeros that fill up the last of those that are multiplied together.
+// Columns of codes, padded with zeros to a multiple of kCodesTogether.
 constexpr int code_cols(int cols) { return (cols + kCodesTogether - 1) / kCodesTogether * kCodesTogether; }
 
-// Codes of one panel: a vector per quad, plus 128 but for the matrix unit, and 16 scales per block of columns.
+// Codes of one panel: one vector per quad, stored plus 128 except for AMX, and 16 scales per block of columns.
 struct RotatedPanel {
   uint8_t* codes;
   float* scales;
@@ -29,13 +29,13 @@ struct RotatedPanel {
   }
 };
 
-// The coefficients of a group of 32 columns: of quad q, numbers 0 and 2 of each row in [q][0], 1 and 3 in [q][1].
+// The coefficients of a group of 32 columns: for quad q, numbers 0 and 2 of each row in [q][0], 1 and 3 in [q][1].
 struct Coefficients {
   alignas(64) int16_t quad[8][2][2 * kPanelRows];
 };
 
-// Weights of kBits bits, less 2^(kBits - 1), are transformed to numbers of up to 2^14: times this. Those of 2 and 3
-// bits to 2^12 and 2^13, because bytes are multiplied by 127 at most.
+// Scale of the transform's coefficients: weights of kBits bits, minus 2^(kBits - 1), become coefficients of up to 2^14.
+// Weights of 2 and 3 bits reach only 2^12 and 2^13, because bytes are multiplied by at most 127.
 template <class Format>
 constexpr int kCoefficientUnit = Format::kLayout.bits() > 4 ? 1 << (10 - Format::kLayout.bits()) : 64;
 
@@ -43,7 +43,7 @@ constexpr int kCoefficientUnit = Format::kLayout.bits() > 4 ? 1 << (10 - Format:
 template <class Format>
 constexpr int kCentre = 1 << (Format::kLayout.bits() - 1);
 
-// w[i], w[i + kStride] become their sum and difference.
+// Replaces w[i], w[i + kStride] by their sum and difference.
 template <int kStride>
 [[gnu::always_inline]] inline void butterfly_quads(Bytes w[8]) {
 #pragma GCC unroll 8
@@ -71,13 +71,13 @@ template <int kStride>
   }
 }
 
-// Transforms a group. The first stages are sums of bytes, as many as fit; `halves` are factors of the two halves of a
-// group in units of 2^-15, of formats whose scales differ between them.
+// Transforms a group. The first stages add bytes, as long as sums fit. `halves` are factors of a group's two halves in
+// units of 2^-15, for formats with a scale per half group.
 template <class Format>
 [[gnu::always_inline]] inline void transform_group(Bytes w[8], const Shorts (&halves)[2], Shorts v[8][2]) {
   constexpr Planes kPlanes = Format::kLayout.numbers();
   constexpr int kUnit = kCoefficientUnit<Format>;
-  constexpr bool kHalves = Format::kHalfGroups || kPlanes == Planes::kSix;  // sums of 4 numbers fit bytes, not of 8
+  constexpr bool kHalves = Format::kHalfGroups || kPlanes == Planes::kSix;  // sums of 4 numbers fit bytes, of 8 do not
   if constexpr (kPlanes == Planes::kBytes) {
     for (int q = 0; q < 8; ++q) widen<kUnit>(sub_byte(w[q], 128), v[q][0], v[q][1]);
     butterfly_quads<1>(v);
@@ -88,7 +88,7 @@ template <class Format>
     if constexpr (kHalves) {
       w[0] = sub_byte(w[0], 4 * kCentre<Format>);
       w[4] = sub_byte(w[4], 4 * kCentre<Format>);
-    } else {  // the sum of 8 weights of 5 bits wraps around until their offset is gone
+    } else {  // the sum of 8 five-bit weights wraps around until the offset is subtracted
       butterfly_quads<4>(w);
       w[0] = sub_byte(w[0], 8 * kCentre<Format>);
     }
@@ -104,8 +104,8 @@ template <class Format>
   if constexpr (kPlanes == Planes::kBytes || kHalves) butterfly_quads<4>(v);
 }
 
-// One scale for a group whose halves have two: the larger of them, and factors of both in units of 2^-15. A NaN among
-// them is the larger.
+// Returns one scale for a group with two half-group scales: the larger of them, and the factors of both halves in units
+// of 2^-15. NaN counts as the larger.
 inline Floats common_scale(const float* low, const float* high, Shorts (&halves)[2]) {
   const Floats a = load_floats(low), b = load_floats(high);
   const Floats larger = as_floats(max_magnitude(max_magnitude(zero_ints(), a), b));
@@ -121,10 +121,11 @@ template <class Format>
 void rotate_panel(const uint8_t* panel, const paged_weight& weight, const RotatedPanel& out) {
   constexpr const Layout& kLayout = Format::kLayout;
   constexpr int kUnit = kCoefficientUnit<Format>;
-  // A block of codes is multiplied by its scale, and by 1 / 32 for the transform of weights and of activations.
+  // The scale of a block of codes includes 1 / 32 for the transforms of weights and activations.
   constexpr float kScale = 1.0f / (127.0f * kUnit * kGroup);
   Coefficients coefficients[kScaleGroups];
-  // Coefficients that minima add to: the first of a group, or of its sum and its difference of two halves.
+  // Coefficients that minima contribute to: the first of a group, or the first of each of its two halves' sum and
+  // difference.
   constexpr int kConstants = !Format::kMinima ? 0 : Format::kHalfGroups ? 2 : 1;
   Floats scale[kScaleGroups], constant[kScaleGroups][2];
   typename Format::BlockScales scales;
@@ -152,7 +153,7 @@ void rotate_panel(const uint8_t* panel, const paged_weight& weight, const Rotate
       load_weights<Format>(panel, block, in_block, w);
       Shorts v[8][2];
       transform_group<Format>(w, halves, v);
-      // From 128 on: a factor then fits 16 bits, whatever the weights are.
+      // At least 128, so that a factor fits 16 bits whatever the weights are.
       Shorts most = broadcast_short(128);
       for (int q = 0; q < 8; ++q) {
         for (int j = 0; j < 2; ++j) {
@@ -189,7 +190,7 @@ void rotate_panel(const uint8_t* panel, const paged_weight& weight, const Rotate
         block += kLayout.header + block_groups * kLayout.group_bytes;
       }
     }
-    // An Inf or NaN among scales makes a scale of Inf or NaN, and codes of zero: products are NaN, in that row alone.
+    // An Inf or NaN scale gives a scale of Inf or NaN and codes of zero, and so NaN products in that row only.
     const Floats most = as_floats(largest), unit = div(broadcast(127.0f), most);
     const auto codes_of = [&](Floats a) {
       const Floats finite = choose_greater(broadcast(kLargest), most, mul(a, unit), zero_floats());

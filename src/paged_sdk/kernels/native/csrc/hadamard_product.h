@@ -1,7 +1,8 @@
-// Multiplies many rows in int8: activations and weights go through the same block-diagonal Hadamard transform and have
-// one scale per row and block of columns (layout.h), so that nothing but dot products is left in the inner loop. A
-// thread makes the codes of two panels at a time in memory of its own, which its cache holds, and multiplies them with
-// all rows: on AMD Zen 4 that takes as long as 14 rows do. The matrix unit takes four panels (hadamard_amx.h).
+// Multiplies many rows in int8. Activations and weights go through the same block-diagonal Hadamard transform and have
+// one scale per row and block of columns (layout.h), which leaves only dot products in the inner loop. A thread makes
+// the codes of two panels at a time in its own scratch memory, which stays in its cache, and multiplies them with all
+// rows; making them takes as long as multiplying 14 rows on AMD Zen 4. AMX processes four panels at a time
+// (hadamard_amx.h).
 #pragma once
 
 #include "functions.h"
@@ -18,19 +19,19 @@ namespace {
 
 #if !defined(__AMX_INT8__)
 
-// What a row's sums begin with.
+// Returns the initial value of a row's sums.
 inline Ints first_sum(const int32_t* offset) {
   if constexpr (kTakesOff128) return zero_ints();
   return broadcast_shifted<0>(offset);
 }
 
-// sum[r] += a panel . row r of a tile: of instruction sets that multiply panel by panel (dots_avx2.h, hadamard_neon.h).
+// sum[r] += a panel . row r of a tile, on ISA levels that multiply one panel at a time (dots_avx2.h, hadamard_neon.h).
 template <int kRows>
 void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints (&sum)[kRows]);
 
-// kPanels panels times kRows rows of one tile; products are complete but for biases. They lie in the caller's memory,
-// and this is a function of its own: with local sums, inlined where it is used, the compiler moved registers about for
-// up to a tenth of the time.
+// Register tile of kPanels panels and kRows rows; products are complete except for biases. Products are in the caller's
+// memory and the function is not inlined: with local accumulators, inlined, the compiler spent up to a tenth of the
+// time on moving registers.
 template <int kPanels, int kRows>
 [[gnu::noinline]] void multiply_hadamard_tile(const RotatedPanel (&panels)[kPanels], const HadamardRows& x, int tile,
                                               Floats (&products)[kPanels][kRows]) {
@@ -70,7 +71,7 @@ template <int kPanels, int kRows>
   }
 }
 
-// Multiplies some rows of a tile; emit(row, products) takes what is finished but for biases.
+// Multiplies some rows of a tile; emit(row, products) receives the results, complete except for biases.
 template <int kPanels, int kRows, class Emit>
 inline void multiply_hadamard_rows(const RotatedPanel (&panels)[kPanels], const HadamardRows& x, int tile,
                                    const Emit& emit) {
@@ -99,7 +100,7 @@ inline void multiply_hadamard_panels(const RotatedPanel (&panels)[kPanels], cons
   }
 }
 
-// Multiplies one or two panels with all rows; emit(0, row, products) takes what they give, complete but for biases.
+// Multiplies one or two panels with all rows; emit(0, row, products) receives the results, complete except for biases.
 template <class Emit, class Fetch>
 inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const HadamardRows& x, const Emit& emit,
                                     const Fetch&) {
@@ -115,15 +116,15 @@ inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const
 
 #endif
 
-// A panel's codes take as long to make as so many rows to multiply by vectors; the matrix unit multiplies four rows in
-// the time of one.
+// Making a panel's codes takes as long as multiplying this many rows by vector instructions. AMX multiplies four rows
+// in the time of one.
 constexpr int kRotationRows = 14;
 inline int hadamard_rows_paid(int num_rows) { return num_rows / (kHasMatrixUnit ? 4 : 1) + kRotationRows; }
 
-// Pairs of panels, which are multiplied together; the last may be a single one.
+// Number of pairs of panels, which are multiplied together; the last may be a single panel.
 inline int64_t hadamard_pairs(const paged_weight& weight) { return (num_panels(weight.rows) + 1) / 2; }
 
-// out[:, concat of the weights' rows] = x . W^T: the pairs of panels [first, last) of all weights.
+// out[:, concat of the weights' rows] = x . W^T, for pairs of panels [first, last) of all weights.
 inline void multiply_hadamard(const paged_weight* weights, const HadamardRows& x, const Output& out, int64_t first,
                               int64_t last, int thread) {
   [[maybe_unused]] const MatrixUnit unit;
@@ -153,7 +154,8 @@ inline void multiply_hadamard(const paged_weight* weights, const HadamardRows& x
   }
 }
 
-// hidden[:, p * 16 ...] = activation(gate x) * (up x) of the panels [first, last): pairs of one of each.
+// hidden[:, p * 16 ...] = activation(gate x) * (up x) for panels [first, last); a gate panel and an up panel form a
+// pair.
 inline void multiply_hadamard_gated(const paged_weight& gate, const paged_weight& up, const HadamardRows& x,
                                     int32_t activation, float* hidden, int64_t first, int64_t last, int thread) {
   [[maybe_unused]] const MatrixUnit unit;

@@ -1,4 +1,4 @@
-// Activations in the Hadamard form, for products with many rows (hadamard_product.h).
+// Stores activations in the Hadamard form, for products with many rows (hadamard_product.h).
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@ namespace {
 // Pairs of panels that are multiplied together.
 constexpr int kPairsTogether = kHasMatrixUnit ? 2 : 1;
 
-// Rows in tiles of kTokenTile, each [cols / kCodesTogether][kTokenTile][kCodesTogether]: one stream for the inner loop,
-// whatever the width. Of each block of columns a tile has kTokenTile scales and as many offsets.
+// Rows in tiles of kTokenTile, each [cols / kCodesTogether][kTokenTile][kCodesTogether]: one sequential stream for the
+// inner loop, whatever the number of columns. Per block of columns, a tile has kTokenTile scales and offsets.
 struct HadamardRows {
   int8_t* codes;
   float* scales;
-  int32_t* offsets;  // -128 times the sum of a block's codes: codes of weights are plus 128
-  uint8_t* panels;   // per thread, those of kPairsTogether pairs
+  int32_t* offsets;  // -128 times the sum of a block's codes, as weight codes are stored plus 128
+  uint8_t* panels;   // per thread: codes of kPairsTogether pairs of panels
   int num_rows;
   int cols;
 
@@ -49,12 +49,11 @@ struct HadamardRows {
 
 #if !defined(__AMX_INT8__)
 
-// Quantizes the rows of a tile, times 1 / rms and norm_weight where that is given, and rows of zeros where there are no
-// more: a tile is multiplied whole, or up to an even number of its rows. Rows are taken together, block by block, so
-// that codes are stored as whole vectors: a row at a time, four bytes here and there, took 1.7 times as long on AMD
-// Zen 4.
+// Quantizes the rows of a tile, times 1 / rms and norm_weight if given, padded with zero rows: products use a whole
+// tile, or an even number of its rows. Rows are processed together, block by block, so that codes are stored as whole
+// vectors: storing four bytes of a row at a time took 1.7 times as long on AMD Zen 4.
 inline void hadamard_tile(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t tile) {
-  alignas(64) float numbers[kTokenTile][kScaleCols];  // of one block
+  alignas(64) float numbers[kTokenTile][kScaleCols];  // one block of columns
   float factors[kTokenTile] = {}, inverses[kTokenTile];
   const int64_t first = tile * kTokenTile;
   const int rows = out.num_rows - first < kTokenTile ? static_cast<int>(out.num_rows - first) : kTokenTile;
@@ -84,7 +83,7 @@ inline void hadamard_tile(const Matrix& x, const float* norm_weight, float eps, 
 
 #else
 
-// The same for the matrix unit, which takes 64 columns of a row side by side: row by row.
+// The same for AMX, row by row, since 64 columns of a row are adjacent.
 inline void hadamard_tile(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t tile) {
   alignas(64) float numbers[kScaleCols];
   const int64_t first = tile * kTokenTile;
@@ -112,7 +111,7 @@ inline void hadamard_tile(const Matrix& x, const float* norm_weight, float eps, 
 
 #endif
 
-// Quantizes the tiles [first, last) of rows.
+// Quantizes tiles [first, last) of rows.
 inline void hadamard_tiles(const Matrix& x, const float* norm_weight, float eps, const HadamardRows& out, int64_t first,
                            int64_t last) {
   for (int64_t tile = first; tile < last; ++tile) hadamard_tile(x, norm_weight, eps, out, tile);

@@ -1,5 +1,5 @@
-// Compiled once per instruction set (setup.py gives the flags and PAGED_TABLE): a call is one job (pool.h), whose phases
-// are the building blocks of the headers.
+// Compiled once per ISA level (setup.py sets the flags and PAGED_TABLE). A call is one job (pool.h), whose phases are
+// the building blocks in the headers.
 #include "kernels.h"
 
 #include <atomic>

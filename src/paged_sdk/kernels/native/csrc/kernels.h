@@ -1,4 +1,4 @@
-// The entry points that exist once per instruction set.
+// Declares the entry points that exist once per ISA level.
 #pragma once
 
 #include "abi.h"

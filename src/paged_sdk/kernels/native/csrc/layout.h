@@ -1,9 +1,9 @@
-// Says how packed weights lie in memory, for the code that packs them (pack.cpp) and the kernels.
+// Defines the memory layout of packed weights, for the code that packs them (pack.cpp) and for the kernels.
 //
-// A matrix [N, K] is cut into panels of 16 rows; a panel is a run of blocks along K. A block holds, for its 16 rows and
-// 32 (legacy formats) or 256 (K formats) columns, first the scales and then, per group of 32 columns, the weights as
-// unsigned integers in bit planes. A vector of a plane is 16 rows x 4 consecutive columns (a "quad"), so that one
-// dot-product instruction adds four products to each of 16 rows and no sum ever crosses lanes:
+// A matrix [N, K] is cut into panels of 16 rows, and a panel into blocks along K. A block holds 16 rows and 32 (legacy
+// formats) or 256 (K formats) columns: first the scales, then per group of 32 columns the weights as unsigned integers
+// in bit planes. A vector of a plane is 16 rows x 4 consecutive columns (a "quad"), so that one dot-product instruction
+// adds four products to each of 16 rows and no sum ever crosses lanes:
 //
 //   nibbles   4 vectors: vector v has quad v in the low and quad v + 4 in the high halves of its bytes
 //   fifth     1 vector: bit q of a byte belongs to quad q
@@ -12,18 +12,18 @@
 //   third     1 vector, after pairs: bit q of a byte belongs to quad q
 //   bytes     8 vectors, one per quad
 //
-// A panel of a dense matrix (dense_product.h) has no blocks either, and no scales: a vector is 16 rows x 2 columns in
-// bfloat16 (a row's two numbers side by side) or in float16 (a column after the other), 16 rows x 1 column in float32.
+// A panel of a dense matrix (dense_product.h) has neither blocks nor scales. A vector is 16 rows x 2 columns in
+// bfloat16 (a row's two numbers adjacent) or in float16 (one column after the other), or 16 rows x 1 column in float32.
 //
-// A panel of a grouped matrix begins with 16 float32 units of its scales, and then 16 of its minima, or the levels of
-// its codes as bytes, plus 128, in 64 bytes. Of it, a block is a group of columns, of which the last may have fewer: 16
-// float16 scales in these units, and as many minima. Where a row's unit of minima is 0 they are multiples of its
-// scales, so that whole zero points stay what they are.
+// A panel of a grouped matrix begins with 16 float32 units of its scales, followed by 16 units of its minima, or by 64
+// bytes that hold the levels of its codes, stored plus 128. Its blocks are the groups of columns, of which the last may
+// be shorter: 16 float16 scales in these units, and 16 minima. If a row's unit of minima is 0, the minima are multiples
+// of its scales, which keeps integral zero points exact.
 //
-// The K formats' six-bit scales and minima stay six bits: 256 numbers (group g: 16 scales, 16 minima) in 192 bytes, the
-// last 64 numbers spread over the top pairs of the first 192. Those of Q3_K, plus 32, are packed likewise: 16 groups of
-// 16 scales. So every format keeps the file's own bits per weight, which is what a single stream, bound by memory
-// bandwidth, pays for.
+// The six-bit scales and minima of K formats stay six bits: 256 numbers (per group 16 scales, 16 minima) in 192 bytes,
+// with the last 64 numbers spread over the top two bits of these bytes. Q3_K's, stored plus 32, are packed likewise: 16
+// groups of 16 scales. So every format keeps the file's own bits per weight, which determine the speed of a single
+// sequence's decode, as it is bound by memory bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -33,14 +33,14 @@
 namespace paged {
 
 constexpr int kPanelRows = 16;
-constexpr int kGroup = 32;  // columns that share an activation scale
+constexpr int kGroup = 32;  // columns of a group of weights, with two activation scales
 constexpr int kVector = 64;
 constexpr int kHalves = 2 * kPanelRows;  // bytes of one float16 per row
 constexpr int kSixBits = 192;            // bytes of a block's six-bit scales and minima
 
-// Columns whose int8 codes share a scale in products with many rows (hadamard_panel.h); a row's last block may have
-// fewer. Simulated in float32, mean KL of SmolLM2's prompts is 0.0021 with 128, 0.0025 with 256 and 0.0028 with whole
-// rows; products take 9 and 4 % longer than with whole rows on AMD Zen 4.
+// Columns whose int8 codes share a scale in products with many rows (hadamard_panel.h); a row's last block may be
+// shorter. Simulated in float32, mean KL of SmolLM2's prompts is 0.0021 with 128, 0.0025 with 256 and 0.0028 with whole
+// rows. Compared with whole rows, products take 9 % longer with 128 and 4 % with 256 on AMD Zen 4.
 constexpr int kScaleGroups = 8;
 constexpr int kScaleCols = kScaleGroups * kGroup;
 constexpr int scale_blocks(int cols) { return (cols + kScaleCols - 1) / kScaleCols; }
@@ -59,25 +59,25 @@ enum class Planes { kPairs, kThree, kNibbles, kFive, kSix, kBytes };
 
 struct Layout {
   Planes planes;
-  int groups;        // of 32 columns in a block; 0: the format's number says it
+  int groups;        // groups of 32 columns in a block; 0: given by the format number
   int header;        // bytes before the first group
-  int group_bytes;   // weights of a group
+  int group_bytes;   // bytes of a group's weights
   int offset_shift;  // weights are stored plus 2^offset_shift; -1: they have minima instead
   int panel_header = 0;     // bytes before a panel's first block
-  bool has_levels = false;  // whether weights stand for bytes
+  bool has_levels = false;  // weights are indices into a table of bytes
 
   constexpr int block_cols() const { return groups * kGroup; }
   constexpr int block_bytes() const { return header + groups * group_bytes; }
-  // How many groups of 32 columns a block has, in a format of this number.
+  // Returns the number of groups of 32 columns in a block of this format.
   constexpr int block_groups(int32_t format) const { return groups > 0 ? groups : format >> 16; }
   constexpr int64_t panel_bytes(int32_t format, int cols) const {
     const int in_row = cols / kGroup, in_block = block_groups(format);
     const int64_t blocks = (in_row + in_block - 1) / in_block;
     return panel_header + blocks * header + static_cast<int64_t>(in_row) * group_bytes;
   }
-  // What weights are when they are multiplied.
+  // The planes of the weights as they are multiplied.
   constexpr Planes numbers() const { return has_levels ? Planes::kBytes : planes; }
-  // They are below two to the power of this.
+  // Bits of the weights as they are multiplied.
   constexpr int bits() const {
     switch (numbers()) {
       case Planes::kPairs:

@@ -1,4 +1,4 @@
-// Finds the largest number of a row.
+// Computes a row's argmax.
 #pragma once
 
 #include <limits>
@@ -8,8 +8,8 @@
 namespace paged {
 namespace {
 
-// The column of the largest of a row, the first of equal ones; -1 where a number is NaN, or the largest is not finite.
-// The row is read once: blocks are compared by their largest, and one of them is looked through for the place.
+// Returns the column of a row's maximum, the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
+// The row is read once: blocks are compared by their maximum, and only the best block is searched for the column.
 inline int64_t likeliest_of(const float* row, int cols) {
   constexpr int kBlock = 512;
   constexpr int32_t kInfinity = 0x7f800000;

@@ -1,4 +1,5 @@
-// Linear layers over packed weights: several that share one input, and gated pairs; bias and residual in the epilogue.
+// Linear layers over packed weights: several weights that share an input, and gated pairs, with bias and residual in
+// the epilogue.
 #pragma once
 
 #include "functions.h"
@@ -8,14 +9,14 @@
 namespace paged {
 namespace {
 
-// Where results go: float32, bfloat16 or float16 rows of the caller, plus what is added on the way.
+// The destination of results: float32, bfloat16 or float16 rows of the caller, plus a residual that is added.
 struct Output {
   void* data;
   int64_t stride;
   int32_t dtype;
-  Matrix residual;  // data null: none; may be `data` itself
+  Matrix residual;  // data null: none; may alias `data`
 
-  // Writes `count` (up to 16) columns of one row, plus bias and residual.
+  // Writes `count` (up to 16) columns of a row, plus bias and residual.
   void store(int64_t row, int64_t col, int count, Floats product, const float* bias) const {
     if (count == kPanelRows) {  // the common case, whole vectors
       Floats v = product;
@@ -37,11 +38,11 @@ struct Output {
       }
     }
   }
-  // Asks for the memory of 16 columns of one row, which will be written.
+  // Prefetches the memory of 16 columns of a row for writing.
   void fetch(int64_t row, int64_t col) const {
     __builtin_prefetch(static_cast<uint8_t*>(data) + (row * stride + col) * (dtype == PAGED_FLOAT32 ? 4 : 2), 1, 2);
   }
-  // Writes 16 columns of one row as they are.
+  // Writes 16 columns of a row without bias or residual.
   void store(int64_t row, int64_t col, Floats v) const {
     const int64_t at = row * stride + col;
     if (dtype == PAGED_FLOAT32) {
@@ -54,13 +55,13 @@ struct Output {
   }
 };
 
-// Panels whose sums a thread holds at most.
+// Maximum number of panels whose sums a thread holds.
 constexpr int kSumPanels = kHasMatrixUnit ? 8 : 4;
 
-// Bytes of one thread's sums of a panel, [num_rows][16].
+// Bytes of a thread's sums of one panel, [num_rows][16].
 inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }
 
-// out[:, concat of the weights' rows] = x . W^T: the panels [first, last) of all weights.
+// out[:, concat of the weights' rows] = x . W^T, for panels [first, last) of all weights.
 inline void multiply_packed(const paged_weight* weights, const Activations& x, const Output& out,
                             float (*sums)[kPanelRows], int64_t first, int64_t last) {
   int64_t before = 0, col = 0;
@@ -81,7 +82,7 @@ inline void multiply_packed(const paged_weight* weights, const Activations& x, c
   }
 }
 
-// activation(gate) * up of the 16 columns from `col` on: products, to which biases are added first.
+// activation(gate) * up for the 16 columns from `col` on, after biases are added to the products.
 inline Floats gate_columns(const paged_weight& gate, const paged_weight& up, int64_t col, Floats gate_product,
                            Floats up_product, int32_t activation) {
   if (gate.bias != nullptr) gate_product = add(gate_product, load_floats(gate.bias + col));
@@ -89,7 +90,7 @@ inline Floats gate_columns(const paged_weight& gate, const paged_weight& up, int
   return mul(activate(gate_product, activation), up_product);
 }
 
-// hidden[:, p * 16 ...] = activation(gate x) * (up x) of the panels [first, last): gate's and up's one after the other.
+// hidden[:, p * 16 ...] = activation(gate x) * (up x) for panels [first, last), alternating between gate and up.
 inline void multiply_packed_gated(const paged_weight& gate, const paged_weight& up, const Activations& x,
                                   int32_t activation, float* hidden, float (*sums)[kPanelRows], int64_t first,
                                   int64_t last) {

@@ -1,5 +1,5 @@
-// Low-rank updates of a layer's products, another adapter's in each row (Hu et al., 2021, arXiv 2106.09685): rows of one
-// adapter are multiplied together, first by `down`, whose few results are then multiplied by `up`.
+// Adds LoRA updates to a layer's products, with a possibly different adapter per row (Hu et al., 2021, arXiv
+// 2106.09685). Rows of one adapter are multiplied together, first by `down`, and the few results by `up`.
 #pragma once
 
 #include "linear.h"
@@ -8,14 +8,14 @@
 namespace paged {
 namespace {
 
-constexpr int kRankTile = 4;      // ranks that share a read of the input
-constexpr int kUpdatedRows = 4;   // rows that share a read of the weights
-constexpr int kUpdatePanels = 8;  // of 16 outputs, that are claimed as one
+constexpr int kRankTile = 4;      // ranks that share one read of the input
+constexpr int kUpdatedRows = 4;   // rows that share one read of the weights
+constexpr int kUpdatePanels = 8;  // panels of 16 outputs per item
 
-// A step's rows that have an adapter, adapter by adapter.
+// A step's rows that have an adapter, sorted by adapter. A row's place is its index in this order.
 struct AdaptedRows {
   const paged_update* const* adapters = nullptr;
-  const int32_t* rows = nullptr;    // by place: those of adapter a from starts[a] to starts[a + 1]
+  const int32_t* rows = nullptr;    // by place; adapter a's are starts[a] ... starts[a + 1] - 1
   const int32_t* starts = nullptr;
   int num_adapters = 0;
 
@@ -23,7 +23,7 @@ struct AdaptedRows {
   const paged_update& update(int adapter, int layer, int projection) const {
     return adapters[adapter][layer * PAGED_PROJECTIONS + projection];
   }
-  // Whether an adapter of these rows changes one of `count` projections.
+  // Whether an adapter of these rows updates one of `count` projections.
   bool change(int layer, int first, int count) const {
     for (int a = 0; a < num_adapters; ++a)
       for (int p = first; p < first + count; ++p)
@@ -33,7 +33,7 @@ struct AdaptedRows {
   static size_t bytes(const paged_decoder_args& args) {
     return line_aligned(sizeof(int32_t) * (args.num_rows + args.num_adapters + 1));
   }
-  // Sorts num_rows rows by the adapters that of_row names, in memory of bytes().
+  // Sorts num_rows rows by their adapters, given in of_row, into memory of bytes().
   static AdaptedRows sorted(const paged_decoder_args& args, const int32_t* of_row, int num_rows, int32_t* memory) {
     int32_t *starts = memory, *rows = memory + args.num_adapters + 1;
     int32_t place = 0;
@@ -47,15 +47,15 @@ struct AdaptedRows {
   }
 };
 
-// Memory of a step with adapters.
+// Scratch memory of a step with adapters.
 struct AdapterScratch {
   int32_t* sorted;       // AdaptedRows of all rows
-  int32_t* sorted_read;  // of those that are read, which of_read names
+  int32_t* sorted_read;  // AdaptedRows of the rows that are read; their adapters are in of_read
   int32_t* of_read;
   float* normed;   // [rows, hidden]: by place
   float* shrunk;   // [rows, ranks of the widest products]: by place
   float* gate_up;  // [rows, 2 * inner]
-  float* product;  // [rows, hidden]: what is changed before it is added to the residual stream
+  float* product;  // [rows, hidden]: a product that is updated before it is added to the residual stream
 
   struct Sizes {
     size_t sorted, of_read, normed, shrunk, gate_up, product;
@@ -102,7 +102,7 @@ struct AdapterScratch {
   }
 };
 
-// 16 numbers of an adapter's matrix, whatever their type.
+// Loads 16 numbers of an adapter's matrix, by dtype.
 struct FloatNumbers {
   static constexpr int kBytes = 4;
   static Floats load(const uint8_t* p) { return load_floats(reinterpret_cast<const float*>(p)); }
@@ -116,9 +116,9 @@ struct HalfNumbers {
   static Floats load(const uint8_t* p) { return load_half(p); }
 };
 
-// Asks for what lies two kilobytes behind `bytes` of an adapter, whose matrices lie in the order of their use: what a
-// matrix ends with asks for the next one's beginning. Eight adapters of Qwen2.5-1.5B are 295 MB, which one thread of a
-// Zen 4 multiplies in 22.8 ms without this, in small pages and ranks row by row, and in 14.5 ms as they lie now.
+// Prefetches two kilobytes ahead. Matrices are stored in the order of their use, so the end of one prefetches the
+// beginning of the next. Eight adapters of Qwen2.5-1.5B are 295 MB: one thread of a Zen 4 multiplies them in 14.5 ms,
+// compared with 22.8 ms without prefetch, in small pages and with ranks stored row by row.
 template <int kBytes>
 inline void fetch_ahead(const uint8_t* p) {
 #pragma GCC unroll 4
@@ -132,7 +132,7 @@ inline void with_numbers(int32_t dtype, const Body& body) {
   body(HalfNumbers{});
 }
 
-// out[k][r] = down[rank + r] . x[k] for kRows rows: each product has one order, whatever kRows is.
+// out[k][r] = down[rank + r] . x[k] for kRows rows; the order of a sum does not depend on kRows.
 template <int kRows, class Numbers>
 inline void shrink(const paged_update& update, int rank, const float* const* x, int cols, float* out, int64_t stride) {
   constexpr int kVector = 16 * Numbers::kBytes;
@@ -156,7 +156,8 @@ inline void shrink(const paged_update& update, int rank, const float* const* x, 
     for (int r = 0; r < kRankTile; ++r) out[k * stride + rank + r] = sum_of(sums[k][r]);
 }
 
-// out[k][0 ... 15] = out[k] * gains + up[panel] . shrunk[k] for kRows rows, likewise.
+// out[k][0 ... 15] = out[k] * gains + up[panel] . shrunk[k] for kRows rows; the order of a sum does not depend on
+// kRows.
 template <int kRows, class Numbers>
 inline void expand(const paged_update& update, int panel, const float* shrunk, int64_t stride, float* const* out) {
   constexpr int kVector = 16 * Numbers::kBytes;
@@ -183,7 +184,7 @@ inline void expand(const paged_update& update, int panel, const float* shrunk, i
   for (int k = 0; k < kRows; ++k) store_floats(out[k], sums[k]);
 }
 
-// Calls body(count, first) for runs of up to kUpdatedRows places; count is a constant.
+// Calls body(count, first) for runs of up to kUpdatedRows places; count is an integral_constant.
 template <class Body>
 inline void by_row_tiles(int first, int last, const Body& body) {
   for (; first + kUpdatedRows <= last; first += kUpdatedRows)
@@ -193,7 +194,7 @@ inline void by_row_tiles(int first, int last, const Body& body) {
   if (last - first == 1) body(std::integral_constant<int, 1>{}, first);
 }
 
-// The input of an update: rows of a matrix, which lie by place where they were normalized.
+// The input of an update: rows of a matrix, indexed by place if they were normalized into a buffer of their own.
 struct UpdateInput {
   const float* data;
   int64_t stride;
@@ -205,7 +206,7 @@ struct UpdateInput {
   }
 };
 
-// Brings the rows that have an adapter through a layer's norm, or as they are where there is none.
+// Normalizes the rows that have an adapter, or copies them if there is no norm.
 inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float* stream, const paged_layer& layer,
                               const float* norm, const float* bias, float* normed) {
   const int hidden = layer.qkv[0].cols;
@@ -224,11 +225,10 @@ inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float*
                    });
 }
 
-// Adds to the outputs of a layer's projections first_projection ..., which lie side by side, what each row's adapter
-// says of them.
+// Adds each row's adapter updates to the outputs of projections first_projection ..., which are adjacent.
 inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int first_projection, int num_projections,
                         UpdateInput x, float* out, int64_t out_stride, float* shrunk) {
-  // The widest of the adapters, in units that a thread claims: what a narrower one lacks is passed over.
+  // Items are sized for the largest adapter; items beyond a smaller one's rank or rows are skipped.
   int tiles = 0, blocks = 0, ranks = 0;
   for (int a = 0; a < adapted.num_adapters; ++a) {
     int all = 0;
@@ -243,13 +243,13 @@ inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int fir
   }
   const int64_t num_pairs = static_cast<int64_t>(adapted.num_adapters) * num_projections;
   const int64_t rows = adapted.count() / adapted.num_adapters + 1;
-  // Where a projection's ranks lie in a row of `shrunk`.
+  // Offset of a projection's ranks in a row of `shrunk`.
   const auto offset = [&](int adapter, int projection) {
     int before = 0;
     for (int p = 0; p < projection; ++p) before += adapted.update(adapter, layer, first_projection + p).rank;
     return before;
   };
-  // A float32 product takes as long as eight of bytes.
+  // A float32 product costs as much as eight byte products.
   co_await job.phase(num_pairs * tiles, 8 * kRankTile * rows * x.cols, [&](int64_t first, int64_t last, int) {
     for (int64_t item = first; item < last; ++item) {
       const int pair = static_cast<int>(item / tiles), rank = static_cast<int>(item % tiles) * kRankTile;
@@ -291,7 +291,7 @@ inline Task add_updates(Job& job, const AdaptedRows& adapted, int layer, int fir
   });
 }
 
-// out = product + its residual, of a multiple of 16 columns.
+// out = product + residual; cols is a multiple of 16.
 inline auto add_product(Job& job, const float* product, const Output out, int64_t num_rows, int cols) {
   return job.phase(num_rows, row_cost(cols), [product, out, cols](int64_t first, int64_t last, int) {
     for (int64_t row = first; row < last; ++row)
@@ -299,7 +299,7 @@ inline auto add_product(Job& job, const float* product, const Output out, int64_
   });
 }
 
-// gate = activation(gate) * up, of rows [gate, up], or without a gate up = activation(up).
+// gate = activation(gate) * up in place, for rows [gate, up]; without a gate, up = activation(up).
 inline auto activate_rows(Job& job, float* gate_up, int inner, bool has_gate, int32_t activation, int num_rows) {
   return job.phase(num_rows, 4 * row_cost(inner), [=](int64_t first, int64_t last, int) {
     for (int64_t row = first; row < last; ++row) {

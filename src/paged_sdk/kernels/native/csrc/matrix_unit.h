@@ -1,8 +1,8 @@
-// The matrix unit of x86 processors (Intel AMX): registers of 16 rows of 64 bytes, tiles, and products of two of them.
+// Wraps Intel AMX: tile registers of 16 rows of 64 bytes, and products of two tiles.
 //
-// A product takes 16 cycles for 16 x 16 sums of 64 products each, eight times as many as AVX-512's dot products: its
-// left factor has 16 rows of 64 columns, its right one 16 quads of columns, each as a vector of a panel (layout.h). A
-// row's sums in int32 are exact, so it gives the bits that every other level gives.
+// A product of int8 tiles takes 16 cycles for 16 x 16 sums of 64 products each, eight times the rate of AVX-512's dot
+// products. Its left factor has 16 rows of 64 columns; its right one has 16 quads of columns, each a vector of a panel
+// (layout.h). A row's int32 sums are exact, so they have the same bits as on every other level.
 #pragma once
 
 #include <cstdint>
@@ -19,22 +19,22 @@ constexpr bool kHasMatrixUnit = true;
 constexpr int kAmxRows = 16;
 constexpr int kAmxCols = 64;
 constexpr int kAmxBytes = kAmxRows * kAmxCols;
-constexpr int kAmxQuads = kAmxCols / 4;  // of bytes
-constexpr int kAmxPairs = kAmxCols / 4;  // of bfloat16 numbers
+constexpr int kAmxQuads = kAmxCols / 4;  // quads of bytes in a row of a tile
+constexpr int kAmxPairs = kAmxCols / 4;  // pairs of bfloat16 in a row of a tile
 
-// What was written before is in memory: compilers do not know that loads of tiles read it.
+// Compiler barrier: commits earlier stores to memory, since compilers do not know that tile loads read it.
 inline void see_memory() { asm volatile("" ::: "memory"); }
 
-// Shapes the tiles of its thread while it lives. What is in tiles would otherwise be saved, all eight kilobytes,
-// whenever the system takes the thread's processor away.
+// Configures its thread's tiles during its lifetime. The destructor releases them, because the system would otherwise
+// save all eight kilobytes of them at every context switch.
 class MatrixUnit {
  public:
   MatrixUnit() { shape(kAmxRows, kAmxRows, kAmxQuads); }
   ~MatrixUnit() { _tile_release(); }
   MatrixUnit(const MatrixUnit&) = delete;
 
-  // Rows of tiles 0, 1 and 4 and of tiles 2, 3 and 5, and the depth of products, in words of 4 bytes. What was in tiles
-  // is lost.
+  // Sets the rows of tiles 0, 1 and 4 and of tiles 2, 3 and 5, and the depth of products, in 4-byte words. Tile
+  // contents are lost.
   void shape(int first_rows, int second_rows, int depth) {
     const uint32_t shape = first_rows << 16 | second_rows << 8 | depth;
     if (shape == shape_) return;
@@ -45,7 +45,7 @@ class MatrixUnit {
       tiles.bytes_of_row[i] = i == 4 || i == 5 ? 4 * depth : kAmxCols;
       tiles.rows[i] = static_cast<uint8_t>(i < 6 ? rows_of(i) : depth);
     }
-    asm volatile("" : : "r"(&tiles) : "memory");  // compilers take it that a word of it is read
+    asm volatile("" : : "r"(&tiles) : "memory");  // compilers assume that only one word of it is read
     _tile_loadconfig(&tiles);
   }
 
@@ -58,7 +58,7 @@ class MatrixUnit {
   uint32_t shape_ = 0;
 };
 
-// Tiles 0 ... 3 hold sums; 4 and 5 take rows, 6 and 7 weights. The number of a tile has to be a literal.
+// Tiles 0 ... 3 are accumulators, 4 and 5 hold rows, 6 and 7 weights. A tile's number must be a literal.
 
 template <int kTile>
 inline void zero_tile() {
@@ -92,8 +92,8 @@ inline void zero_sums() {
   if constexpr (kTiles == 2 && kPanels == 2) zero_tile<3>();
 }
 
-// Has the unit multiply something. After some 2,000 cycles without a product it sleeps, and the next one takes 330 to
-// 550 ns (Granite Rapids), so whatever takes longer between products calls this meanwhile.
+// Issues a dummy product. After some 2,000 cycles without a product AMX powers down, and the next product takes 330 to
+// 550 ns (Granite Rapids), so longer work between products calls this.
 inline void keep_awake() { _tile_dpbssd(3, 5, 7); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The feed-forward part of a layer with experts: a router chooses a few for each token.
+// Runs the feed-forward part of a layer with experts: a router selects a few for each token.
 #pragma once
 
 #include <limits>
@@ -8,12 +8,12 @@
 namespace paged {
 namespace {
 
-// Memory of one layer's.
+// Scratch memory of one layer's feed-forward part.
 struct MixtureScratch {
   float* normed;         // [rows, hidden]
-  float* probabilities;  // [rows, num_experts, padded to whole vectors]
+  float* probabilities;  // [rows, num_experts padded to whole vectors]
   float* topk_weights;   // [rows, num_selected]
-  int64_t* topk_ids;     // likewise
+  int64_t* topk_ids;     // [rows, num_selected]
   uint8_t* experts;
 
   struct Sizes {
@@ -46,7 +46,7 @@ struct MixtureScratch {
 
   static int padded(int num_experts) { return (num_experts + 15) / 16 * 16; }
 
-  // What experts are to do once they are chosen.
+  // Returns the arguments of the experts' computation, once they are chosen.
   paged_experts_args chosen(const paged_decoder_args& args, const paged_layer& layer) const {
     paged_experts_args out{};
     out.x = normed;
@@ -69,7 +69,7 @@ struct MixtureScratch {
   }
 };
 
-// out[r][expert] = router . x[r] for kRows rows: each product has one order, whatever kRows is.
+// out[r][expert] = router . x[r] for kRows rows; the order of a sum does not depend on kRows.
 template <int kRows>
 inline void score_rows(const Matrix& router, int64_t expert, const float* x, int cols, float* out, int64_t out_stride) {
   Floats sums[kRows];
@@ -81,7 +81,8 @@ inline void score_rows(const Matrix& router, int64_t expert, const float* x, int
   for (int r = 0; r < kRows; ++r) out[r * out_stride + expert] = sum_of(sums[r]);
 }
 
-// The experts [first, last), for all rows: a few rows stay in the first-level cache while the router goes by.
+// Scores experts [first, last) for all rows. A few rows stay in the first-level cache while the router's weights
+// stream.
 inline void score_experts(const paged_router& description, const float* x, int num_rows, int cols, float* out,
                           int64_t first, int64_t last) {
   constexpr int kTile = 4;
@@ -96,7 +97,8 @@ inline void score_experts(const paged_router& description, const float* x, int n
       score_rows<1>(router, expert, x + row * cols, cols, out + row * width, width);
 }
 
-// Chooses a token's experts by their scores, which become probabilities. Scores that hold NaN give NaN and any experts.
+// Selects a token's experts by softmax of their scores. If a score is NaN, weights are NaN and the selection is
+// arbitrary.
 inline void choose_experts(const paged_router& router, float* scores, float* topk_weights, int64_t* topk_ids) {
   const int num_experts = router.num_experts, width = MixtureScratch::padded(num_experts);
   if (router.bias != nullptr)
@@ -126,7 +128,7 @@ inline void choose_experts(const paged_router& router, float* scores, float* top
     for (int k = 0; k < router.num_selected; ++k) topk_weights[k] /= chosen;
 }
 
-// The feed-forward part of all rows of `stream`.
+// Computes the feed-forward part for all rows of `stream`.
 inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_layer& layer, const float* stream,
                         const Output out, uint8_t* memory) {
   const MixtureScratch::Sizes sizes(args, layer);
@@ -144,7 +146,7 @@ inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_la
       if (layer.mlp_norm != nullptr) normalize(normed, hidden, layer.mlp_norm, layer.norm_eps);
     }
   });
-  // A float32 product takes as long as eight of bytes.
+  // A float32 product costs as much as eight byte products.
   co_await job.phase(router.num_experts, int64_t{8} * rows * hidden, [&](int64_t first, int64_t last, int) {
     score_experts(router, scratch.normed, rows, hidden, scratch.probabilities, first, last);
   });

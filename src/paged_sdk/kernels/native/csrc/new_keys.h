@@ -1,4 +1,4 @@
-// Runs between the query-key-value product and attention: norms of heads, rotary embedding, and writes to the cache.
+// Runs between the query-key-value product and attention: head norms, rotary embedding, and writes to the KV cache.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace paged {
 namespace {
 
-// Says what is done to new queries, keys and values: norms of heads, rotary embedding, places in the cache.
+// What new queries, keys and values need: head norms, rotary embedding, and slots in the cache.
 struct Placement {
   const paged_heads& heads;
   const paged_cache& cache;
@@ -20,7 +20,7 @@ struct Placement {
   const int64_t* slots;
 };
 
-// Norms of so many heads in place: one over all of them, or one of each.
+// Normalizes num_heads heads in place: one norm over all of them, or one per head.
 inline void normalize_heads(const paged_layer& layer, const float* norm, const float* bias, int num_heads, float* row) {
   const int size = layer.head_norm == PAGED_WHOLE_NORM ? num_heads * layer.heads.head_dim : layer.heads.head_dim;
   const int count = layer.head_norm == PAGED_WHOLE_NORM ? 1 : num_heads;
@@ -34,7 +34,7 @@ inline void normalize_heads(const paged_layer& layer, const float* norm, const f
   }
 }
 
-// Rotary embedding (Su et al., 2021, arXiv 2104.09864) of one head in place.
+// Applies the rotary embedding (Su et al., 2021, arXiv 2104.09864) to one head in place.
 inline void rotate_head(float* head, const float* cosines, const float* sines, int half) {
   int i = 0;
   for (; i + 16 <= half; i += 16) {
@@ -50,9 +50,9 @@ inline void rotate_head(float* head, const float* cosines, const float* sines, i
   }
 }
 
-// Rotary embedding of one head whose pairs are neighbours; what is rotated is written as two halves.
+// Applies the rotary embedding to one head with interleaved pairs; the result is in half-split order.
 inline void rotate_neighbours(float* head, const float* cosines, const float* sines, int half) {
-  constexpr int kMost = 512;  // elements; the caller has checked
+  constexpr int kMost = 512;  // elements; checked by the caller
   alignas(64) float pairs[kMost];
   __builtin_memcpy(pairs, head, sizeof(float) * 2 * half);
   for (int i = 0; i < half; ++i) {
@@ -62,7 +62,7 @@ inline void rotate_neighbours(float* head, const float* cosines, const float* si
   }
 }
 
-// One vector of the cache, in its dtype. f8e4m3 takes a scale.
+// Stores one vector in the cache's dtype. f8e4m3 also stores a scale.
 inline void store_vector(const float* vector, int size, int32_t dtype, void* data, float* scales, int64_t index) {
   if (dtype == PAGED_FLOAT32) {
     __builtin_memcpy(static_cast<float*>(data) + index * size, vector, sizeof(float) * size);
@@ -86,7 +86,7 @@ inline int position_of(const paged_batch& batch, int64_t token) {
   return batch.context_lens[next - 1 - batch.cu_seqlens_q] - static_cast<int>(*next - token);
 }
 
-// Rows of one product, [queries | keys | values] per token: queries are rotated in place, keys and values cached.
+// Processes one row [queries | keys | values]: rotates queries in place and writes keys and values to the cache.
 inline void place_token(const Placement& placement, float* row, int64_t token) {
   const paged_heads& heads = placement.heads;
   const int size = heads.head_dim, half = placement.rope.half;

@@ -1,4 +1,5 @@
-// GGUF blocks and codes of groups into panels (layout.h). Runs once, at load: plain loops, a pass over the file's bytes.
+// Packs GGUF blocks and grouped codes into panels (layout.h). Runs once, at load: plain loops, one pass over the file's
+// bytes.
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -12,7 +13,7 @@
 namespace paged {
 namespace {
 
-// A group of 16 rows into its planes. Four bytes of a row, a quad, are one word of a vector.
+// Packs a group of 16 rows into its planes. A quad, four bytes of a row, is one word of a vector.
 void write_group(const Layout& layout, const Block* rows, int group, uint8_t* out) {
   for (int r = 0; r < kPanelRows; ++r) {
     uint32_t quad[8];
@@ -49,7 +50,7 @@ void write_group(const Layout& layout, const Block* rows, int group, uint8_t* ou
   }
 }
 
-// `with_minima`: eight groups of scales and minima; else sixteen of scales.
+// Packs eight groups of scales and minima (`with_minima`), or sixteen groups of scales.
 void write_six_bits(const Block* rows, bool with_minima, uint8_t* out) {
   uint8_t numbers[256];
   for (int i = 0; i < 16; ++i) {
@@ -81,7 +82,7 @@ void write_block(const Layout& layout, const Block* rows, uint8_t* out) {
   for (int g = 0; g < layout.groups; ++g) write_group(layout, rows, g, out + layout.header + g * layout.group_bytes);
 }
 
-// The scales of a row as they are packed: float16 numbers in a unit of its own.
+// The scales and minima of a row as they are packed: float16 numbers in units of the row.
 class RowScales {
  public:
   RowScales(const paged_grouped_args& args, int count, int64_t row)
@@ -95,7 +96,7 @@ class RowScales {
 
   float unit() const { return scale_unit_ * args_.scale_factor; }
   uint16_t scale(int i) const { return i < count_ ? to_half(scales_[i] / scale_unit_) : 0; }
-  // 0 stands for the scales.
+  // 0: minima are multiples of the scales.
   float minimum_unit() const { return minimum_unit_; }
   uint16_t minimum(int i) const {
     if (minima_ == nullptr) return to_half(args_.minimum_factor);
@@ -109,7 +110,7 @@ class RowScales {
     const float found = minima_[i] / factored(i) + args_.minimum_factor;
     return to_half(std::isfinite(found) ? found : 0.0f);
   }
-  // Whether minima are float16 multiples of the scales to within 2^-16 of one.
+  // Whether minima are float16 multiples of the scales, to within 2^-16 of a scale.
   bool in_scales() const {
     for (int i = 0; i < count_; ++i) {
       const float off = half_to_float(multiple(i)) * factored(i) - wanted(i);
@@ -117,7 +118,8 @@ class RowScales {
     }
     return true;
   }
-  // A single number is its row's unit; of several, units are powers of two that bring the largest to 2^14 or above.
+  // A single number is its row's unit. For several numbers, the unit is a power of two that brings the largest to 2^14
+  // or above.
   template <class Number>
   float unit_of(Number number) const {
     float largest = 0.0f;
@@ -140,7 +142,7 @@ class RowScales {
   float scale_unit_, minimum_unit_;
 };
 
-// Sixteen numbers of two bytes, one of each row.
+// Writes sixteen 16-bit numbers, one per row.
 template <class Number>
 void put_halves(int count, uint8_t* out, Number number) {
   std::memset(out, 0, kHalves);
@@ -150,10 +152,10 @@ void put_halves(int count, uint8_t* out, Number number) {
   }
 }
 
-// Up to 16 rows of a grouped matrix into a panel.
+// Packs up to 16 rows of a grouped matrix into a panel.
 void write_grouped_panel(const paged_grouped_args& args, int64_t row, int count, uint8_t* out) {
   const Layout& layout = grouped_layout(args.format);
-  const bool halves = layout.groups > 0;  // two scales a block
+  const bool halves = layout.groups > 0;  // two scales per block
   const int in_block = layout.block_groups(args.format), in_row = args.cols / kGroup;
   const int blocks = (in_row + in_block - 1) / in_block, scales = blocks * (halves ? 2 : 1);
   std::memset(out, 0, kUnits);
@@ -208,7 +210,7 @@ void decode_values(const paged_values_args& args, int64_t row) {
 }  // namespace
 }  // namespace paged
 
-// Bytes of a packed weight, or -1 when the format is unknown or cols is no multiple of its block.
+// Returns the bytes of a packed weight, or -1 if the format is unknown or cols is not a multiple of its block.
 PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t cols) {
   if (paged::is_dense(format)) return paged::num_panels(rows) * paged::dense_panel_bytes(format, cols);
   if (paged::is_grouped(format))
@@ -220,7 +222,7 @@ PAGED_EXPORT int64_t paged_packed_bytes(int32_t format, int32_t rows, int32_t co
   return paged::num_panels(rows) * source->layout->panel_bytes(format, cols);
 }
 
-// Packs [rows, cols] of GGUF blocks into `out` (paged_packed_bytes); rows past the last are zero.
+// Packs [rows, cols] of GGUF blocks into `out` (paged_packed_bytes bytes), padded with zero rows.
 PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, int32_t cols, uint8_t* out,
                              int32_t num_threads) {
   using namespace paged;
@@ -243,7 +245,7 @@ PAGED_EXPORT void paged_pack(int32_t format, const uint8_t* raw, int32_t rows, i
   });
 }
 
-// Packs a grouped matrix, of whose rows past the last all is zero.
+// Packs a grouped matrix, padded with zero rows.
 PAGED_EXPORT void paged_pack_grouped(const paged_grouped_args* args) {
   using namespace paged;
   const int64_t panels = num_panels(args->rows);

@@ -1,4 +1,4 @@
-// Packs dense rows into panels (layout.h), rounding them to the panel's type on the way.
+// Packs dense rows into panels (layout.h), rounding them to the panel's dtype.
 #pragma once
 
 #include <cstring>
@@ -12,14 +12,14 @@ namespace {
 
 constexpr int64_t bytes_of(int32_t dtype) { return dtype == PAGED_FLOAT32 ? 4 : 2; }
 
-// Sixteen numbers of a type.
+// Loads 16 numbers of a dtype as float32.
 inline Floats load_numbers(const uint8_t* p, int32_t dtype) {
   if (dtype == PAGED_BFLOAT16) return load_bfloat16(reinterpret_cast<const uint16_t*>(p));
   if (dtype == PAGED_FLOAT16) return load_half(p);
   return load_floats(reinterpret_cast<const float*>(p));
 }
 
-// A row's next 64 bytes of a panel of bfloat16 numbers, 32 columns in pairs; or else the float32 numbers of 16 columns.
+// Returns a row's next 64 bytes of a panel: 32 bfloat16 columns in pairs (kPairs), or 16 columns in float32.
 template <bool kPairs>
 inline Floats load_words(const uint8_t* p, int32_t dtype) {
   if constexpr (kPairs) {
@@ -38,7 +38,7 @@ inline Floats load_words(const uint8_t* p, int32_t dtype) {
   }
 }
 
-// Up to 16 rows from `row` on, of which those past the last are zero.
+// Packs `count` (up to 16) rows from `row` on; the panel's other rows are zero.
 template <int32_t kFormat>
 void write_dense_panel(const paged_dense_args& args, int64_t row, int count, uint8_t* out) {
   constexpr bool kPairs = kFormat == PAGED_DENSE_BFLOAT16;

@@ -1,4 +1,4 @@
-// Memory in whole pages, and advice to the system about memory that will be streamed.
+// Allocates whole pages, and advises the system to use huge pages for memory that will be streamed.
 #pragma once
 
 #if !defined(_WIN32)
@@ -13,7 +13,7 @@ namespace paged {
 
 constexpr size_t kSmallPage = 4096;
 
-// Takes memory that begins at a page, for free_pages to give back; `bytes` is a multiple of a page. Null: there is none.
+// Allocates page-aligned memory for free_pages; `bytes` is a multiple of the page size. Returns null if out of memory.
 inline void* allocate_pages(size_t bytes) {
 #if defined(_WIN32)
   return _aligned_malloc(bytes, kSmallPage);
@@ -30,7 +30,7 @@ inline void free_pages(void* data) {
 #endif
 }
 
-// Without huge pages a stream through hundreds of megabytes misses the TLB every 4 KiB. A refusal changes nothing else.
+// Without huge pages, streaming hundreds of megabytes misses the TLB every 4 KiB. A refusal is harmless.
 inline void advise_huge_pages(uint8_t* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   const uintptr_t first = (reinterpret_cast<uintptr_t>(data) + kSmallPage - 1) & ~(kSmallPage - 1);
@@ -41,12 +41,12 @@ inline void advise_huge_pages(uint8_t* data, int64_t bytes) {
 #endif
 }
 
-// Has the system put the 2 MiB at `data`, a multiple of that, into one huge page, whose content stays; false where it
-// does not: only Linux from 6.1 on does so. In contrast to advice that is given before memory is used, no more memory
-// is taken than has been used.
+// Collapses the 2 MiB at `data`, which is 2 MiB aligned, into one huge page and keeps its contents; returns false if
+// the system does not: only Linux 6.1 and later can. Unlike madvise before first use, this takes no more memory than is
+// in use already.
 inline bool collapse_huge_page(void* data) {
 #if defined(__linux__)
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older C libraries do not name
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, not defined by older C libraries
   return madvise(data, 2 << 20, kCollapse) == 0;
 #else
   (void)data;

@@ -1,6 +1,5 @@
-// Products of bfloat16 numbers, in pairs, by the matrix unit (matrix_unit.h): sums of float32, 32 products at a time,
-// each row's in one order, whatever the other rows are. As with AVX-512's dot products of pairs, subnormal numbers are
-// zero.
+// AMX products of bfloat16 pairs (matrix_unit.h), accumulated in float32, 32 products at a time. The order of a row's
+// sums does not depend on the other rows. Subnormal numbers are flushed to zero, as in AVX-512's dot products of pairs.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +9,7 @@
 namespace paged {
 namespace {
 
-// A matrix of pairs or of sums: rows of 4-byte words.
+// A matrix of pairs or sums: rows of 4-byte words.
 template <class Word>
 struct Words {
   Word* data;
@@ -20,14 +19,14 @@ struct Words {
   int64_t pitch() const { return stride * static_cast<int64_t>(sizeof(Word)); }
 };
 
-// Up to 32 rows and two vectors of columns: sums that are held in tiles while depth goes by.
+// A product of up to 32 rows and two vectors of columns, with sums that stay in tiles along the depth.
 template <int kTiles, int kWide>
 struct PairSquare {
   Words<const uint32_t> rows;
   Words<const uint32_t> columns[kWide];
   Words<float> sums[kWide];
 
-  // Shapes tiles for so many rows, and products of so many pairs.
+  // Configures tiles for num_rows rows and products of `depth` pairs.
   static void shape(MatrixUnit& unit, int num_rows, int depth) {
     const int first = num_rows < kAmxRows ? num_rows : kAmxRows;
     unit.shape(first, kTiles == 2 ? num_rows - kAmxRows : first, depth);
@@ -39,7 +38,8 @@ struct PairSquare {
     if constexpr (kTiles == 2) _tile_loadd(2, sums[0].from(kAmxRows, 0).data, sums[0].pitch());
     if constexpr (kTiles == 2 && kWide == 2) _tile_loadd(3, sums[1].from(kAmxRows, 0).data, sums[1].pitch());
   }
-  // Adds the products of as many pairs as tiles are shaped for: those of rows from `pair` on, of columns from `k` on.
+  // Adds the products of as many pairs as tiles are configured for: pairs of rows from `pair` on, of columns from `k`
+  // on.
   void add(int pair, int k) const {
     _tile_loadd(4, rows.from(0, pair).data, rows.pitch());
     _tile_loadd(6, columns[0].from(k, 0).data, columns[0].pitch());
@@ -62,15 +62,15 @@ struct PairSquare {
   }
 };
 
-// The number of a tile.
+// A tile's number.
 template <int kTile>
 using Tile = std::integral_constant<int, kTile>;
 
-// sums (+)= rows . columns of `count` squares of 16 kTiles rows and 16 kVectors columns, one below the other. Rows have
-// `stride` words; depth and 16 rows of a vector's sums have kPitch bytes from one to the next. Tiles are shaped for
-// `step` pairs, of which `depth` is a multiple. Sums are stored one by one, each just before its tile begins the next
-// square: stored together, a fifth of the time of products with 64 columns was between squares. before(i) is called
-// before square i.
+// sums (+)= rows . columns for `count` squares of 16 kTiles rows and 16 kVectors columns, one below the other. A row
+// has `stride` words. kPitch is the distance in bytes along the depth, and between the sums of a vector's 16 rows.
+// Tiles are configured for `step` pairs, and `depth` is a multiple of it. Each tile of sums is stored just before that
+// tile begins the next square: when all were stored together, a fifth of the time of products with 64 columns passed
+// between squares. before(i) is called before square i.
 template <int kTiles, int kVectors, bool kAdds, int kPitch, class Before>
 inline void multiply_squares(const uint32_t* rows, int64_t stride, const uint32_t* const (&columns)[kVectors], int depth,
                              int step, int count, float* const (&sums)[kVectors], const Before& before) {

@@ -1,4 +1,4 @@
-// The inner kernel: one panel of 16 weight rows times a few rows of activations.
+// The micro-kernel: one panel of 16 weight rows times a few activation rows.
 #pragma once
 
 #include <type_traits>
@@ -8,8 +8,8 @@
 namespace paged {
 namespace {
 
-// Adds a group's products to the sums of kRows rows, whose activations in this group are a[0], a[1] and so on; `at` is
-// the place of the group's scale.
+// Adds a group's products to the sums of kRows rows, whose activations in this group are a[0], a[1], ...; `at` is the
+// index of the group's scale.
 template <class Format, int kRows>
 [[gnu::always_inline]] inline void add_group(const Bytes (&w)[8], const typename Format::BlockScales& scales, int at,
                                              const ActivationGroup* a, Floats (&sum)[kRows]) {
@@ -55,7 +55,8 @@ template <class Format, class Take>
   }
 }
 
-// Two kilobytes ahead: past the latency of memory at a core's 26 GB/s, and into the next panel at a panel's end.
+// Prefetches two kilobytes ahead: this covers memory latency at a core's 26 GB/s, and at a panel's end reaches into the
+// next panel.
 template <class Format>
 inline void prefetch_group(const uint8_t* block, int group) {
   constexpr const Layout& kLayout = Format::kLayout;
@@ -65,7 +66,7 @@ inline void prefetch_group(const uint8_t* block, int group) {
 
 // sums[r][0..15] = the panel's 16 rows . activation row `row + r`, for kRows activation rows.
 //
-// Every row's sum is built in one order (groups ascending, scale then minimum), whatever kRows is: one arithmetic for
+// Every row's sum has one order (groups ascending, scale before minimum) whatever kRows is, so results are the same for
 // every batch.
 template <class Format, int kRows>
 inline void multiply_panel(const uint8_t* panel, const paged_weight& weight, const Activations& x, int64_t row,
@@ -85,7 +86,7 @@ inline void multiply_panel(const uint8_t* panel, const paged_weight& weight, con
   for (int r = 0; r < kRows; ++r) store_floats(sums[r], sum[r]);
 }
 
-// Tiles have 16, 14, 12, 10 and up to 8 rows: a row more in a tile takes a third of what a tile of its own takes.
+// Tiles have 16, 14, 12, 10, or up to 8 rows: a further row in a tile takes a third of the time of a tile of its own.
 constexpr int next_tile(int rows) { return rows > 8 ? rows - 2 : rows - 1; }
 
 // Calls take(row, integral_constant<rows>) for tiles of the rows from `row` on.
@@ -95,7 +96,7 @@ template <int kRows, class Take>
   if constexpr (kRows > 1) in_tiles<next_tile(kRows)>(row, num_rows, take);
 }
 
-// Some groups of a panel, in a thread's first cache: those of a block, or of several smaller ones.
+// Unpacked groups of a panel, kept in the first-level cache: those of a block, or of several smaller blocks.
 template <class Format>
 struct UnpackedGroups {
   static constexpr int kMost = 8;
@@ -105,7 +106,7 @@ struct UnpackedGroups {
   typename Format::BlockScales scales[kOneBlock ? 1 : kMost];
   alignas(64) uint8_t weights[kMost][8 * kVector];
   int first = 0, count = 0;
-  const uint8_t* end;  // of what was unpacked
+  const uint8_t* end;  // end of the packed data that was unpacked
 
   bool full() const { return count == kMost; }
   void start_at(int group) { first = group, count = 0; }
@@ -120,8 +121,8 @@ struct UnpackedGroups {
   }
 };
 
-// Adds products with some groups to the sums of kRows rows. A function of its own: inlined beside others, it had its
-// weights moved to the stack and back, and took twice as long.
+// Adds products with unpacked groups to the sums of kRows rows. Not inlined: inlined with others, its weights were
+// spilled to the stack, and it took twice as long.
 template <class Format, int kRows>
 [[gnu::noinline]] void add_unpacked(const UnpackedGroups<Format>& groups, const Activations& x, int64_t row,
                                     float (*sums)[kPanelRows]) {
@@ -137,12 +138,14 @@ template <class Format, int kRows>
   for (int r = 0; r < kRows; ++r) store_floats(sums[r], sum[r]);
 }
 
-// The panel times all activation rows, kUnpackedOnce or more: each group is unpacked once for all of them.
+// Multiplies the panel with all activation rows, kUnpackedOnce or more of them: each group is unpacked once for all
+// rows.
 template <class Format>
 void multiply_many(const uint8_t* panel, const paged_weight& weight, const Activations& x, float (*sums)[kPanelRows]) {
   __builtin_memset(sums, 0, sizeof(*sums) * x.num_rows);
   UnpackedGroups<Format> unpacked;
-  // What is unpacked next is fetched meanwhile, some of it before each tile: all at once, lines would wait for each other.
+  // Prefetches the data that is unpacked next, a part of it before each tile: all at once, lines would wait for each
+  // other.
   const auto multiply_unpacked = [&] {
     const uint8_t* ahead = unpacked.end;
     in_tiles<kMaxTile>(0, x.num_rows, [&](int64_t row, auto rows) {
@@ -163,8 +166,8 @@ void multiply_many(const uint8_t* panel, const paged_weight& weight, const Activ
   if (unpacked.count > 0) multiply_unpacked();
 }
 
-// The panel times all activation rows: sums[num_rows][16]. It comes from memory once: a second tile of rows finds it in
-// the second-level cache.
+// Multiplies the panel with all activation rows: sums[num_rows][16]. The panel is read from memory once: further tiles
+// of rows find it in the second-level cache.
 template <class Format>
 void multiply_rows(const uint8_t* panel, const paged_weight& weight, const Activations& x, float (*sums)[kPanelRows]) {
   if constexpr (kUnpackedOnce<Format> != kNever) {

@@ -11,23 +11,24 @@ namespace paged {
 
 namespace {
 
-// How long a thread waits awake. Falling asleep and being woken takes some 50 microseconds, on a virtual machine 100;
-// the claims of others end sooner, and so does an engine's work between two steps. Beside other programs, a claim that
-// is not done in this time is one whose thread was stopped: to wait for it awake takes the processor from somebody.
+// How long a thread spins before it sleeps. A futex sleep and wake-up take some 50 microseconds, 100 on a virtual
+// machine; other threads' claims end sooner, and so does an engine's work between two steps. If other programs compete,
+// a claim that is not done in this time belongs to a descheduled thread, and spinning for it would take a processor
+// from someone.
 constexpr int64_t kPatience = 500 * kTicksPerMicrosecond;
 constexpr int64_t kPatienceBesideRivals = 300 * kTicksPerMicrosecond;
 
-// How long a thread keeps a processor that others want, before it lets them have it between two claims. Linux would
-// take it away, amid a claim, after 1.4 milliseconds or more (EEVDF's base slice on two processors).
+// How long a thread keeps a contended processor before it yields between two claims. Linux would preempt it, within a
+// claim, after 1.4 milliseconds or more (EEVDF's base slice on two processors).
 constexpr int64_t kTurn = 1300 * kTicksPerMicrosecond;
 
-// How often a thread looks at what the system has left it.
+// How often a thread measures its share of CPU time.
 constexpr int64_t kSenseInterval = 4000 * kTicksPerMicrosecond;
 
-// Jobs at one time; the calling thread of one more works alone.
+// Maximum concurrent jobs; further jobs run on their calling thread alone.
 constexpr int kSlots = 32;
 
-// Which phase is open, for how many threads (none: the job is over), and the next item to claim.
+// The open phase, the job's number of threads (0: the job is over), and the next item to claim.
 struct Ticket {
   uint64_t bits;
 
@@ -37,8 +38,8 @@ struct Ticket {
   int64_t next() const { return static_cast<int64_t>(bits & 0xffffff); }
 };
 
-// Sleepers that are woken together. A thread says that it sleeps before it looks for the last time whether what it
-// waits for is there, and who brings that looks for sleepers afterwards: one of the two sees the other.
+// A futex on which threads sleep and are woken together. A thread registers as a sleeper before its last check of the
+// condition, and whoever fulfils the condition checks for sleepers afterwards: one of the two sees the other.
 struct Bell {
   std::atomic<int> sleepers{0};
   std::atomic<int> rung{0};
@@ -57,12 +58,12 @@ struct Bell {
   }
 };
 
-// What the system leaves the calling thread of the time in which it computes.
+// Measures which share of the calling thread's compute time other programs take.
 struct Senses {
-  bool disturbed = false;  // whether others took a good part of it
-  int64_t turn_began = 0;  // ticks when it last let others have the processor
+  bool disturbed = false;  // other programs took a considerable share
+  int64_t turn_began = 0;  // ticks at the last yield
 
-  // Time is counted from begin to end: sleep lies between an end and a beginning.
+  // Time counts between begin and end; sleep falls outside.
   void begin(int64_t now) {
     ticks_ = turn_began = now;
     wall_ = wall_time();
@@ -72,7 +73,7 @@ struct Senses {
     const int64_t had = processor_time();
     if (had == 0) return;
     const auto wall = static_cast<double>(wall_time() - wall_), away = wall - static_cast<double>(had - had_);
-    constexpr double kMemory = 16e6;  // nanoseconds: a few slices of the system's
+    constexpr double kMemory = 16e6;  // nanoseconds: a few scheduler slices
     const double fading = wall < kMemory ? 1.0 - wall / kMemory : 0.0;
     wall_sum_ = fading * wall_sum_ + wall;
     away_sum_ = fading * away_sum_ + away;
@@ -95,23 +96,23 @@ thread_local Senses senses;
 
 }  // namespace
 
-// Where a job's threads meet. Slots are never freed: a thread that was off its processor when the job ended finds the
-// ticket changed when it comes back, and touches nothing else.
+// The state of a job that its threads share. Slots are never freed: a thread that was descheduled when the job ended
+// finds the ticket changed when it resumes, and touches nothing else.
 struct alignas(64) Slot {
   std::atomic<uint64_t> ticket{0};
   alignas(64) std::atomic<int64_t> done{0};
-  // The work of even phases and of odd ones. A thread reads it before it claims. While a phase is open, only the other
-  // one's work is written; so if the claim succeeds, what was read is the phase's.
+  // The work of even and of odd phases. A thread reads it before it claims. While a phase is open, only the other entry
+  // is written, so if the claim succeeds, what was read belongs to the phase.
   struct alignas(64) Offer {
     std::atomic<void (*)(void*, int64_t, int64_t, int)> run{nullptr};
     std::atomic<void*> self{nullptr};
     std::atomic<int64_t> count{0}, least{1}, most{1};
   };
   Offer offers[2];
-  std::coroutine_handle<> rest;  // read by who finished the phase
-  Job* job = nullptr;            // likewise
+  std::coroutine_handle<> rest;  // read by the thread that finishes the phase
+  Job* job = nullptr;            // read by the thread that finishes the phase
   std::atomic<int> helpers{0};
-  std::atomic<int> disturbed{0};  // threads at work here that other programs disturb
+  std::atomic<int> disturbed{0};  // threads of the job that other programs disturb
   std::atomic<bool> taken{false};
   Bell bell;
 
@@ -137,7 +138,7 @@ struct alignas(64) Slot {
   void work(Runner& me, class Pool& pool);
 };
 
-// A thread's time at a slot: what it senses of other programs, the slot's other threads know.
+// A thread's attendance at a slot. Publishes to the slot's other threads whether other programs disturb this one.
 class Attendance {
  public:
   explicit Attendance(Slot& slot) : slot_(slot) {
@@ -149,8 +150,8 @@ class Attendance {
     tell(false);
   }
 
-  // Whether it is time to let other programs have the processor. While they disturb all threads of the job alike, each
-  // keeps what it has: nobody would go on with the work in the meantime.
+  // Whether to yield to other programs. If all threads of the job are disturbed alike, none yields: no thread would
+  // continue the work meanwhile.
   bool must_yield(int64_t now) {
     if (senses.is_due(now)) {
       senses.look(now);
@@ -187,13 +188,13 @@ class Pool {
  public:
   static Pool& instance();
 
-  // A slot for a job of so many threads, or null.
+  // Returns a slot for a job of num_threads threads, or null.
   Slot* open(int num_threads);
   void close(Slot* slot);
-  // Wakes the threads that no job has.
+  // Wakes idle threads.
   void call() { bell_.ring(); }
 
-  // Whether a helper is one too many, since other jobs have begun: their calling threads need a processor each.
+  // Whether a helper should leave because other jobs have begun, whose calling threads need a processor each.
   bool leaves(int threads) {
     int busy = busy_.load(std::memory_order_relaxed);
     while (busy > threads)
@@ -212,8 +213,8 @@ class Pool {
   void start_helpers(int count);
 
   Slot slots_[kSlots];
-  std::atomic<int> used_{0};  // slots that were ever used are the first ones
-  std::atomic<int> busy_{0};  // threads in jobs
+  std::atomic<int> used_{0};  // slots below this have been used
+  std::atomic<int> busy_{0};  // threads that work on jobs
   std::atomic<int> helpers_{0};
   std::mutex starting_;
   Bell bell_;
@@ -228,8 +229,8 @@ namespace {
 
 std::atomic<Pool*> the_pool{nullptr};
 
-// The child of a fork has none of the threads, and begins with a pool of its own. This is said when the library is
-// loaded: said at the first job, a fork by another thread could come amid it.
+// A forked child has none of the threads and starts a pool of its own. The handler is registered when the library is
+// loaded: at the first job, another thread could fork during registration.
 [[maybe_unused]] const bool registered = [] {
   at_fork_in_child([] { the_pool.store(nullptr, std::memory_order_release); });
   return true;
@@ -240,7 +241,7 @@ std::atomic<Pool*> the_pool{nullptr};
 Pool& Pool::instance() {
   Pool* pool = the_pool.load(std::memory_order_acquire);
   if (pool != nullptr) return *pool;
-  // A pool is never destroyed: its threads may outlive everything else.
+  // A pool is never destroyed, since its threads may outlive everything else.
   Pool* made = new Pool;
   if (!the_pool.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) {
     delete made;
@@ -278,10 +279,10 @@ Slot* Pool::open(int num_threads) {
 
 void Pool::close(Slot* slot) {
   if (slot != nullptr) slot->taken.store(false, std::memory_order_release);
-  if (busy_.fetch_sub(1, std::memory_order_seq_cst) > 1) call();  // another job may want what this one leaves
+  if (busy_.fetch_sub(1, std::memory_order_seq_cst) > 1) call();  // another job may want this one's threads
 }
 
-// The open job with the fewest helpers, or null if all processors that it wants are taken.
+// Returns the open job with the fewest helpers, or null if all the processors it wants are taken.
 Slot* Pool::choose(int thread, int& wanted) {
   Slot* best = nullptr;
   int fewest = 0;
@@ -327,10 +328,10 @@ void Pool::help(void* given) {
   }
 }
 
-// Computes some of the `left` items of the phase that `seen` shows. Returns how many: 0 if others were faster.
+// Claims and runs some of the `left` items of the phase in `seen`. Returns how many; 0 if another thread claimed first.
 int64_t Slot::claim(Ticket seen, const Offer& offer, int64_t left, int thread) {
-  // Less and less, so that all threads end together, but neither so little that claims take longer than the work nor
-  // so much that a thread is away for long.
+  // Claims shrink so that all threads finish together, but stay large enough to outweigh the claim itself and small
+  // enough that a thread does not run for long without a check.
   int64_t take = left / (2 * seen.threads());
   take = std::max(take, offer.least.load(std::memory_order_acquire));
   take = std::min(take, offer.most.load(std::memory_order_acquire));
@@ -345,26 +346,26 @@ int64_t Slot::claim(Ticket seen, const Offer& offer, int64_t left, int thread) {
   return take;
 }
 
-// Counts items as done. True: they were the last, and this thread has run what follows the phase.
+// Counts items as done. Returns true if they were the last and this thread has resumed the task.
 bool Slot::finish(Runner& me, const Offer& offer, int64_t items) {
   const int64_t total = offer.count.load(std::memory_order_relaxed);
   if (done.fetch_add(items, std::memory_order_acq_rel) + items != total) return false;
   job->runner_ = &me;
-  me.ended = false;  // a thread may come from the end of one job straight into the slot's next
+  me.ended = false;  // the thread may have come from the slot's previous job
   rest.resume();
-  // It has opened another phase, or come to its end: then nothing runs, and nobody else changes the ticket.
+  // The task has opened another phase, or has ended; if ended, nothing runs, and no other thread changes the ticket.
   if (me.ended) turn(0);
   return true;
 }
 
-// Works on the slot's job until it is over, or for a helper, until other jobs need its processor more.
+// Works on the slot's job until the job is over, or, for a helper, until other jobs need its processor more.
 void Slot::work(Runner& me, Pool& pool) {
   const bool helps = me.thread != 0;
   Attendance attendance(*this);
   int64_t mine = 0, waiting_since = 0;
   for (;;) {
     const Ticket seen{ticket.load(std::memory_order_acquire)};
-    if (me.thread >= seen.threads()) break;  // as when the job is over
+    if (me.thread >= seen.threads()) break;  // also if the job is over
     const Offer& offer = offers[seen.phase() & 1];
     const int64_t left = offer.count.load(std::memory_order_acquire) - seen.next();
     if (left > 0 && !attendance.must_yield(ticks())) {
@@ -381,7 +382,7 @@ void Slot::work(Runner& me, Pool& pool) {
       pool.detach(*this, true);
       return;
     }
-    // Others have claimed the phase's last items.
+    // Other threads have claimed the phase's last items.
     const int64_t now = ticks();
     if (waiting_since == 0) waiting_since = now;
     if (now - waiting_since < attendance.patience()) {
@@ -397,7 +398,7 @@ void Slot::work(Runner& me, Pool& pool) {
 void Job::publish(const Work& work, std::coroutine_handle<> rest) {
   const bool first = !begun_;
   begun_ = true;
-  slot_->open(work, rest, num_threads);  // the job may be over when it returns
+  slot_->open(work, rest, num_threads);  // the job may be over when open returns
   if (first) Pool::instance().call();
 }
 

@@ -1,9 +1,9 @@
-// The threads of the process that compute, shared by all models: a job is one call's use of them.
+// The process's compute threads, shared by all models. A job is the use that one call makes of them.
 //
-// A job's task (task.h) runs on one thread at a time. It hands work out in phases of items; threads claim runs of items
-// and never hold a processor waiting for each other's: a phase ends when its items are done, whoever did them. A thread
-// that the system took off its processor holds up what it has claimed and nothing else, and it lets others have the
-// processor between two claims rather than be stopped amid one.
+// A job's task (task.h) runs on one thread at a time and issues work in phases of items, of which threads claim runs.
+// No thread has a fixed share that others must wait for: a phase ends when all its items are done, whoever did them. A
+// descheduled thread delays only the items that it has claimed, and threads yield between two claims rather than be
+// preempted within one.
 #pragma once
 
 #include <cstddef>
@@ -15,10 +15,10 @@ namespace paged {
 
 struct Slot;
 
-// A thread's part in a job.
+// A thread that works on a job.
 struct Runner {
-  int thread;          // 0 ... num_threads - 1: which scratch memory is its own
-  bool ended = false;  // it has come to the end of the job's task
+  int thread;          // 0 ... num_threads - 1: selects its scratch memory
+  bool ended = false;  // it ran the job's task to its end
 };
 
 inline std::coroutine_handle<> Task::promise_type::go_on() noexcept {
@@ -27,16 +27,16 @@ inline std::coroutine_handle<> Task::promise_type::go_on() noexcept {
   return std::noop_coroutine();
 }
 
-// The work of a phase. Costs are in units of a multiply-add of bytes, of which a thread does some 500 in a nanosecond.
+// The work of a phase. Costs are in byte multiply-adds, of which a thread does some 500 per nanosecond.
 struct Work {
   void (*run)(void* self, int64_t first, int64_t last, int thread);
   void* self;
   int64_t count;
-  int64_t least;  // items that are worth a claim
-  int64_t most;   // that a thread may hold at once
+  int64_t least;  // smallest claim, in items
+  int64_t most;   // largest claim, in items
 };
 
-// Two to four microseconds: less work than that is not worth sharing, which takes about half of one.
+// Two to four microseconds: less work is not worth sharing, since sharing takes about half a microsecond.
 constexpr int64_t kShareCost = int64_t{1} << 20;
 
 class Job {
@@ -44,14 +44,14 @@ class Job {
   Job(Slot* slot, int num_threads, Runner* runner) : num_threads(num_threads), slot_(slot), runner_(runner) {}
   Job(const Job&) = delete;
 
-  // Calls body(first, last, thread) for runs of `count` items that cost about `cost` each, on all threads, and goes on
-  // when all are done. `thread` is below num_threads and tells apart what runs at the same time.
+  // Calls body(first, last, thread) for runs of `count` items that cost about `cost` each, on all threads, and resumes
+  // the task when all are done. `thread` is below num_threads and differs between concurrent calls.
   template <class Body>
   struct Phase {
     Job& job;
     int64_t count, cost;
     Body body;
-    int64_t group = 1;  // items that are claimed as one, so that a claim's counter holds their number
+    int64_t group = 1;  // items per claimable unit, so that a ticket's 24 bits can count the units
 
     bool await_ready() {
       if (job.slot_ != nullptr && count > 1 && count * cost > kShareCost) return false;
@@ -61,7 +61,7 @@ class Job {
     void await_suspend(std::coroutine_handle<> rest) {
       constexpr int64_t kMostClaims = (1 << 24) - 1;
       group = (count + kMostClaims - 1) / kMostClaims;
-      // A quarter of a millisecond at most: so long a thread does not look who else wants the processor.
+      // At most a quarter of a millisecond, because a thread checks for competing programs only between claims.
       const int64_t item = cost * group, least = kShareCost / item + 1, most = 64 * kShareCost / item + 1;
       job.publish({run, this, (count + group - 1) / group, least, most}, rest);
     }
@@ -86,18 +86,18 @@ class Job {
   friend class Pool;
   friend void run_task(int num_threads, Task (*)(void*, Job&), void*);
 
-  // Opens a phase. From here on another thread may be running what follows it: nothing of the task may be touched.
+  // Opens a phase. Afterwards another thread may already be running the rest of the task: the caller must not touch it.
   void publish(const Work& work, std::coroutine_handle<> rest);
 
-  Slot* slot_;      // null: the calling thread is alone
-  Runner* runner_;  // who runs the task
+  Slot* slot_;      // null: the calling thread works alone
+  Runner* runner_;  // the thread that runs the task
   bool begun_ = false;
 };
 
-// Runs make(given, job) to its end, on the calling thread and up to num_threads - 1 others.
+// Runs the task make(given, job) to its end on the calling thread and up to num_threads - 1 others.
 void run_task(int num_threads, Task (*make)(void* given, Job& job), void* given);
 
-// The same of a callable that returns the task.
+// The same for a callable that returns the task.
 template <class Make>
 void run_job(int num_threads, Make make) {
   run_task(
@@ -109,13 +109,13 @@ Task one_phase(Job& job, int64_t count, int64_t cost, const Body& body) {
   co_await job.phase(count, cost, [&body](int64_t first, int64_t last, int thread) { body(first, last, thread); });
 }
 
-// A job of one phase.
+// Runs a job of one phase.
 template <class Body>
 void parallel_for(int num_threads, int64_t count, int64_t cost, const Body& body) {
   run_job(num_threads, [&](Job& job) { return one_phase(job, count, cost, body); });
 }
 
-// The most threads that a job can have.
+// Maximum threads of a job.
 constexpr int kMostThreads = 255;
 
 }  // namespace paged

@@ -1,5 +1,5 @@
-// Multiplies with weights of every form, so that callers need not ask which: packed (linear.h), Hadamard
-// (hadamard_product.h) or dense (dense_product.h). Each function here is a phase of a job (pool.h).
+// Multiplies with weights of every form: packed (linear.h), Hadamard (hadamard_product.h) or dense (dense_product.h),
+// so that callers need not distinguish them. Each function returns a phase of a job (pool.h).
 #pragma once
 
 #include "dense_product.h"
@@ -11,16 +11,16 @@ namespace {
 
 inline bool is_hadamard(const paged_weight& weight) { return weight.in_hadamard != 0; }
 
-// Whether many rows are multiplied faster in the Hadamard form, with weights of a packed format.
+// Whether the Hadamard form is faster for many rows, with weights of a packed format.
 inline bool gains_in_hadamard(int32_t format) {
   return with_format(format, [](auto of) { return kGainsInHadamard<decltype(of)>; });
 }
 
-// Activations in the form that a weight, and every other weight of the same input, multiplies.
+// Activations in the form that a weight multiplies, and every other weight with the same input.
 struct Operand {
   Activations groups;    // for packed weights
-  HadamardRows rotated;  // for those in the Hadamard form
-  DenseRows dense;       // for dense ones
+  HadamardRows rotated;  // for weights in the Hadamard form
+  DenseRows dense;       // for dense weights
   int num_rows;
 
   static size_t bytes(const paged_weight& weight, int num_rows, int num_threads) {
@@ -45,7 +45,7 @@ struct Operand {
 // Each thread's sums of kSumPanels panels.
 struct ThreadSums {
   uint8_t* data;
-  size_t bytes;  // of one thread
+  size_t bytes;  // bytes per thread
 
   static size_t bytes_of(int num_rows) { return line_aligned(kSumPanels * sums_bytes(num_rows)); }
 
@@ -54,16 +54,16 @@ struct ThreadSums {
   }
 };
 
-// Up to so many rows memory sets the pace: they take as long as one.
+// Up to this many rows, a product is bound by memory and takes as long as with one row.
 constexpr int kFreeRows = 8;
 
-// What `panels` panels cost to multiply with num_rows rows.
+// Cost of multiplying `panels` panels with num_rows rows.
 inline int64_t product_cost(int panels, int cols, int num_rows) {
   return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kFreeRows ? kFreeRows : num_rows);
 }
 
-// Brings rows of x, times 1 / rms and norm_weight where that is given, into the form that the weight multiplies, their
-// columns in its order.
+// Converts rows of x, times 1 / rms and norm_weight if given, to the form that the weight multiplies, with columns in
+// its order.
 inline auto prepare_rows(Job& job, const paged_weight& weight, Matrix x, const float* norm_weight, float eps,
                          const Operand& out) {
   x.order = weight.order;
@@ -87,7 +87,7 @@ inline auto multiply(Job& job, const paged_weight* weights, int num_weights, con
   const bool hadamard = is_hadamard(weights[0]), dense = is_dense(weights[0].format);
   int64_t total = 0;
   for (int i = 0; i < num_weights; ++i) total += hadamard ? hadamard_pairs(weights[i]) : num_panels(weights[i].rows);
-  // Dense panels are multiplied several at a time.
+  // Several dense panels are multiplied together.
   const int unit = dense ? dense_unit(weights[0], x.num_rows) : 1;
   const int64_t cost = hadamard ? product_cost(2, weights[0].cols, hadamard_rows_paid(x.num_rows))
                                 : product_cost(unit, weights[0].cols, x.num_rows);
@@ -105,13 +105,13 @@ inline auto multiply(Job& job, const paged_weight* weights, int num_weights, con
                    });
 }
 
-// Whether the hidden columns between two matrices take the second one's form as they are computed. Dense weights' do:
-// 512 rows of 1536 float32 numbers, written and read again, were 3 MB.
+// Whether the activations between gate/up and down are computed directly in down's form. With dense weights they are:
+// 512 rows of 1536 float32 numbers would be 3 MB to write and read again.
 inline bool takes_hidden_as_it_comes(const paged_weight& gate, const paged_weight& down) {
   return is_dense(gate.format) && is_dense(down.format);
 }
 
-// hidden = activation(gate x) * (up x): float32, or in down's form where it `takes` hidden as it comes.
+// hidden = activation(gate x) * (up x), in float32, or in down's form if `takes`.
 inline auto multiply_gated(Job& job, const paged_weight& gate, const paged_weight& up, const paged_weight& down,
                            bool takes, const Operand& x, int32_t activation, float* hidden, const ThreadSums& sums) {
   const int64_t panels = num_panels(gate.rows);

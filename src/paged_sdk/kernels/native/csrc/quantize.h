@@ -1,8 +1,8 @@
 // Quantizes floating point weights to GGUF blocks.
 //
 // Sixteen groups of 16 or 32 weights are fitted at a time, one per lane. A fit tries some twenty roundings of a group
-// and solves least squares for the scale (and minimum) of each: the smallest squared error wins. Where columns have an
-// importance, squares are weighted by it: `w` holds that of each weight, else it is not read.
+// and solves least squares for the scale (and minimum) of each; the smallest squared error wins. If columns have an
+// importance, it weights their squared errors: `w` holds each weight's importance, and is not read otherwise.
 #pragma once
 
 #include <algorithm>
@@ -15,24 +15,24 @@ namespace paged {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr float kTiny = 1e-30f;  // ranges below it are zero: their inverse would overflow
-constexpr float kNoise = 1e-5f;  // of the sums of 32 products, some five times what rounding may leave
+constexpr float kTiny = 1e-30f;  // smaller ranges count as zero, since their inverse would overflow
+constexpr float kNoise = 1e-5f;  // relative to sums of 32 products: some five times their rounding error
 
 inline Floats clamp(Floats a, float lowest, float highest) {
   return minimum(broadcast(highest), maximum(broadcast(lowest), a));
 }
-// a / b, 0 where b is not positive
+// a / b, or 0 where b is not positive
 inline Floats ratio(Floats a, Floats b) {
   return choose_greater(b, zero_floats(), div(a, maximum(broadcast(kTiny), b)), zero_floats());
 }
 
-// x is about scale * code + minimum, lane by lane.
+// x ~ scale * code + minimum, lane by lane.
 struct Fit {
   Floats scale;
   Floats minimum;
 };
 
-// 1 / a, 0 where a is 0
+// 1 / a, or 0 where a is 0
 inline Floats inverse_of(Floats a) {
   return sub(ratio(broadcast(1.0f), a), ratio(broadcast(1.0f), sub(zero_floats(), a)));
 }
@@ -41,7 +41,7 @@ inline Floats nearest_code(Floats x, Floats offset, Floats inverse, float lowest
   return clamp(round_to_integral(mul(sub(x, offset), inverse)), lowest, highest);
 }
 
-// The sums that least squares need, of the codes nearest to (x - offset) * inverse.
+// Sums for least squares over the codes nearest to (x - offset) * inverse.
 struct CodeSums {
   Floats q, qq, xq;
 };
@@ -54,14 +54,14 @@ inline CodeSums code_sums(const Floats x[kCount], const Floats w[kCount], Floats
     const Floats q = nearest_code(x[i], offset, inverse, lowest, highest);
     const Floats wq = kWeighted ? mul(w[i], q) : q;
     sums.q = add(sums.q, wq);
-    // Not fused, so that every instruction set, and kernels/quantized/quantize.py, find the same scales.
+    // Not fused, so that every ISA level and kernels/quantized/quantize.py find the same scales.
     sums.qq = add(sums.qq, mul(wq, q));
     sums.xq = add(sums.xq, mul(x[i], wq));
   }
   return sums;
 }
 
-// The sums of weights of squares, and of x.
+// Sums of the importance, and of x weighted by it.
 struct Totals {
   Floats w, x;
 };
@@ -76,7 +76,7 @@ inline Totals totals_of(const Floats x[kCount], const Floats w[kCount]) {
   return totals;
 }
 
-// Codes 0 ... levels. A K format's minimum is never above zero.
+// Fits codes 0 ... levels with a scale and a minimum. A K format's minimum is never positive.
 template <int kSize, bool kWeighted>
 inline Fit fit_affine(const Floats x[kSize], const Floats w[kSize], float levels, bool is_k) {
   Floats lowest = x[0], highest = x[0];
@@ -85,25 +85,26 @@ inline Fit fit_affine(const Floats x[kSize], const Floats w[kSize], float levels
     highest = maximum(highest, x[i]);
   }
   const Totals total = totals_of<kSize, kWeighted>(x, w);
-  const auto shared = [&total](Floats sum) {  // a number of codes is a power of two
+  const auto shared = [&total](Floats sum) {  // kSize is a power of two
     return kWeighted ? ratio(sum, total.w) : mul(sum, broadcast(1.0f / kSize));
   };
   if (is_k) lowest = minimum(lowest, zero_floats());
   const Floats range = maximum(sub(highest, lowest), broadcast(kTiny));
   const Floats mean = shared(total.x);
   Fit best{zero_floats(), is_k ? minimum(mean, zero_floats()) : mean};
-  Floats most = broadcast(-1.0f);  // the most that a fit has taken off the sum of squares
+  Floats most = broadcast(-1.0f);  // the largest reduction of the sum of squares so far
   const auto attempt = [&](Floats offset, Floats inverse) {
     const CodeSums sums = code_sums<kSize, kWeighted>(x, w, offset, inverse, 0.0f, levels);
     const Floats squares = mul(total.w, sums.qq);
     Floats determinant = sub(squares, mul(sums.q, sums.q));
-    // What rounding leaves where all codes are the same; without weights, sums of codes are exact.
+    // If all codes are equal, the weighted determinant is only rounding error; without weights, sums of codes are
+    // exact.
     if (kWeighted)
       determinant = choose_greater(determinant, mul(broadcast(kNoise), squares), determinant, zero_floats());
     Fit fit;
     fit.scale = ratio(sub(mul(total.w, sums.xq), mul(total.x, sums.q)), determinant);
     fit.minimum = shared(sub(total.x, mul(fit.scale, sums.q)));
-    // Where a minimum above zero is not allowed, or codes are all the same, the scale is fitted alone.
+    // If the minimum would be positive but must not be, only the scale is fitted.
     const Floats alone = ratio(sums.xq, sums.qq);
     const Floats below = is_k ? sub(zero_floats(), fit.minimum) : zero_floats();
     fit.minimum = choose_greater(zero_floats(), below, zero_floats(), fit.minimum);
@@ -115,12 +116,12 @@ inline Fit fit_affine(const Floats x[kSize], const Floats w[kSize], float levels
   };
   for (int step = -10; step <= 10; ++step)
     attempt(lowest, div(broadcast(levels + 0.1f * static_cast<float>(step)), range));
-  // The best fit's own nearest codes may have a better one.
+  // Refine: fit again to the codes nearest to the best fit.
   for (int again = 0; again < 3; ++again) attempt(best.minimum, inverse_of(best.scale));
   return best;
 }
 
-// Codes -half ... half - 1: the weight that is furthest from zero is tried near -half.
+// Fits codes -half ... half - 1 with a scale. The weight furthest from zero is tried near -half.
 template <int kCount, bool kWeighted>
 inline Fit fit_symmetric(const Floats x[kCount], const Floats w[kCount], float half) {
   Floats lowest = x[0], highest = x[0];
@@ -142,7 +143,7 @@ inline Fit fit_symmetric(const Floats x[kCount], const Floats w[kCount], float h
   return best;
 }
 
-// The nearest codes in [lowest, highest], less `lowest`, to codes[lane][kCount].
+// Writes the nearest codes in [lowest, highest], minus `lowest`, to codes[lane][kCount].
 template <int kCount>
 inline void encode(const Floats x[kCount], const Fit& fit, float lowest, float highest, uint8_t* codes) {
   const Floats inverse = inverse_of(fit.scale);
@@ -157,8 +158,8 @@ inline void encode(const Floats x[kCount], const Fit& fit, float lowest, float h
   }
 }
 
-// Sixteen groups of kCount weights from `col` on, group by group in lanes; past the row's end they are zero. Returns
-// the largest magnitude's bits.
+// Loads sixteen groups of kCount weights from `col` on, one group per lane, padded with zeros past the row's end.
+// Returns the bits of the largest magnitude.
 template <int kCount>
 inline uint32_t load_groups(const paged_quantize_args& args, int64_t row, int col, Floats out[kCount]) {
   Ints largest = zero_ints();
@@ -179,7 +180,7 @@ inline uint32_t load_groups(const paged_quantize_args& args, int64_t row, int co
   return static_cast<uint32_t>(max_of(largest));
 }
 
-// The importance of the columns of sixteen groups, as load_groups gives their weights.
+// Loads the importance of sixteen groups' columns, in the order of load_groups.
 template <int kCount>
 inline void load_importance(const paged_quantize_args& args, int col, Floats out[kCount]) {
   for (int first = 0; first < kCount; first += 16) {
@@ -193,7 +194,7 @@ inline void load_importance(const paged_quantize_args& args, int col, Floats out
   }
 }
 
-// The scales of sixteen groups, as the blocks hold them.
+// The scales of sixteen groups, as blocks store them.
 struct LaneScales {
   alignas(64) float scale[kLanes];
   alignas(64) float minimum[kLanes];
@@ -205,7 +206,7 @@ struct LaneScales {
   Fit fit() const { return {load_floats(scale), load_floats(minimum)}; }
 };
 
-// float16 scales (and minima) of groups of 32.
+// Quantizes groups of 32 with float16 scales (and minima).
 template <bool kWeighted>
 inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], const Floats w[kGroup], int num_groups,
                             uint8_t* out) {
@@ -228,11 +229,11 @@ inline void quantize_legacy(const BlockForm& form, const Floats x[kGroup], const
   }
 }
 
-// The units of a block that are best for the small integers of its kGroups groups, by least squares over the weights'
-// codes; `first` is the block's first lane.
+// Refits a block's units by least squares over the weights' codes, given the integer scales and minima of its kGroups
+// groups; `first` is the block's first lane.
 template <int kGroups>
 inline void refit_units(const float (&sums)[5][kLanes], int first, Block& block) {
-  double aa = 0.0, ab = 0.0, bb = 0.0, ax = 0.0, bx = 0.0;  // x is about unit * a - minimum * b
+  double aa = 0.0, ab = 0.0, bb = 0.0, ax = 0.0, bx = 0.0;  // x ~ unit * a - minimum * b
   for (int g = 0; g < kGroups; ++g) {
     const double scale = block.scales[g], least = block.minima[g];
     aa += scale * scale * sums[1][first + g];
@@ -244,13 +245,13 @@ inline void refit_units(const float (&sums)[5][kLanes], int first, Block& block)
   const double determinant = aa * bb - ab * ab;
   const double unit = determinant > 0.0 ? (ax * bb - ab * bx) / determinant : aa > 0.0 ? ax / aa : 0.0;
   const double minimum = determinant > 0.0 ? (ab * ax - aa * bx) / determinant : 0.0;
-  if (unit < 0.0 || minimum < 0.0 || (determinant <= 0.0 && bb > 0.0)) return;  // the first units stay
+  if (unit < 0.0 || minimum < 0.0 || (determinant <= 0.0 && bb > 0.0)) return;  // keep the first units
   block.unit = to_half(static_cast<float>(unit));
   block.minimum = to_half(static_cast<float>(minimum));
 }
 
-// Blocks of kGroups groups, whose scales and minima are integers up to `most`: 63 in eight groups of 32, 15 in sixteen
-// of 16.
+// Quantizes blocks of kGroups groups whose scales and minima are integers up to `most`: 63 with eight groups of 32, 15
+// with sixteen groups of 16.
 template <int kGroups, bool kWeighted>
 inline void quantize_small_scales(const BlockForm& form, const Floats* x, const Floats* w, float most, int num_groups,
                                   uint8_t* out) {
@@ -301,8 +302,8 @@ inline void quantize_small_scales(const BlockForm& form, const Floats* x, const 
   }
 }
 
-// Sixteen groups of 16 in a block, signed scales of lowest ... -lowest - 1, kept plus `offset`; the largest of them is
-// the lowest.
+// Quantizes a block of sixteen groups of 16 with signed scales lowest ... -lowest - 1, stored plus `offset`; the
+// largest magnitude maps to `lowest`.
 template <bool kWeighted>
 inline void quantize_signed_scales(const BlockForm& form, const Floats x[16], const Floats w[16], float lowest,
                                    int offset, uint8_t* out) {
@@ -351,7 +352,8 @@ inline bool quantize_row(const paged_quantize_args& args, const BlockForm& form,
   return true;
 }
 
-// Quantizes one row. False: it holds NaN, Inf, or a number so large that its scale might overflow a float16.
+// Quantizes one row. Returns false if the row contains NaN, Inf, or a number so large that its scale could overflow
+// float16.
 inline bool quantize_weights(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
   return args.importance != nullptr ? quantize_row<true>(args, form, row, out)
                                     : quantize_row<false>(args, form, row, out);

@@ -1,8 +1,8 @@
-// Quantizes floating point weights to codes with a scale for every 64 columns of a row, of which the last group may
-// have 32, as kernels/quantized/quantize_groups.py defines it.
+// Quantizes floating point weights to codes with one scale per 64 columns of a row (the last group may have 32), as
+// kernels/quantized/quantize_groups.py defines it.
 //
-// Sixteen groups are fitted at a time, one per lane. Sums go through a group's weights in their order, so every
-// instruction set finds the same numbers; torch's sums have another order, so now and then a rounding is another.
+// Sixteen groups are fitted at a time, one per lane. Sums run over a group's weights in order, so every ISA level finds
+// the same numbers; torch's sums have another order and now and then round differently.
 #pragma once
 
 #include <cmath>
@@ -12,11 +12,12 @@
 namespace paged {
 namespace {
 
-constexpr int kGroupWeights = 64;  // that share a scale
-constexpr int kLevelSteps = 15;    // between sixteen levels
+constexpr int kGroupWeights = 64;  // weights that share a scale
+constexpr int kLevelSteps = 15;    // midpoints between sixteen levels
 constexpr float kSmallestStep = 1e-7f;
 
-// Half-quadratic optimization: the error's norm, the weight of its split, how that grows, and for how many rounds.
+// Half-quadratic optimization: the norm of the error, the weight of the split, its growth per round, and the number of
+// rounds.
 constexpr float kNorm = 0.7f, kSplit = 10.0f, kGrowth = 1.01f;
 constexpr int kRounds = 12;
 
@@ -42,7 +43,7 @@ struct Range {
   }
 };
 
-// The codes of a fit, and their squared error.
+// Computes the codes of a fit; returns their squared error.
 template <int kCount>
 inline Floats affine_codes(const Floats x[kCount], const Fit& fit, float levels, Floats codes[kCount]) {
   const Floats scale = one_where_zero(fit.scale);
@@ -56,8 +57,8 @@ inline Floats affine_codes(const Floats x[kCount], const Fit& fit, float levels,
   return total;
 }
 
-// The end of the range that is further from zero keeps its value, and zero has a code; or least squares for the codes
-// that this gives, where they are nearer.
+// Fits so that the end of the range further from zero is exact and zero has a code; a least-squares fit to the
+// resulting codes replaces it where its error is smaller.
 template <int kCount>
 inline Fit fit_edge(const Floats x[kCount], float levels, Floats codes[kCount]) {
   const Range<kCount> range(x);
@@ -67,7 +68,7 @@ inline Fit fit_edge(const Floats x[kCount], float levels, Floats codes[kCount]) 
   const Floats low = magnitude_of(range.lowest), high = magnitude_of(range.highest);
   const Floats edge = choose_greater(low, high, range.lowest, range.highest);
   const Floats step = choose_greater(low, high, positive, sub(zero, positive));
-  const Floats place = round_to_integral(div(edge, step));  // of zero
+  const Floats place = round_to_integral(div(edge, step));  // number of steps from zero to the edge
   const Floats steps = magnitude_of(place);
   Fit fit;
   fit.scale = rounded_to_half(choose_greater(steps, zero, div(edge, one_where_zero(place)), step));
@@ -90,7 +91,7 @@ inline Fit fit_edge(const Floats x[kCount], float levels, Floats codes[kCount]) 
   const Fit own{rounded_to_half(slope), rounded_to_half(sub(mean, mul(slope, mean_code)))};
   Floats own_codes[kCount];
   const Floats own_error = affine_codes<kCount>(x, own, levels, own_codes);
-  // 1 where the second fit is taken
+  // 1 where the second fit is better
   const Floats nearer = choose_greater(error, own_error, broadcast(1.0f), zero);
   const Floats taken = choose_greater(magnitude_of(own.scale), zero, nearer, zero);
   fit.scale = choose_greater(taken, zero, own.scale, fit.scale);
@@ -99,7 +100,7 @@ inline Fit fit_edge(const Floats x[kCount], float levels, Floats codes[kCount]) 
   return fit;
 }
 
-// What the error's norm leaves of errors, added up: zero of small ones. Few weights have others.
+// Sums the errors after shrinkage by the error's norm, which sets small errors to zero. Few weights have larger ones.
 template <int kCount>
 inline Floats kept_errors(const Floats x[kCount], Floats inverse, Floats zero, Floats scale, float levels,
                           float split) {
@@ -116,8 +117,8 @@ inline Floats kept_errors(const Floats x[kCount], Floats inverse, Floats zero, F
   return load_floats(sums);
 }
 
-// The scale spans the range; the zero point is the one, of those that half-quadratic optimization goes through, with
-// the smallest sum of errors.
+// Fits a scale that spans the range, and the zero point with the smallest sum of absolute errors among the iterates of
+// half-quadratic optimization.
 template <int kCount>
 inline Fit fit_half_quadratic(const Floats x[kCount], float levels, Floats codes[kCount]) {
   const Range<kCount> range(x);
@@ -138,7 +139,7 @@ inline Fit fit_half_quadratic(const Floats x[kCount], float levels, Floats codes
     }
     best = choose_greater(least, total, zero, best);
     least = minimum(least, total);
-    // Errors below this become zero.
+    // Shrinkage sets smaller errors to zero.
     const float limit = std::pow(1.0f / split, 1.0f / (2.0f - kNorm));
     if (max_of(largest) > limit)
       offsets = add(offsets, mul(kept_errors<kCount>(x, inverse, zero, scale, levels, split), inverse));
@@ -150,7 +151,7 @@ inline Fit fit_half_quadratic(const Floats x[kCount], float levels, Floats codes
   return fit;
 }
 
-// The nearest of sixteen levels in ascending order, by what lies half way between neighbours.
+// Rounds to the nearest of sixteen ascending levels, by the midpoints between neighbours.
 template <int kCount>
 inline Fit fit_levels(const Floats x[kCount], const float* between, Floats codes[kCount]) {
   const Range<kCount> range(x);
@@ -166,7 +167,8 @@ inline Fit fit_levels(const Floats x[kCount], const float* between, Floats codes
   return fit;
 }
 
-// Groups of kCount columns of a row from `col` on, `first` the number of the first; False: as quantize_weights says.
+// Quantizes `count` groups of kCount columns of a row from `col` on, where `first` is the first group's number. Returns
+// false as quantize_weights does.
 template <int kCount>
 inline bool quantize_some_groups(const paged_quantize_groups_args& args, int64_t row, int col, int first, int count) {
   const int end = col + count * kCount;

@@ -1,6 +1,6 @@
-// Sums over processes of one machine, in memory that they share. Each writes what it has into a place of its own, waits
-// for the others, and adds up all of it in the order of the ranks: so all get the same bits. What is to lie side by side
-// rather than to be added up goes the same way.
+// Collectives of processes on one machine, in shared memory. Each rank writes its data to its own buffer, waits for the
+// others, and adds all buffers in rank order, so that all ranks get the same bits. Gathers of columns work the same
+// way.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -17,15 +17,14 @@ namespace {
 
 constexpr size_t kLine = 64;
 
-// What the memory begins with, a line for each; it is all zero at first.
+// The shared memory begins with cache lines of this kind, initially zero.
 struct alignas(kLine) Line {
-  std::atomic<uint64_t> turn;  // of a rank: the last sum that it has written its part of
+  std::atomic<uint64_t> turn;  // of a rank: the last collective for which it has written its data
 };
 static_assert(sizeof(Line) == kLine && std::atomic<uint64_t>::is_always_lock_free);
 
-// The first line is nobody's: it says whether a rank has ended. Then there is one for each rank, then twice a place for
-// each: a rank that writes for the next sum but one knows that all have read what it overwrites, since all have written
-// for the next one.
+// The first line tells whether a rank has ended. Then come one line per rank and two buffers per rank. A rank that
+// writes for collective n + 2 knows that all ranks have read its data of n, since all have written for n + 1.
 struct Shared {
   Line* lines;
   float* places;
@@ -48,8 +47,8 @@ void sleep_shortly() {
 #endif
 }
 
-// Waits for a rank: awake for what a layer's sums are apart, then where other threads may have the processor, and asleep
-// after as long as no layer takes.
+// Waits for a rank: spins for the time between a layer's collectives, then yields, and sleeps after longer than any
+// layer takes.
 bool wait_for(const Shared& shared, int rank, uint64_t turn) {
   constexpr int kAwake = 1000, kYielding = 2000;
   for (int64_t rounds = 0; shared.turn_of(rank).load(std::memory_order_acquire) < turn; ++rounds) {
@@ -71,7 +70,7 @@ void copy_rows(const float* from, int64_t from_stride, float* to, int64_t to_str
     std::memcpy(to + row * to_stride, from + row * from_stride, sizeof(float) * width);
 }
 
-// Tells the others that this rank has written to its place, and waits until all have.
+// Barrier: publishes that this rank has written its buffer, and waits until all ranks have.
 bool meet(paged_ranks& ranks, const Shared& shared) {
   shared.turn_of(ranks.rank).store(ranks.turn, std::memory_order_release);
   for (int rank = 0; rank < ranks.size; ++rank)
@@ -79,7 +78,7 @@ bool meet(paged_ranks& ranks, const Shared& shared) {
   return true;
 }
 
-// One sum of at most as many numbers as a place has.
+// Sums at most `capacity` numbers.
 bool add_part(paged_ranks& ranks, const Shared& shared, float* data, int64_t count) {
   ++ranks.turn;
   std::memcpy(shared.place(ranks, ranks.rank), data, sizeof(float) * count);
@@ -95,12 +94,12 @@ bool add_part(paged_ranks& ranks, const Shared& shared, float* data, int64_t cou
 }  // namespace
 }  // namespace paged
 
-// How many bytes the ranks share, all zero at first.
+// Returns the size of the shared memory, which must be zeroed first.
 PAGED_EXPORT int64_t paged_ranks_bytes(int32_t size, int64_t capacity) {
   return static_cast<int64_t>(paged::kLine) * (1 + size) + 2 * size * capacity * static_cast<int64_t>(sizeof(float));
 }
 
-// A PagedSum, whose group is a paged_ranks. Once a rank has ended, nothing is added any more.
+// A PagedSum whose group is a paged_ranks. Does nothing once a rank has ended.
 PAGED_EXPORT void paged_ranks_sum(void* group, float* data, int64_t count) {
   auto& ranks = *static_cast<paged_ranks*>(group);
   const paged::Shared shared(ranks);
@@ -110,7 +109,7 @@ PAGED_EXPORT void paged_ranks_sum(void* group, float* data, int64_t count) {
   }
 }
 
-// A PagedGather, likewise. As many rows as fit are written at a time, or columns of one row.
+// A PagedGather whose group is a paged_ranks. Transfers as many rows at a time as fit, or parts of one row.
 PAGED_EXPORT void paged_ranks_gather(void* group, const float* own, int64_t stride, int64_t num_rows,
                                      const int32_t* widths, float* out) {
   auto& ranks = *static_cast<paged_ranks*>(group);

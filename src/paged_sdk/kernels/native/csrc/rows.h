@@ -6,8 +6,8 @@
 namespace paged {
 namespace {
 
-// Row `r` of a panel, decoded to float32. The offset is taken off the code first, as the file's format does it: a scale
-// times a difference of small integers is exact, a difference of two products is not.
+// Decodes row `r` of a panel to float32. The offset is subtracted from the code first, as the file format defines: a
+// scale times a difference of small integers is exact, a difference of two products is not.
 template <class Format>
 void decode_row(const uint8_t* panel, const paged_weight& weight, int r, float* out) {
   constexpr const Layout& kLayout = Format::kLayout;
@@ -39,7 +39,7 @@ void decode_row(const uint8_t* panel, const paged_weight& weight, int r, float* 
   }
 }
 
-// The same of a dense panel.
+// The same for a dense panel.
 inline void decode_dense_row(const uint8_t* panel, const paged_weight& weight, int r, float* out) {
   if (weight.format == PAGED_DENSE_BFLOAT16) {
     const auto* const pairs = reinterpret_cast<const uint16_t*>(panel) + 2 * r;

@@ -21,17 +21,17 @@ struct Shorts {
   __m256i lo, hi;
 };
 
-constexpr int kMaxTile = 4;    // 8 sums leave half of the 16 registers to weights and scales
-constexpr int kDenseTile = 6;  // rows of a float product, times vectors of columns: 12 of the 16 registers
+constexpr int kMaxTile = 4;    // 8 accumulators leave half of the 16 registers to weights and scales
+constexpr int kDenseTile = 6;  // rows of a float product, times vectors of columns: 12 of 16 registers
 constexpr int kDenseWide = 1;
-constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 12 of the 16 registers
+constexpr int kDenseRows = 6;  // rows and panels of a product with dense weights: 12 of 16 registers
 constexpr int kDensePanels = 1;
 #ifdef __AVXVNNI__
-constexpr int kTokenTile = 2;  // rows of a Hadamard product, of two panels: 8 of the 16 registers
+constexpr int kTokenTile = 2;  // rows of a Hadamard product with two panels: 8 of 16 registers
 constexpr bool kPanelByPanel = false;
 constexpr int kCodesTogether = 4;
 #else
-constexpr int kTokenTile = 4;  // of one panel: 8 of the 16 registers
+constexpr int kTokenTile = 4;  // with one panel: 8 of 16 registers
 constexpr bool kPanelByPanel = true;
 constexpr int kCodesTogether = 4;
 #endif
@@ -63,14 +63,14 @@ inline Bytes merge(Bytes a, Bytes b, int mask) {
   const Bytes kept = keep(b, mask);
   return {_mm256_or_si256(a.lo, kept.lo), _mm256_or_si256(a.hi, kept.hi)};
 }
-// table[a] of each byte, all below 16.
+// Looks up table[a] for each byte; all are below 16.
 inline Bytes look_up(const uint8_t* table, Bytes a) {
   const __m256i levels = _mm256_broadcastsi128_si256(load128(table));
   return {_mm256_shuffle_epi8(levels, a.lo), _mm256_shuffle_epi8(levels, a.hi)};
 }
 
-// Has the sum in registers now. Left alone, GCC makes all of a sum's products first and adds them up as a tree: they
-// do not fit and go by way of the stack, which took 1.35 times as long in Q4_1 (four rows, AMD Zen 4).
+// Forces the accumulator into registers now. Otherwise GCC computes all of a sum's products first and adds them as a
+// tree, which spills to the stack and took 1.35 times as long in Q4_1 (four rows, AMD Zen 4).
 template <class Vectors>
 inline void settle(Vectors& sum) {
   asm("" : "+x"(sum.lo), "+x"(sum.hi));
@@ -82,7 +82,7 @@ inline Bytes sub_byte(Bytes a, int b) {
   const __m256i v = _mm256_set1_epi8(static_cast<char>(b));
   return {_mm256_sub_epi8(a.lo, v), _mm256_sub_epi8(a.hi, v)};
 }
-// The 16-bit halves of every 32 bits, exchanged.
+// Swaps the 16-bit halves of every 32 bits.
 inline __m256i exchange_halves(__m256i a) {
   return _mm256_shuffle_epi8(a, _mm256_set_epi8(13, 12, 15, 14, 9, 8, 11, 10, 5, 4, 7, 6, 1, 0, 3, 2, 13, 12, 15, 14, 9,
                                                 8, 11, 10, 5, 4, 7, 6, 1, 0, 3, 2));
@@ -162,7 +162,7 @@ inline __m256i dot4_half(__m256i sum, __m256i w, __m256i x) {
   return _mm256_dpbusd_avx_epi32(sum, w, x);
 #else
   if constexpr (kEightBit) {
-    // Two products of 8-bit weights overflow maddubs' 16-bit sum: even and odd bytes are widened apart.
+    // Two products of 8-bit weights overflow maddubs' 16-bit sum, so even and odd bytes are widened separately.
     const __m256i even =
         _mm256_madd_epi16(_mm256_and_si256(w, _mm256_set1_epi16(0xff)), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
     const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(w, 8), _mm256_srai_epi16(x, 8));
@@ -195,7 +195,7 @@ inline void store_int8(int8_t* p, Ints a) {
 inline void store_int16(int16_t* p, Ints a) {
   store256(p, _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8));
 }
-// Sixteen numbers of one row and of the next, side by side.
+// Interleaves 16 numbers of two rows into pairs.
 inline void store_pairs(int16_t* p, const int16_t* first, const int16_t* second) {
   for (int i = 0; i < 16; i += 8) {
     const __m128i a = load128(first + i), b = load128(second + i);
@@ -203,7 +203,7 @@ inline void store_pairs(int16_t* p, const int16_t* first, const int16_t* second)
     store128(p + 2 * i + 8, _mm_unpackhi_epi16(a, b));
   }
 }
-// A pair of numbers of 16 bits, for every row.
+// Broadcasts a pair of 16-bit numbers to all rows.
 inline Shorts broadcast_pair(const int16_t* p) {
   int32_t two;
   __builtin_memcpy(&two, p, 4);
@@ -219,7 +219,7 @@ inline Ints dot_pairs(Ints sum, Shorts a, Shorts b) {
           _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi))};
 #endif
 }
-// 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
+// Stores 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, all within int8.
 inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
 #ifdef __AVXVNNI__
   const __m256i low = _mm256_packs_epi32(rows[0].lo, rows[1].lo), high = _mm256_packs_epi32(rows[0].hi, rows[1].hi);
@@ -272,8 +272,8 @@ inline Floats load_even_bfloat16(const uint8_t* p) {
           _mm256_castsi256_ps(_mm256_slli_epi32(load256(p + 32), 16))};
 }
 inline Floats load_odd_bfloat16(const uint8_t* p) {
-  // Sums of a product need 12 of 16 registers. So there is no mask but two shifts, and p is hidden from the compiler,
-  // which would keep what load_even_bfloat16 loaded for here.
+  // Accumulators need 12 of 16 registers. So this uses two shifts instead of a mask, and hides p from the compiler,
+  // which would otherwise keep load_even_bfloat16's loads in registers.
   asm("" : "+r"(p));
   const auto odd = [](__m256i pairs) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(pairs, 16), 16));
@@ -322,7 +322,7 @@ inline int32_t max_of(Ints a) {
   c = _mm_max_epi32(c, _mm_shuffle_epi32(c, 0xb1));
   return _mm_cvtsi128_si32(c);
 }
-// n within [-126, 127]: the exponent is added to the bits.
+// n is within [-126, 127] and is added to the exponent bits.
 inline Floats scale_by_power(Floats p, Floats n) {
   const auto power = [](__m256 a, __m256 b) {
     const __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(b), _mm256_set1_epi32(127)), 23);
@@ -341,7 +341,7 @@ inline Floats floor_of(Floats a) {
   constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(a.lo, kDown), _mm256_round_ps(a.hi, kDown)};
 }
-// a less the largest integral number below it, and p times two to the power of that number
+// fraction is a - floor(a); scale_by_floor is p * 2^floor(a).
 inline Floats fraction(Floats a) { return sub(a, floor_of(a)); }
 inline Floats scale_by_floor(Floats p, Floats a) { return scale_by_power(p, floor_of(a)); }
 inline Floats round_to_integral(Floats a) {
@@ -358,7 +358,7 @@ inline Floats zero_unless_above(Floats x, float limit, Floats value) {
   return {_mm256_and_ps(_mm256_cmp_ps(x.lo, bound, _CMP_NLE_UQ), value.lo),
           _mm256_and_ps(_mm256_cmp_ps(x.hi, bound, _CMP_NLE_UQ), value.hi)};
 }
-// 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
+// Loads 16 f8e4m3 values times 1 / 256: sign, exponent and mantissa move to the same places of a float16.
 inline Floats load_float8(const uint8_t* p) {
   const __m256i wide = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load128(p)), 7);
   const __m256i halves = _mm256_and_si256(wide, _mm256_set1_epi16(static_cast<short>(0xbfff)));
@@ -413,11 +413,11 @@ inline void transpose(Floats rows[16]) {
   }
 }
 
-// The sum of each of 16 vectors, of each of which eight sums of two lanes are stored.
+// sums_of returns the sum of each of 16 vectors, which store_lanes stored as eight sums of two lanes each.
 constexpr int kSumLanes = 8;
 inline void store_lanes(float* p, Floats a) { _mm256_storeu_ps(p, _mm256_add_ps(a.lo, a.hi)); }
 inline Floats sums_of(const float (*vectors)[kSumLanes]) {
-  const auto two = [](const float* p, const float* q) {  // sums of four lanes of one, and of the other
+  const auto two = [](const float* p, const float* q) {  // sums of four lanes of p, then of q
     const __m256 a = _mm256_loadu_ps(p), b = _mm256_loadu_ps(q);
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
   };

@@ -1,5 +1,5 @@
-// The vector primitives on NEON with dot products, and with products of 8-bit matrices where compiled for them: four
-// registers per 16 rows. Lanes are added in the same order as everywhere, and what the others fuse is fused.
+// The vector primitives on NEON with dot products, and with int8 matrix products (i8mm) if compiled for them: four
+// registers per 16 rows. Lanes are added in the same order as on other levels, and what they fuse is fused.
 #pragma once
 
 #include <arm_neon.h>
@@ -18,16 +18,16 @@ using Ints = Quarters<int32x4_t>;
 using Floats = Quarters<float32x4_t>;
 using Shorts = Quarters<int16x8_t>;
 
-constexpr int kMaxTile = 4;    // 16 sums leave half of the 32 registers to products, scales and weights
-constexpr int kDenseTile = 3;  // rows of a float product, times vectors of columns: 24 sums
+constexpr int kMaxTile = 4;    // 16 accumulators leave half of the 32 registers to products, scales and weights
+constexpr int kDenseTile = 3;  // rows of a float product, times vectors of columns: 24 accumulators
 constexpr int kDenseWide = 2;
-constexpr int kDenseRows = 3;  // rows and panels of a product with dense weights: 24 sums
+constexpr int kDenseRows = 3;  // rows and panels of a product with dense weights: 24 accumulators
 constexpr int kDensePanels = 2;
-constexpr int kTokenTile = 4;  // a register holds four columns of as many rows
+constexpr int kTokenTile = 4;  // a register holds four columns of four rows
 constexpr int kCodesTogether = 4;
 constexpr bool kPanelByPanel = true;
 
-// f of each quarter of some vectors.
+// Applies f to each quarter of some vectors.
 template <class F, class... Vectors>
 inline auto quarters(const F& f, const Quarters<Vectors>&... a) -> Quarters<decltype(f(a.v[0]...))> {
   return {f(a.v[0]...), f(a.v[1]...), f(a.v[2]...), f(a.v[3]...)};
@@ -61,7 +61,7 @@ inline Bytes shift_left(const Bytes& a) {
 inline Bytes merge(const Bytes& a, const Bytes& b, int mask) {
   return quarters([](uint8x16_t v, uint8x16_t w) { return vorrq_u8(v, w); }, a, keep(b, mask));
 }
-// table[a] of each byte, all below 16.
+// Looks up table[a] for each byte; all are below 16.
 inline Bytes look_up(const uint8_t* table, const Bytes& a) {
   const uint8x16_t levels = vld1q_u8(table);
   return quarters([levels](uint8x16_t v) { return vqtbl1q_u8(levels, v); }, a);
@@ -106,7 +106,7 @@ inline Shorts add_shorts(const Shorts& a, const Shorts& b) {
 inline Shorts sub_shorts(const Shorts& a, const Shorts& b) {
   return quarters([](int16x8_t v, int16x8_t w) { return vsubq_s16(v, w); }, a, b);
 }
-// The odd 16-bit numbers of b, the even ones of a.
+// Returns the odd 16-bit numbers of b and the even ones of a.
 inline int16x8_t choose_odd(int16x8_t a, int16x8_t b) {
   return vbslq_s16(vreinterpretq_u16_u32(vdupq_n_u32(0xffff0000)), b, a);
 }
@@ -169,8 +169,8 @@ inline Ints dot_four(const Ints& sum, const Bytes& w, int8x16_t x) {
   return quarters([x](int32x4_t s, uint8x16_t v) { return vusdotq_laneq_s32(s, v, x, kFour); }, sum, w);
 }
 #else
-// Both factors are signed. Weights below 128 are what they are, eight-bit ones become 128 less by turning a bit: just
-// what sums of them are to lose.
+// Both factors are signed. Weights below 128 are unchanged; toggling the top bit of 8-bit weights subtracts 128, which
+// their sums must lose anyway.
 constexpr bool kTakesOff128 = true;
 
 template <bool kEightBit, int kFour>
@@ -201,7 +201,7 @@ inline Ints add(const Ints& a, const Ints& b) {
 inline int32_t sum_of(const Ints& a) {
   return vaddvq_s32(vaddq_s32(vaddq_s32(a.v[0], a.v[1]), vaddq_s32(a.v[2], a.v[3])));
 }
-// The lowest byte of each number.
+// Returns the lowest byte of each number.
 inline int8x16_t lowest_bytes(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d) {
   const auto even = [](int32x4_t v, int32x4_t w) {
     return vreinterpretq_s8_s16(vuzp1q_s16(vreinterpretq_s16_s32(v), vreinterpretq_s16_s32(w)));
@@ -209,7 +209,7 @@ inline int8x16_t lowest_bytes(int32x4_t a, int32x4_t b, int32x4_t c, int32x4_t d
   return vuzp1q_s8(even(a, b), even(c, d));
 }
 inline void store_int8(int8_t* p, const Ints& a) { vst1q_s8(p, lowest_bytes(a.v[0], a.v[1], a.v[2], a.v[3])); }
-// 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
+// Stores 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, all within int8.
 inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
   for (int i = 0; i < 4; ++i)
     vst1q_s8(p + 16 * i, lowest_bytes(rows[0].v[i], rows[1].v[i], rows[2].v[i], rows[3].v[i]));
@@ -227,7 +227,7 @@ inline void store_floats(float* p, const Floats& a) {
   vst1q_f32(p + 8, a.v[2]);
   vst1q_f32(p + 12, a.v[3]);
 }
-// Sixteen float16 numbers, eight in each register.
+// Converts 16 float16 numbers, eight per register.
 inline Floats from_halves(uint16x8_t low, uint16x8_t high) {
   const float16x8_t a = vreinterpretq_f16_u16(low), b = vreinterpretq_f16_u16(high);
   return {vcvt_f32_f16(vget_low_f16(a)), vcvt_high_f32_f16(a), vcvt_f32_f16(vget_low_f16(b)), vcvt_high_f32_f16(b)};
@@ -303,7 +303,8 @@ inline Floats div(const Floats& a, const Floats& b) {
 inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
   return quarters([](float32x4_t v, float32x4_t w, float32x4_t sum) { return vfmaq_f32(sum, v, w); }, a, b, c);
 }
-// By a choice: NEON's own minimum takes -0 for less than 0, and a NaN from either side; other instruction sets do not.
+// Compare and select, as on other ISA levels: NEON's min instruction orders -0 below 0 and propagates NaN from either
+// operand.
 inline Floats minimum(const Floats& a, const Floats& b) {
   return quarters([](float32x4_t v, float32x4_t w) { return vbslq_f32(vcltq_f32(v, w), v, w); }, a, b);
 }
@@ -325,7 +326,7 @@ inline Ints max_magnitude(const Ints& so_far, const Floats& a) {
 inline int32_t max_of(const Ints& a) {
   return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3])));
 }
-// n within [-126, 127]: the exponent is added to the bits.
+// n is within [-126, 127] and is added to the exponent bits.
 inline Floats scale_by_power(const Floats& p, const Floats& n) {
   const auto power = [](float32x4_t v, float32x4_t w) {
     const int32x4_t exponent = vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(w), vdupq_n_s32(127)), 23);
@@ -343,7 +344,7 @@ inline Floats round_to_4_bits(const Floats& a) {
 inline Floats floor_of(const Floats& a) {
   return quarters([](float32x4_t v) { return vrndmq_f32(v); }, a);
 }
-// a less the largest integral number below it, and p times two to the power of that number
+// fraction is a - floor(a); scale_by_floor is p * 2^floor(a).
 inline Floats fraction(const Floats& a) { return sub(a, floor_of(a)); }
 inline Floats scale_by_floor(const Floats& p, const Floats& a) { return scale_by_power(p, floor_of(a)); }
 inline Floats round_to_integral(const Floats& a) {
@@ -378,7 +379,7 @@ inline Floats dot_pairs(const Pairs& a, const Pairs& b, const Floats& sum) {
 inline void store_pairs(uint16_t* p, const Floats& a) { store_bfloat16(p, a); }
 #endif
 
-// 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
+// Loads 16 f8e4m3 values times 1 / 256: sign, exponent and mantissa move to the same places of a float16.
 inline Floats load_float8(const uint8_t* p) {
   const int8x16_t codes = vreinterpretq_s8_u8(vld1q_u8(p));
   const auto half = [](int16x8_t wide) { return vandq_u16(vreinterpretq_u16_s16(wide), vdupq_n_u16(0xbfff)); };
@@ -394,7 +395,7 @@ inline Floats butterfly(const Floats& a) {
       out.v[i] = (i & kNext) == 0 ? vaddq_f32(a.v[i], a.v[i + kNext]) : vsubq_f32(a.v[i - kNext], a.v[i]);
     return out;
   } else {
-    // As on AVX-512: fused, it rounds once, like a sum or a difference.
+    // As on AVX-512, an FMA rounds once, like an addition or subtraction.
     alignas(16) constexpr float kSigns[2][4] = {{1.0f, -1.0f, 1.0f, -1.0f}, {1.0f, 1.0f, -1.0f, -1.0f}};
     const float32x4_t signs = vld1q_f32(kSigns[kStride - 1]);
     const auto pairs = [signs](float32x4_t v) {
@@ -426,7 +427,7 @@ inline void transpose(Floats rows[16]) {
   }
 }
 
-// The sum of each of 16 vectors.
+// sums_of returns the sum of each of 16 vectors.
 constexpr int kSumLanes = 16;
 inline void store_lanes(float* p, Floats a) { store_floats(p, a); }
 inline Floats sums_of(const float (*vectors)[kSumLanes]) {

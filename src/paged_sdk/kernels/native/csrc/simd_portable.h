@@ -1,4 +1,4 @@
-// The vector primitives in plain C++, for any machine: the compiler turns the 16-lane loops into what it has (NEON,
+// The vector primitives in plain C++ for any machine; the compiler vectorizes the 16-lane loops for its target (NEON,
 // SSE2).
 #pragma once
 
@@ -72,7 +72,7 @@ inline Bytes shift_left(Bytes a) {
 inline Bytes merge(Bytes a, Bytes b, int mask) {
   return each_byte([&](int i) { return a.v[i] | (b.v[i] & mask); });
 }
-// table[a] of each byte, all below 16.
+// Looks up table[a] for each byte; all are below 16.
 inline Bytes look_up(const uint8_t* table, Bytes a) {
   return each_byte([&](int i) { return table[a.v[i]]; });
 }
@@ -162,7 +162,7 @@ inline int32_t sum_of(Ints a) {
 inline void store_int8(int8_t* p, Ints a) {
   for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
-// 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, each within int8.
+// Stores 16 columns of a tile's rows as [4 quads][kTokenTile][4] codes, all within int8.
 inline void store_quads(int8_t* p, const Ints (&rows)[kTokenTile]) {
   for (int i = 0; i < 16; ++i)
     for (int r = 0; r < kTokenTile; ++r)
@@ -219,7 +219,7 @@ inline Floats to_floats(Ints a) {
 inline Floats as_floats(Ints bits) {
   return each_float([&](int i) { return from_bits(static_cast<uint32_t>(bits.v[i])); });
 }
-// |a| < 2^22: adding and removing 1.5 * 2^23 rounds to nearest even in float32, without a call per lane.
+// For |a| < 2^22, adding and subtracting 1.5 * 2^23 rounds to nearest even in float32, without a call per lane.
 inline float nearest(float a) { return (a + 12582912.0f) - 12582912.0f; }
 inline Ints to_nearest(Floats a) {
   return each_int([&](int i) { return static_cast<int32_t>(nearest(a.v[i])); });
@@ -281,7 +281,7 @@ inline Floats round_to_4_bits(Floats a) {
 inline Floats floor_of(Floats a) {
   return each_float([&](int i) { return __builtin_floorf(a.v[i]); });
 }
-// a less the largest integral number below it, and p times two to the power of that number
+// fraction is a - floor(a); scale_by_floor is p * 2^floor(a).
 inline Floats fraction(Floats a) { return sub(a, floor_of(a)); }
 inline Floats scale_by_floor(Floats p, Floats a) { return scale_by_power(p, floor_of(a)); }
 inline Floats round_to_integral(Floats a) {
@@ -294,7 +294,7 @@ inline Floats choose_greater(Floats a, Floats b, Floats yes, Floats no) {
 inline Floats zero_unless_above(Floats x, float limit, Floats value) {
   return each_float([&](int i) { return x.v[i] <= limit ? 0.0f : value.v[i]; });
 }
-// 16 f8e4m3 values, times 1 / 256: their sign, exponent and mantissa moved to the same places of a float16.
+// Loads 16 f8e4m3 values times 1 / 256: sign, exponent and mantissa move to the same places of a float16.
 inline Floats load_float8(const uint8_t* p) {
   return each_float(
       [p](int i) { return half_to_float(static_cast<uint16_t>((p[i] & 0x80) << 8 | (p[i] & 0x7f) << 7)); });
@@ -313,7 +313,7 @@ inline void transpose(Floats rows[16]) {
   }
 }
 
-// The sum of each of 16 vectors.
+// sums_of returns the sum of each of 16 vectors.
 constexpr int kSumLanes = 16;
 inline void store_lanes(float* p, Floats a) { store_floats(p, a); }
 inline Floats sums_of(const float (*vectors)[kSumLanes]) {

@@ -48,7 +48,7 @@ bool start_thread(const char* name, void (*body)(void*), void* argument) {
 
 void yield_processor() { SwitchToThread(); }
 
-int64_t processor_time() { return 0; }  // the system counts it in steps of 16 milliseconds
+int64_t processor_time() { return 0; }  // Windows counts it in steps of 16 ms
 
 void at_fork_in_child(void (*)()) {}  // there is no fork
 
@@ -71,7 +71,7 @@ void* run(void* given) {
 }  // namespace
 
 bool start_thread(const char* name, void (*body)(void*), void* argument) {
-  // Signals are the application's threads' to handle.
+  // Signals are left to the application's threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -1,4 +1,4 @@
-// The few things that differ between operating systems and processors: threads of our own, waiting, and time.
+// Wraps what differs between operating systems and processors: starting threads, waiting, and clocks.
 #pragma once
 
 #include <chrono>
@@ -10,24 +10,24 @@
 
 namespace paged {
 
-// Starts a detached thread that runs body(argument) with all signals blocked. `name` is what debuggers and top show, up
-// to 15 letters. False: the system has no more threads.
+// Starts a detached thread that runs body(argument) with all signals blocked. `name`, up to 15 characters, is shown by
+// debuggers and top. Returns false if the system cannot start a thread.
 bool start_thread(const char* name, void (*body)(void*), void* argument);
 
-// Lets another thread have this processor, if one waits for it.
+// Yields the processor to another thread that waits for it.
 void yield_processor();
 
-// Nanoseconds of time, and of processor time that the calling thread has had; 0 where the system does not say.
+// Nanoseconds of wall time, and of CPU time of the calling thread; the latter is 0 if the system does not report it.
 inline int64_t wall_time() {
   using namespace std::chrono;
   return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
 }
 int64_t processor_time();
 
-// Calls `reset` in the child of a fork, where only the thread that called fork is left.
+// Registers `reset` to run in the child after a fork, where only the thread that called fork exists.
 void at_fork_in_child(void (*reset)());
 
-// Says to the processor that this is a loop that waits.
+// Tells the processor that this is a spin loop.
 inline void pause_processor() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -36,7 +36,7 @@ inline void pause_processor() {
 #endif
 }
 
-// A clock that costs little to read, and about how many of its ticks a microsecond has: x86 counts at 2 to 4 GHz.
+// A clock that is cheap to read, and its approximate ticks per microsecond: the x86 TSC counts at 2 to 4 GHz.
 #if defined(__x86_64__)
 inline int64_t ticks() { return static_cast<int64_t>(__rdtsc()); }
 constexpr int64_t kTicksPerMicrosecond = 2500;

@@ -1,5 +1,5 @@
-// A task: a function that can wait for other threads in its middle. It is written from top to bottom; where it awaits a
-// phase (pool.h), the thread that finishes the phase's last item goes on with what follows.
+// Defines Task, a coroutine that can wait for other threads. Its code reads from top to bottom; where it awaits a phase
+// (pool.h), the thread that finishes the phase's last item resumes it.
 #pragma once
 
 #include <coroutine>
@@ -13,8 +13,8 @@ struct Runner;
 class [[nodiscard]] Task {
  public:
   struct promise_type {
-    std::coroutine_handle<> parent = nullptr;  // goes on when this one has ended
-    Runner** runner = nullptr;                 // of a task without a parent: who runs it, told of the end
+    std::coroutine_handle<> parent = nullptr;  // resumed when this task has ended
+    Runner** runner = nullptr;                 // of a root task: its runner, told of the end
 
     Task get_return_object() { return Task(std::coroutine_handle<promise_type>::from_promise(*this)); }
     std::suspend_always initial_suspend() noexcept { return {}; }
@@ -39,7 +39,7 @@ class [[nodiscard]] Task {
     if (handle_) handle_.destroy();
   }
 
-  // Waits for the task in another one.
+  // Awaits this task within another one.
   bool await_ready() const noexcept { return false; }
   std::coroutine_handle<> await_suspend(std::coroutine_handle<> parent) noexcept {
     handle_.promise().parent = parent;
@@ -47,7 +47,7 @@ class [[nodiscard]] Task {
   }
   void await_resume() const noexcept {}
 
-  // Of a task without a parent: the handle to begin it.
+  // Returns the handle that starts a root task.
   std::coroutine_handle<> begin(Runner** runner) {
     handle_.promise().runner = runner;
     return handle_;

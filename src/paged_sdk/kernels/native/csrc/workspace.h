@@ -1,4 +1,4 @@
-// Holds what is kept between calls: scratch memory that grows.
+// Holds scratch memory that is kept between calls and grows on demand.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@ struct paged_workspace {
 
 namespace paged {
 
-// At least `bytes` of scratch, 64-byte aligned; contents are lost when it grows. Null when there is no memory.
+// Returns at least `bytes` of scratch memory, 64-byte aligned, or null if out of memory. Contents are lost when it
+// grows.
 uint8_t* reserve(paged_workspace& workspace, size_t bytes);
 
 namespace {
