@@ -78,7 +78,7 @@ def test_importance_is_collected_or_read(source: Path, tmp_path: Path) -> None:
     metadata = GgufFile(target).metadata
     assert metadata["quantize.imatrix.file"] == "calibration on text.txt"
     code, said = quantize(source, tmp_path / "n.gguf", "--imatrix", target)
-    assert (code, "is no importance matrix that can be read: it is a GGUF 'model'" in said) == (1, True), said
+    assert (code, "an importance matrix: its general.type must be 'imatrix', found 'model'" in said) == (1, True), said
     kept = tmp_path / "imatrix.gguf"
     code, said = quantize(source, tmp_path / "k.gguf", "--calibrate", tmp_path / "text.txt", "--imatrix-out", kept)
     assert (code, GgufFile(kept).metadata["general.type"]) == (0, "imatrix"), said
