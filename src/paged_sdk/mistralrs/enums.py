@@ -1,4 +1,4 @@
-"""Name families of models, types of weights and types of KV as mistral.rs does."""
+"""Defines mistral.rs's enumerations: families of models, dtypes, types of KV elements, and tool choices."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class _Family(Enum):
     """Names a family of models. It is optional everywhere: the checkpoint says which family it is."""
 
     def check(self, loaded: str) -> None:
-        """Compare with the family that was loaded.
+        """Compare with the family of the loaded model.
 
         :param loaded: the model's ``model_type``
-        :raises ConfigError: it is another family
+        :raises ConfigError: the model is of another family
         """
-        # SmolVLM's first checkpoints say idefics3 of themselves, the later ones smolvlm; it is one model.
+        # SmolVLM's first checkpoints have the model_type idefics3, later ones smolvlm; the model is the same.
         own = ("idefics3", "smolvlm") if self.value == "idefics3" else (self.value,)
         if loaded.removesuffix("_text") not in own:
             raise ConfigError.of("arch", self, f"the checkpoint's own, {loaded}, or None")
@@ -113,7 +113,7 @@ class ModelDType(Enum):
 
 
 def dtype_name(value: ModelDType | str) -> str:
-    """Return the name of a dtype, given as itself or by its name."""
+    """Return the name of a dtype, given as an enumeration's member or as a name."""
     return value.value if isinstance(value, ModelDType) else value
 
 
@@ -136,7 +136,7 @@ class PagedCacheType(Enum):
 def cache_type(value: PagedCacheType | CacheType) -> CacheType:
     """Return the SDK's type of KV elements.
 
-    :raises ConfigError: it is none
+    :raises ConfigError: ``value`` is not a type of KV elements
     """
     if isinstance(value, CacheType):
         return value
@@ -153,9 +153,9 @@ class ToolChoice(Enum):
 
     @classmethod
     def parse(cls, value: object) -> str:
-        """Return the SDK's word for a choice, None of which is that it may.
+        """Return the SDK's word for a choice; None means "auto".
 
-        :raises InvalidRequestError: it is none
+        :raises InvalidRequestError: ``value`` is not a choice
         """
         if value is not None and not isinstance(value, cls):
             raise InvalidRequestError.of("tool_choice", value, "ToolChoice.Auto, ToolChoice.NoTools or None")

@@ -1,4 +1,4 @@
-"""Show a model through mistral.rs's interface."""
+"""Provides mistral.rs's ``Runner``."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Runner:
             self.close()
             raise
 
-    if not TYPE_CHECKING:  # a type checker that saw it would let any name pass
+    if not TYPE_CHECKING:  # hidden from type checkers, which would accept any name
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in METHODS:
@@ -434,7 +434,7 @@ class Runner:
 def _check_generation(generation: object) -> None:
     try:
         if generation is not None:
-            LoraAdapterGeneration(generation)  # type: ignore[arg-type]  # which is what it looks at
+            LoraAdapterGeneration(generation)  # type: ignore[arg-type]  # it validates its argument
     except ConfigError as error:
         code = "invalid_lora_generation"
         raise LoraAdapterError(str(error), code=code, setting="expected_generation", value=generation) from None
