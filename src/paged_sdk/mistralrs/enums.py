@@ -22,7 +22,7 @@ __all__ = [
 
 
 class _Family(Enum):
-    """Names a family of models. It is optional everywhere: the checkpoint says which family it is."""
+    """Names a family of models. It is optional everywhere, since the checkpoint names its family."""
 
     def check(self, loaded: str) -> None:
         """Compare with the family of the loaded model.
@@ -37,7 +37,7 @@ class _Family(Enum):
 
 
 class Architecture(_Family):
-    """Names a family of models that write text. It is optional everywhere: the checkpoint says which family it is."""
+    """Names a family of models that generate text. It is optional everywhere, since the checkpoint names its family."""
 
     DeepseekV2 = "deepseek_v2"
     DeepseekV3 = "deepseek_v3"
@@ -118,11 +118,11 @@ def dtype_name(value: ModelDType | str) -> str:
 
 
 class IsqOrganization(Enum):
-    """Says which matrices ``in_situ_quant`` quantizes."""
+    """Names the matrices that ``in_situ_quant`` quantizes."""
 
     Default = "default"
     MoQE = "moqe"
-    """Those of a mixture's experts alone."""
+    """Only those of a mixture's experts."""
 
 
 class PagedCacheType(Enum):
@@ -146,7 +146,7 @@ def cache_type(value: PagedCacheType | CacheType) -> CacheType:
 
 
 class ToolChoice(Enum):
-    """Says whether a model may call tools."""
+    """Names whether a model may call tools."""
 
     NoTools = "none"
     Auto = "auto"

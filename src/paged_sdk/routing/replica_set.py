@@ -97,11 +97,11 @@ class ReplicaSet(Opening[ReplicatedModel]):
     or this process ends, however it ends. One that hangs is killed and treated as dead. The script needs no
     ``__main__`` guard.
 
-    :param replicas: models, which it takes over and closes; or builders. All of one checkpoint, with the same context
-        and block size. ``[builder] * 4`` is four of a kind
+    :param replicas: models, which the set takes over and closes, or builders; all of one checkpoint, with the same
+        context and block size. ``[builder] * 4`` makes four equal replicas
     :param in_processes: build the builders' models in their own processes. The processors are divided among them,
         unless a builder sets its number of threads
-    :param hang_limits: when such a process has hung; None: as the environment says, or the defaults of
+    :param hang_limits: when such a process counts as hung; None: limits of the environment, or the defaults of
         :class:`HangLimits`
     :raises ConfigError: anything else, or models that differ
     """

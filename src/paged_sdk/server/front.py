@@ -93,7 +93,7 @@ class Front:
         hosts = self.settings.allowed_hosts
         host = headers.get("host", "")
         if hosts and _host_name(host) not in hosts:
-            return Problem(status=400, message=f"this server is not called {host[:100]!r}", code="host_not_allowed")
+            return Problem(status=400, message=f"host not allowed: {host[:100]!r}", code="host_not_allowed")
         if path in OPEN_PATHS:
             return None
         if self.drain.has_begun:

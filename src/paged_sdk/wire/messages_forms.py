@@ -28,7 +28,7 @@ class AnthropicErrorDetails(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """Reports an error, instead of an answer or amid a stream."""
+    """Reports an error, instead of an answer or within a stream."""
 
     type: Literal["error"]
     error: AnthropicErrorDetails
