@@ -263,7 +263,7 @@ class RoutedWorker:
             self._router.started(route)
 
     def note_failure(self, live: _LiveRequest) -> None:
-        """Take a request back from its engine, and close the engine's route if it accepts no requests at all."""
+        """Detach a request from its engine, and close the engine in the router if it accepts no requests at all."""
         replica, route = live.replica, live.take_back()
         if replica is not None and route is not None and replica.why_not is not None:
             with self._lock:
