@@ -76,7 +76,7 @@ def test_the_longest_common_prefix_wins_and_cache_keys_separate() -> None:
     run(manager, [7])
     assert manager.match(KvTable(), [1, 2, 4, 6]) == Prefix(3, (longer,))
     assert manager.match(KvTable((CacheKey(b"salt"),)), [1, 2, 4, 6]) == Prefix(0, ())
-    assert manager.match(KvTable(share=False), [1, 2, 4, 6]) == Prefix(0, ())
+    assert manager.match(KvTable(most_shared=0), [1, 2, 4, 6]) == Prefix(0, ())
 
 
 def test_the_least_recently_used_is_released() -> None:

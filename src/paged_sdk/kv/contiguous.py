@@ -82,13 +82,13 @@ class SequenceKvManager:
     def match(self, table: KvTable, token_ids: list[int]) -> Prefix:
         """Find the longest common prefix with a kept sequence; at least the last token is left to compute."""
         best = Prefix(0, ())
-        if table.share:
-            for slot, kept in reversed(self._kept.items()):
-                reach = min(_reach_of_equal_keys(kept.cache_keys, table.cache_keys), table.may_share(len(token_ids)))
-                if reach > best.num_tokens:
-                    num_common = min(common_prefix_length(kept.token_ids, token_ids), reach)
-                    if num_common > best.num_tokens:
-                        best = Prefix(num_common, (slot,))
+        most = table.may_share(len(token_ids))
+        for slot, kept in reversed(self._kept.items()):
+            reach = min(_reach_of_equal_keys(kept.cache_keys, table.cache_keys), most)
+            if reach > best.num_tokens:
+                num_common = min(common_prefix_length(kept.token_ids, token_ids), reach)
+                if num_common > best.num_tokens:
+                    best = Prefix(num_common, (slot,))
         return best
 
     def fits(self, prefix: Prefix, num_tokens: int, *, num_growing: int) -> bool:
@@ -103,7 +103,7 @@ class SequenceKvManager:
         table.ids = [self._take_prefix(prefix, token_ids)]
         table.version += 1
         table.capacity = table.next_commit = sys.maxsize
-        if self._num_kept and table.share:
+        if self._num_kept and table.may_share(len(token_ids)):
             self.prefix_queries += len(token_ids)
             self.prefix_hits += prefix.num_tokens
 
@@ -116,7 +116,7 @@ class SequenceKvManager:
 
     def fork(self, table: KvTable, num_computed: int) -> KvTable:
         """Give the fork its own slot, with a copy of the computed KV."""
-        child = KvTable(table.cache_keys, share=table.share)
+        child = KvTable(table.cache_keys, most_shared=table.most_shared)
         child.epoch = table.epoch
         child.ids = [self._copy_of(table.ids[0], num_computed)]
         child.capacity = child.next_commit = sys.maxsize

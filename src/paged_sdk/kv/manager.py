@@ -24,8 +24,8 @@ class KvTable:
     :ivar capacity: tokens of the sequence that may be written without calling ``grow``
     :ivar next_commit: number of computed tokens from which ``commit`` has something to do
     :ivar cache_keys: everything beside the tokens that the KV depends on: adapter, image content, cache salt
-    :ivar share: whether to reuse KV computed by other sequences (not if every prompt logit is needed)
-    :ivar most_shared: how many leading tokens may have KV computed by other sequences; None: all but the last
+    :ivar most_shared: how many leading tokens may have KV computed by other sequences (0 if every prompt logit is
+        needed); None: all but the last
     :ivar hashes: chain hashes of the sequence's leading full blocks, as far as they are computed
     :ivar num_published: leading blocks that are published under their hash
     :ivar num_out_of_window: leading blocks that were freed because they are outside every sliding window
@@ -42,7 +42,6 @@ class KvTable:
         "next_commit",
         "num_out_of_window",
         "num_published",
-        "share",
         "version",
     )
 
@@ -50,7 +49,6 @@ class KvTable:
         self,
         cache_keys: tuple[CacheKey, ...] = (),
         *,
-        share: bool = True,
         most_shared: int | None = None,
         hashes: Sequence[bytes] = (),
     ) -> None:
@@ -58,7 +56,6 @@ class KvTable:
         self.capacity: int = 0
         self.next_commit: int = 0
         self.cache_keys: tuple[CacheKey, ...] = cache_keys
-        self.share: bool = share
         self.most_shared: int | None = most_shared
         self.hashes: list[bytes] = list(hashes)
         self.num_published: int = 0

@@ -97,12 +97,7 @@ class Sequence:
         self.num_choices: int = request.num_choices
         self.first_scheduled_at: float | None = None
         self.is_long: bool = False
-        self.table: KvTable = KvTable(
-            request.cache_keys,
-            share=request.shares_prefix,
-            most_shared=request.most_shared,
-            hashes=request.block_hashes,
-        )
+        self.table: KvTable = KvTable(request.cache_keys, most_shared=request.most_shared, hashes=request.block_hashes)
         self.times_passed: int = 0
 
     def __repr__(self) -> str:
