@@ -124,6 +124,38 @@ def test_a_fork_is_a_copy_unless_it_ends_before_it_is_made() -> None:
     assert manager.usage.cached == 0
 
 
+def test_what_ends_in_nan_takes_only_the_slot_with_it_that_it_was_copied_from() -> None:
+    manager = make_manager(3)
+    other, source = run(manager, [0, 1, 2, 3]), run(manager, [0, 5, 6, 7])  # 0: a token that every prompt begins with
+    table = start(manager, [0, 5, 9])
+    manager.take_copies()
+    child = manager.fork(table, 3)
+    manager.take_copies()
+    for each in (table, child):
+        (slot,) = each.ids
+        manager.forget(each)
+        manager.free(each, [0, 5, 9], 3)
+        assert slot not in manager._kept
+    assert list(manager._kept) == [other]
+    assert source in manager.take_released()
+    assert manager.match(KvTable(), [0, 5, 9]) == Prefix(1, (other,))
+
+
+def test_what_shares_no_kv_with_nan_stays() -> None:
+    manager = make_manager(3)
+    salted = KvTable((CacheKey(b"salt"),))
+    kept = run(manager, [1, 2, 3])
+    manager.attach(salted, manager.match(salted, [1, 2, 3]), [1, 2, 3])
+    manager.forget(salted)
+    manager.free(salted, [1, 2, 3], 3)
+    assert list(manager._kept) == [kept]
+    taken = start(manager, [1, 2, 3, 4])
+    assert taken.ids == [kept]
+    manager.forget(taken)
+    manager.free(taken, [1, 2, 3, 4], 4)
+    assert manager.usage.cached == 0
+
+
 def test_a_reset_releases_what_is_kept_and_what_runs_is_not_kept() -> None:
     manager = make_manager()
     kept = run(manager, [1, 2, 3])

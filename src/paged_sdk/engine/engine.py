@@ -300,7 +300,7 @@ class Engine:
                 continue
             for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
                 if isinstance(error, NumericalError):
-                    self._kv.forget(sequence.table, sequence.token_ids)
+                    self._kv.forget(sequence.table)
                 self._scheduler.finish(sequence, "canceled")
 
     def _count(

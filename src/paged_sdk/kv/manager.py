@@ -28,6 +28,7 @@ class KvTable:
         needed); None: all but the last
     :ivar hashes: chain hashes of the sequence's leading full blocks, as far as they are computed
     :ivar num_published: leading blocks that are published under their hash
+    :ivar source: the kept slot from which the table's first KV was copied (contiguous); None: none
     :ivar num_out_of_window: leading blocks that were freed because they are outside every sliding window
     :ivar epoch: the manager's epoch when the table was filled: KV from before a reset is never shared
     """
@@ -42,6 +43,7 @@ class KvTable:
         "next_commit",
         "num_out_of_window",
         "num_published",
+        "source",
         "version",
     )
 
@@ -59,6 +61,7 @@ class KvTable:
         self.most_shared: int | None = most_shared
         self.hashes: list[bytes] = list(hashes)
         self.num_published: int = 0
+        self.source: int | None = None
         self.num_out_of_window: int = 0
         self.epoch: int = 0
         self.version: int = 0
@@ -187,9 +190,9 @@ class KvManager(Protocol):
         """
         ...
 
-    def forget(self, table: KvTable, token_ids: list[int]) -> None:
-        """Withdraw the KV of a table's tokens from the cache, whichever sequence computed it, because it contains NaN,
-        which would spread to every sequence that attends to it. ``free`` of the table must follow.
+    def forget(self, table: KvTable) -> None:
+        """Withdraw the KV that a table holds or shares from the cache, because it contains NaN, which would spread to
+        every sequence that attends to it. ``free`` of the table must follow.
         """
         ...
 

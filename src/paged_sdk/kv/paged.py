@@ -171,7 +171,7 @@ class KvCacheManager:
         table.ids = []
         table.capacity = table.num_published = table.num_out_of_window = 0
 
-    def forget(self, table: KvTable, token_ids: list[int]) -> None:
+    def forget(self, table: KvTable) -> None:
         """Withdraw the blocks of the table's tokens, including those outside the window."""
         for digest in table.hashes:
             self._pool.withdraw(digest)
