@@ -317,7 +317,7 @@ class Scheduler:
                 num_wanted = min(num_wanted, prompt_budget - spared, budget)
                 if num_wanted <= 0:
                     continue
-                num_wanted = sequence.whole_end(start + num_wanted) - start
+                num_wanted = sequence.chunk_end_after(start + num_wanted) - start
             table = sequence.table
             if start + num_wanted > table.capacity:
                 num_wanted = self._running.make_room(sequence, start, num_wanted)
@@ -359,10 +359,10 @@ class Scheduler:
             start, length = sequence.num_scheduled, len(sequence.token_ids)
             if pace is not None and not rows:
                 budget = min(budget, pace.tokens(seconds, start))
-            wanted = sequence.whole_end(start + min(budget, length - start)) - start
+            wanted = sequence.chunk_end_after(start + min(budget, length - start)) - start
             num_new = self._kv.grow(sequence.table, start, wanted)
             assert num_new > 0, f"{sequence} was admitted without room"
-            num_new = sequence.whole_start(start + num_new) - start
+            num_new = sequence.chunk_end_before(start + num_new) - start
             if num_new <= 0:
                 continue
             rows.append(_row(sequence, start, num_new))
