@@ -57,7 +57,7 @@ class AwaitedImages:
         return len(self._held)
 
     @property
-    def is_all(self) -> bool:
+    def none_ready(self) -> bool:
         """Return whether sequences are waiting for images and none of them is ready."""
         return bool(self._held) and self._gate is not None and not self._gate.has_ready
 

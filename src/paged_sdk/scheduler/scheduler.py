@@ -77,7 +77,7 @@ class Scheduler:
     @property
     def is_stalled(self) -> bool:
         """Return whether all sequences wait for images, so that there is nothing to compute."""
-        return not self._running and not self._waiting and self._awaited_images.is_all
+        return not self._running and not self._waiting and self._awaited_images.none_ready
 
     @property
     def decoding(self) -> list[Sequence]:
