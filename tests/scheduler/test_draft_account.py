@@ -21,11 +21,11 @@ from paged_sdk.scheduler.step_times import StepTimes
 class Drafts:
     """Lets one proposer draft for the first of some texts."""
 
-    def __init__(self, plain: float = 1.0, num_texts: int = 1) -> None:
+    def __init__(self, plain: float = 1.0, num_decodes: int = 1) -> None:
         self.times = StepTimes()
         self.account = DraftAccount(self.times)
         self.balance = self.account.open_balance()
-        self._num_texts = num_texts
+        self._num_decodes = num_decodes
         self.without(plain)
 
     @property
@@ -45,12 +45,12 @@ class Drafts:
         """Take in a step that verified drafts."""
         (balance or self.balance).claim([7], drafting)
         found = VerifiedDrafts(7, num_drafts, num_accepted, num_forced)
-        self.account.note(self._num_texts, [found], seconds, drafting)
+        self.account.note(self._num_decodes, [found], seconds, drafting)
 
     def without(self, seconds: float) -> None:
         """Take in a step that verified none."""
-        self.account.note(self._num_texts, [], seconds)
-        self.times.note(self._num_texts, seconds)
+        self.account.note(self._num_decodes, [], seconds)
+        self.times.note(self._num_decodes, seconds)
 
 
 def test_drafts_that_are_never_right_end_after_what_they_may_lose() -> None:
@@ -125,7 +125,7 @@ def test_a_step_that_others_interrupt_is_not_the_drafts_fault() -> None:
 
 
 def test_texts_share_what_a_step_gains() -> None:
-    drafts = Drafts(num_texts=16)
+    drafts = Drafts(num_decodes=16)
     rng = random.Random(4)
     for _ in range(40):
         if drafts.allows:  # one text of 16 gains four tokens, and all wait half as long again
@@ -197,7 +197,7 @@ def test_each_proposer_answers_for_its_own_drafts() -> None:
 
 
 def test_who_drafts_in_one_step_shares_its_time_by_drafts() -> None:
-    drafts = Drafts(num_texts=2)
+    drafts = Drafts(num_decodes=2)
     other = drafts.account.open_balance()
     for _ in range(3):  # a step of twice the time gives the first text's proposer three tokens for six, the other none
         drafts.balance.claim([7], 0.0)

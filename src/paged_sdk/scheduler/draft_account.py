@@ -106,23 +106,23 @@ class DraftAccount:
             balance.claim((), 0.0)
 
     def note(
-        self, num_texts: int, verified: Sequence[VerifiedDrafts], seconds: float, drafting_seconds: float = 0.0
+        self, num_decodes: int, verified: Sequence[VerifiedDrafts], seconds: float, drafting_seconds: float = 0.0
     ) -> None:
         """Account for a step without prompts. To be called before its time is added to ``times``.
 
-        :param num_texts: how many sequences decoded
+        :param num_decodes: how many sequences decoded
         :param verified: the sequences that had drafts
         :param seconds: how long the step took, without proposing the drafts
         :param drafting_seconds: how long proposing them took
         """
         self._seconds += seconds + drafting_seconds
-        self._note(num_texts, verified, seconds)
+        self._note(num_decodes, verified, seconds)
         self.count(verified)
 
-    def _note(self, num_texts: int, verified: Sequence[VerifiedDrafts], seconds: float) -> None:
+    def _note(self, num_decodes: int, verified: Sequence[VerifiedDrafts], seconds: float) -> None:
         if not verified:
             if self.needs_step_without:
-                self._times.forget(num_texts)
+                self._times.forget(num_decodes)
             self._seconds_without += seconds
             self._num_since_plain = 0
             for balance in self._balances:
@@ -133,15 +133,15 @@ class DraftAccount:
         num_forced = sum(each.num_forced for each in verified)
         num_guesses = num_drafts - num_forced
         self._num_since_plain += num_guesses > 0
-        plain = self._times.nearest(num_texts)
+        plain = self._times.nearest(num_decodes)
         if not plain:  # unknown, or 0 by a coarse clock
             self._seconds_without += seconds
             return
-        self._seconds_without += (1 + sum(each.num_accepted for each in verified) / num_texts) * plain
+        self._seconds_without += (1 + sum(each.num_accepted for each in verified) / num_decodes) * plain
         if not num_guesses:
             return
-        spent = min(seconds, LATE * max(self._times.expected(num_texts + num_drafts), plain))
-        without = min(max(self._times.expected(num_texts + num_forced), plain), spent) if num_forced else plain
+        spent = min(seconds, LATE * max(self._times.expected(num_decodes + num_drafts), plain))
+        without = min(max(self._times.expected(num_decodes + num_forced), plain), spent) if num_forced else plain
         for balance in self._balances:
             own = [each for each in verified if each.seq_id in balance.seq_ids]
             num_own = sum(each.num_guesses for each in own)
@@ -151,7 +151,7 @@ class DraftAccount:
             # A draft model takes less than one step per draft: anything beyond was its prefill of a new sequence.
             drafting = min(balance.drafting_seconds, num_own * plain)
             lost = (spent - without) * num_own / num_guesses + drafting
-            balance.add(sum(each.num_right for each in own) / num_texts - lost / plain)
+            balance.add(sum(each.num_right for each in own) / num_decodes - lost / plain)
 
 
 class DraftBalance:
