@@ -7,10 +7,10 @@ import random
 import pytest
 
 from paged_sdk.scheduler.draft_account import (
-    MOST,
+    MAX_BALANCE,
+    PLAIN_STEP_GAIN,
     REFRESH,
-    SHARE,
-    START,
+    START_BALANCE,
     DraftAccount,
     DraftBalance,
     VerifiedDrafts,
@@ -64,7 +64,7 @@ def test_drafts_that_are_never_right_end_after_what_they_may_lose() -> None:
         else:
             drafts.without(1.0)
             num_plain += 1
-    assert lost <= START + SHARE * num_plain + 0.4
+    assert lost <= START_BALANCE + PLAIN_STEP_GAIN * num_plain + 0.4
     assert lost / 10_000 < 0.0105
     assert drafts.account.speed_up == pytest.approx(1 / (1 + lost / 10_000), rel=0.01)
 
@@ -90,7 +90,7 @@ def test_gains_of_long_ago_pay_for_no_more_than_a_few_steps() -> None:
         drafts.verified(4, 0, 2.0)
         drafts.times.note(5, 2.0)
         count += 1
-    assert count == MOST
+    assert count == MAX_BALANCE
 
 
 def test_what_is_left_is_what_the_next_step_may_lose() -> None:
@@ -100,7 +100,7 @@ def test_what_is_left_is_what_the_next_step_may_lose() -> None:
     while drafts.allows:
         left.append(drafts.balance.left)
         drafts.verified(4, 0, 2.0)
-    assert left == pytest.approx([START + SHARE, START + SHARE - 1])
+    assert left == pytest.approx([START_BALANCE + PLAIN_STEP_GAIN, START_BALANCE + PLAIN_STEP_GAIN - 1])
     assert drafts.balance.left == 0
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from paged_sdk.config.engine import EngineConfig
 from paged_sdk.errors import ContextLengthError, InvalidRequestError, QueueFullError
 from paged_sdk.kv.manager import KvManager
-from paged_sdk.scheduler.admission import SHORT, Admission
+from paged_sdk.scheduler.admission import SHORT_PROMPT_DIVISOR, Admission
 from paged_sdk.scheduler.awaited_images import AwaitedImages, ImageGate
 from paged_sdk.scheduler.draft_account import DraftAccount, VerifiedDrafts
 from paged_sdk.scheduler.output import NewTokens, ScheduledSequence, SchedulerOutput
@@ -312,7 +312,7 @@ class Scheduler:
             if num_wanted > 1:
                 if prompt_budget is None:
                     prompt_budget = self._prompt_budget(start)
-                    kept = min(self._admission.num_short_tokens(), prompt_budget // SHORT)
+                    kept = min(self._admission.num_short_tokens(), prompt_budget // SHORT_PROMPT_DIVISOR)
                 spared = 0 if num_wanted <= self._admission.most_short else kept
                 num_wanted = min(num_wanted, prompt_budget - spared, budget)
                 if num_wanted <= 0:
