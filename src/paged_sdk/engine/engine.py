@@ -93,8 +93,8 @@ class Engine:
         """Say whether all requests await images, and the last step found nothing to compute."""
         return self._computes_nothing and self._scheduler.is_stalled
 
-    def when_something_comes(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called, from another thread, whenever something has come that requests wait for."""
+    def on_images_ready(self, callback: Callable[[], object]) -> None:
+        """Have ``callback`` called, from another thread, whenever images that requests wait for are ready."""
         if self._images is not None:
             self._images.on_ready = callback
 
