@@ -27,7 +27,7 @@ __all__ = [
 
 _log = get_logger(__name__)
 
-TEXTS_PER_REPLICA: Final = 32
+SEQUENCES_PER_REPLICA: Final = 32
 """Default number of running and waiting sequences per replica that autoscaling aims at."""
 REPLACEMENT_SECONDS: Final = 120.0
 """Time that requests wait while there is no replica: Ray Serve needed 9 to 13 s to replace one, plus a large model's
@@ -180,5 +180,5 @@ def _autoscaling(given: object) -> dict[str, Any]:
         raise ConfigError.of(
             "min_replicas", values["min_replicas"], "at least 1: the server process starts from a running replica"
         )
-    policy = {"policy_function": "paged_sdk.ray.autoscaling:replicas_for_texts"}
-    return {"target_ongoing_requests": TEXTS_PER_REPLICA, "policy": policy, **values}
+    policy = {"policy_function": "paged_sdk.ray.autoscaling:replicas_for_sequences"}
+    return {"target_ongoing_requests": SEQUENCES_PER_REPLICA, "policy": policy, **values}

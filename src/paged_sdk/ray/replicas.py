@@ -225,7 +225,7 @@ class _Cluster:
 
         options = with_resources(options, builder)
         application = serve.deployment(EngineReplica, **with_health_checks(options, limits)).bind(
-            builder, step_seconds=limits.step_seconds, says_why=True
+            builder, step_seconds=limits.step_seconds, reports_build_error=True
         )
         try:
             handle: DeploymentHandle = serve.run(application, name=self._name, route_prefix=None)
