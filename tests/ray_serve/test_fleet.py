@@ -1,4 +1,4 @@
-"""Replicas under Ray Serve, with a stand-in for it: a face follows them as they come, go and die."""
+"""Replicas under Ray Serve, with a stand-in for it: a model follows them as they come, go and die."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_it_answers_as_any_model() -> None:
         with pytest.raises(ModelClosedError):
             await said(model)
         await model.aclose()
-        first.check()  # only the face is closed
+        first.check()  # only this process's model is closed
 
 
 async def test_replicas_come_and_go() -> None:

@@ -75,20 +75,20 @@ def serve_app(
         raise ConfigError.of("model_name", model_name, "a name of at least one character")
     options = engine_options(engines or {})
     seconds = checked_seconds(replacement_seconds)
-    make = partial(_face, model_name, options["name"], settings or ServerSettings(), seconds)
+    make = partial(_make_server, model_name, options["name"], settings or ServerSettings(), seconds)
 
-    def make_face() -> ModelServer:
+    def make_server() -> ModelServer:
         return make()
 
-    of_faces = {"name": "face", "max_ongoing_requests": 1_000_000, **(faces or {})}
-    cpus_of_faces = (of_faces.get("ray_actor_options") or {}).get("num_cpus", 1) * most_replicas(of_faces)
-    of_engines = with_health_checks(with_resources(options, builder, other_cpus=cpus_of_faces), limits)
-    engine = serve.deployment(EngineReplica, **of_engines).bind(builder, step_seconds=limits.step_seconds)
-    application: Application = serve.deployment(serve.ingress(make_face)(), **of_faces).bind(engine)
+    server_options = {"name": "face", "max_ongoing_requests": 1_000_000, **(faces or {})}
+    server_cpus = (server_options.get("ray_actor_options") or {}).get("num_cpus", 1) * most_replicas(server_options)
+    options = with_health_checks(with_resources(options, builder, other_cpus=server_cpus), limits)
+    engine = serve.deployment(EngineReplica, **options).bind(builder, step_seconds=limits.step_seconds)
+    application: Application = serve.deployment(serve.ingress(make_server)(), **server_options).bind(engine)
     return application
 
 
-def _face(model_name: str, deployment: str, settings: ServerSettings, replacement_seconds: float) -> ModelServer:
+def _make_server(model_name: str, deployment: str, settings: ServerSettings, replacement_seconds: float) -> ModelServer:
     from paged_sdk.server import create_app
 
     return create_app({model_name: partial(_model, deployment, replacement_seconds)}, settings)

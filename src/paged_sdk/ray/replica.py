@@ -36,8 +36,8 @@ class EngineReplica:
     """Runs a replica: a whole model. Ray Serve constructs it, and calls its methods in one event loop.
 
     :param step_seconds: the engine hangs if a step takes this long; None: no limit
-    :param reports_build_error: whether to keep an exception from building the model for the client, which raises it with its type.
-        Ray Serve itself would retry three times, and then only report a failure
+    :param reports_build_error: whether to keep an exception from building the model for the client, which raises it
+        with its type. Ray Serve itself would retry three times, and then only report a failure
     """
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
