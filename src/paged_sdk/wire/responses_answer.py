@@ -192,7 +192,7 @@ class ItemWriter:
         named = responses_problem(problem)
         code = "rate_limit_exceeded" if named.status == 429 else "server_error"
         ended = [item for item in self._items if item is not None]
-        body = {**_begun(self._begun, self._said), "output": ended, "status": "failed"}
+        body = {**_begun(self._answer_so_far, self._said), "output": ended, "status": "failed"}
         error = {"code": code, "message": named.message}
         return self._event("response.failed", response={**body, "error": error})
 
@@ -216,7 +216,7 @@ class ItemWriter:
         return [*events, *self._end_known()]
 
     @property
-    def _begun(self) -> ChatCompletionResponse:
+    def _answer_so_far(self) -> ChatCompletionResponse:
         assert self._answer is not None, "begin comes first"
         return self._answer
 
@@ -232,9 +232,9 @@ class ItemWriter:
         events = self._end_all()
         place = len(self._items)
         if kind == "reasoning":
-            item: Any = _reasoning(_id(self._begun, "rs", place), "", "in_progress")
+            item: Any = _reasoning(_id(self._answer_so_far, "rs", place), "", "in_progress")
         else:
-            item = {**_message(_id(self._begun, "msg", place), "", [], "in_progress"), "content": []}
+            item = {**_message(_id(self._answer_so_far, "msg", place), "", [], "in_progress"), "content": []}
         events.append(self._add_item(_OpenItem(kind, place, item)))
         part = _part(kind, "", [])
         return [*events, self._of_item(self._open_item, "response.content_part.added", content_index=0, part=part)]
