@@ -68,6 +68,7 @@ class Answers(Generic[AnswerT, ChunkT]):
         """
         call = await read_body(request, self.read, self.settings.max_body_bytes, self.drain, images=self.images)
         served = self.models.find(call.model)
+        call = call.with_defaults(served.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter, record.label = served.name, served.adapter, call.label
         record.is_streamed, record.names = call.is_streamed, call.names

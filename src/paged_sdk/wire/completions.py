@@ -83,6 +83,10 @@ class CompletionCall:
     label: str | None = None
     names: Mapping[str, str] = NAMES
 
+    def with_defaults(self, model: Model) -> CompletionCall:
+        """Return the request itself: an answer repeats no field that may be unset."""
+        return self
+
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
         """Send the request to a model.
 

@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from paged_sdk import (
     ChatCompletionResponse,
-    ChatStream,
     Constraint,
     InvalidRequestError,
     Message,
@@ -40,14 +39,14 @@ class ResponsesCall(ChatCall):
 
     said: Said
 
-    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Send the request to a model; see :meth:`ChatCall.send`."""
-        defaults = model.generation_defaults  # the response reports the values in effect
-        if self.said["temperature"] is None:
-            self.said["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
-        if self.said["top_p"] is None:
-            self.said["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
-        return super().send(model, adapter=adapter, timeout=timeout)
+    def with_defaults(self, model: Model) -> ResponsesCall:
+        """Return the request with the model's temperature and top_p where it has none, for the response to repeat."""
+        defaults, said = model.generation_defaults, self.said.copy()
+        if said["temperature"] is None:
+            said["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
+        if said["top_p"] is None:
+            said["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
+        return evolve(self, said=said)
 
     def response(self, answer: ChatCompletionResponse) -> WholeResponse:
         """Return a whole answer in the form of OpenAI's API."""
