@@ -24,11 +24,11 @@ from paged_sdk.server.chat_page import PAGE_ROUTES, ChatPage
 from paged_sdk.server.count_route import CountRoute
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.errors import problem_response
-from paged_sdk.server.front import Front
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.openapi import Operation, openapi_document
 from paged_sdk.server.reading_route import ReadingRoute
+from paged_sdk.server.request_middleware import RequestMiddleware
 from paged_sdk.server.served_models import ModelSource, ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
@@ -183,7 +183,7 @@ class ModelServer(Starlette):
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-        front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
+        requests = Middleware(RequestMiddleware, settings=settings, drain=self.drain, metrics=metrics)
         images = ImageUrls(settings.image_hosts, settings.max_body_bytes)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images, drain=self.drain)
         reading = partial(ReadingRoute, models=models, settings=settings, drain=self.drain)
@@ -213,7 +213,7 @@ class ModelServer(Starlette):
                 _Route("/metrics", self._show_metrics),
                 *(_Route(path, page.answer, include_in_schema=False) for path in PAGE_ROUTES if settings.page),
             ],
-            middleware=[cors, front] if settings.cors_origins else [front],
+            middleware=[cors, requests] if settings.cors_origins else [requests],
             exception_handlers={HTTPException: _http_problem},
             lifespan=ModelServer.lifespan,
         )
