@@ -1,4 +1,4 @@
-"""Serves requests that score or embed texts without generating any: ``/v1/embeddings`` and ``/v1/rerank``."""
+"""Serves requests that embed or rank texts without generating any: ``/v1/embeddings`` and ``/v1/rerank``."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from paged_sdk.server.settings import ServerSettings
 from paged_sdk.server.threads import in_thread
 from paged_sdk.server.tracing import RequestSpan
 
-__all__ = ["ReadingCall", "ReadingRoute"]
+__all__ = ["EmbedOrRankCall", "EmbedOrRankRoute"]
 
 
-class ReadingCall(Protocol):
+class EmbedOrRankCall(Protocol):
     """Describes a parsed request."""
 
     @property
@@ -45,15 +45,15 @@ class ReadingCall(Protocol):
 
 
 @frozen(kw_only=True)
-class ReadingRoute:
-    """Serves one of these APIs.
+class EmbedOrRankRoute:
+    """Serves one of these two APIs.
 
     :ivar operation: the API's name in traces
     :ivar read: parses a body
     """
 
     operation: str
-    read: Callable[[object], ReadingCall]
+    read: Callable[[object], EmbedOrRankCall]
     models: ServedModels
     settings: ServerSettings
     drain: Drain
