@@ -31,9 +31,9 @@ def test_a_response_repeats_the_temperature_of_its_model() -> None:
 
     call = read(top_p=0.5)
     for given, expected in ((0.7, 0.7), (0.2, 0.2), (None, 1.0)):
-        said = call.with_defaults(model(given)).said
-        assert (said["temperature"], said["top_p"]) == (expected, 0.5)
-    assert read(temperature=0).with_defaults(model(0.7)).said["temperature"] == 0
+        repeated = call.with_defaults(model(given)).repeated
+        assert (repeated["temperature"], repeated["top_p"]) == (expected, 0.5)
+    assert read(temperature=0).with_defaults(model(0.7)).repeated["temperature"] == 0
 
 
 def test_every_field_of_the_client_is_known() -> None:
