@@ -570,6 +570,9 @@ def test_what_does_not_fit_is_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             NativeDecoder(workspace(), layers)
+    for interleaved in ([True], [True] * (len(prompt.ropes) + 1)):
+        with pytest.raises(ConfigError, match=rf"0 or {len(prompt.ropes)}"):
+            NativeDecoder(workspace(), stack.layers, interleaved=interleaved)
     decoder = NativeDecoder(workspace(), stack.layers)
     batch = VarlenBatch(
         torch.tensor([0, 45], dtype=torch.int32), prompt.table[None], torch.tensor([45], dtype=torch.int32)
