@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Final
 
 import torch
@@ -11,12 +12,24 @@ from torch import Tensor
 
 from paged_sdk.kernels.lora import Lora, LoraWeights
 
-__all__ = ["AdapterSlots", "SlotRows"]
+__all__ = ["AdapterSlots", "SlotRows", "TableField"]
 
 _NUM_SLOTS: Final = 16
 _LARGEST_RANK: Final = 64
 """Each launch has one program per 16 ranks up to this; programs beyond an adapter's rank exit at once."""
-_FIELDS: Final = 4  # see kernels/triton/lora.py
+
+
+class TableField(IntEnum):
+    """Names the numbers that the table holds for an adapter's update of a matrix."""
+
+    DOWN = 0
+    """The address of the update's rows of :attr:`~paged_sdk.kernels.lora.LoraWeights.down`, contiguous."""
+    UP = 1
+    """The address of :attr:`~paged_sdk.kernels.lora.LoraPart.up`, contiguous."""
+    GAINS = 2
+    """The address of :attr:`~paged_sdk.kernels.lora.LoraPart.gains`, contiguous; 0: none."""
+    RANK = 3
+    """The rank; 0: the matrix is not updated."""
 
 
 class AdapterSlots:
@@ -84,8 +97,7 @@ class SlotRows:
 class _Layer:
     """Holds a layer's kernel arguments.
 
-    :ivar table: ``[num_slots, num_matrices, 4]`` int64: addresses of down, up and gains, and the rank; see
-        :meth:`entries`
+    :ivar table: ``[num_slots, num_matrices, 4]`` int64: the numbers that :class:`TableField` names
     :ivar starts: ``[num_matrices + 1]`` int32: first output column of each matrix, and the end
     :ivar rows: the output columns of each matrix
     :ivar widest: the most columns of a matrix
@@ -101,7 +113,7 @@ class _Layer:
         ends = [0, *(each.stop for each in rows)]
         assert ends[:-1] == [each.start for each in rows], "a layer's matrices do not follow one another"
         return cls(
-            torch.zeros(_NUM_SLOTS, len(rows), _FIELDS, dtype=torch.int64, device=device),
+            torch.zeros(_NUM_SLOTS, len(rows), len(TableField), dtype=torch.int64, device=device),
             torch.tensor(ends, dtype=torch.int32, device=device),
             tuple(rows),
             max(each.stop - each.start for each in rows),
@@ -112,9 +124,10 @@ class _Layer:
         found = torch.zeros(self.table.shape[1:], dtype=torch.int64)
         for part in () if weights is None else weights.parts:
             assert weights is not None
-            assert part.up.is_contiguous(), part.up.stride()
-            gains = 0 if part.gains is None else part.gains.data_ptr()
-            down = weights.down[part.ranks]
-            place = self.rows.index(part.rows)
-            found[place] = torch.tensor([down.data_ptr(), part.up.data_ptr(), gains, len(part.up)])
+            down, place = weights.down[part.ranks], self.rows.index(part.rows)
+            for field, tensor in ((TableField.DOWN, down), (TableField.UP, part.up), (TableField.GAINS, part.gains)):
+                if tensor is not None:
+                    assert tensor.is_contiguous(), (field.name, tensor.stride())
+                    found[place, field] = tensor.data_ptr()
+            found[place, TableField.RANK] = len(part.up)
         return found
