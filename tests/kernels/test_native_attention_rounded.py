@@ -97,7 +97,7 @@ def test_mixed_batches(isa: str, dtype: torch.dtype, heads: tuple[int, int, int]
 @pytest.mark.parametrize("window", [None, 12, 150])
 def test_tokens_that_see_one_another(isa: str, window: int | None, products: Products) -> None:
     shape = AttentionShape(6, 2, 64, scale=0.125, window=window, products=products)
-    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, both_ways=SEEN_BY_ALL)
+    case = Case(shape, IN_BOTH_WAYS, torch.bfloat16, bidirectional_from=SEEN_BY_ALL)
     check(run(isa, case, shape), case, rounding_of(isa, products))
 
 
@@ -106,7 +106,7 @@ def test_tokens_that_see_one_another(isa: str, window: int | None, products: Pro
 @pytest.mark.parametrize("window", [None, 1, 12, 150])
 def test_windows_that_reach_both_ways(isa: str, window: int | None, products: Products) -> None:
     shape = AttentionShape(6, 2, 64, scale=0.125, window=window, window_reaches_ahead=True, products=products)
-    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, both_ways=[0] * len(WHOLE_TEXTS))
+    case = Case(shape, WHOLE_TEXTS, torch.bfloat16, bidirectional_from=[0] * len(WHOLE_TEXTS))
     check(run(isa, case, shape), case, rounding_of(isa, products))
 
 

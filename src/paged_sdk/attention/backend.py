@@ -40,7 +40,7 @@ class AttentionSetup:
     :ivar dtype: dtype of queries, keys and values
     :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
     :ivar products: the lowest precision in which attention on the CPU may multiply
-    :ivar both_ways: whether any tokens attend bidirectionally: those within an image, or the whole sequence
+    :ivar has_bidirectional: whether any tokens attend bidirectionally: those within an image, or the whole sequence
     :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
         (:mod:`paged_sdk.kernels.key_offsets`)
     """
@@ -51,7 +51,7 @@ class AttentionSetup:
     device: torch.device
     workspace: Workspace | None = None
     products: Products = Products.FLOAT32
-    both_ways: bool = False
+    has_bidirectional: bool = False
     key_offsets: Sequence[Tensor] = ()
 
     def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:
@@ -213,7 +213,7 @@ def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOpti
             window=window,
             softcap=config.attention_softcap,
             alibi_slopes=slopes,
-            both_ways=config.bidirectional,
+            bidirectional=config.bidirectional,
         )
         for window in config.sliding_windows
     )

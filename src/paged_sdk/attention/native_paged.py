@@ -99,14 +99,14 @@ class NativePagedBackend(PagedBackend):
         """See :meth:`AttentionBackend.prepare`."""
         # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, both_ways, num_generating = _by_form(rows, is_whole=self._config.bidirectional)
+        parts, in_chunks, firsts, num_generating = _by_form(rows, is_whole=self._config.bidirectional)
         arrays = self._varlen(parts)
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
             in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
-            both_ways=torch.tensor(both_ways, dtype=torch.int32) if max(both_ways) >= 0 else None,
+            bidirectional_from=torch.tensor(firsts, dtype=torch.int32) if max(firsts) >= 0 else None,
         )
         read = None
         if any(part.num_logits < part.num_new_tokens for part in parts):
@@ -129,7 +129,7 @@ def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow],
     """
     parts: list[StepRow] = []
     in_chunks: list[bool] = []
-    both_ways: list[int] = []
+    bidirectional_from: list[int] = []
     num_generating = 0
     for row in rows:
         start, end = row.start, row.end
@@ -139,14 +139,14 @@ def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow],
             for first, end_of_part, seen_by_all in [whole] if is_whole else _by_image(row, start, first_generated):
                 parts.append(_part(row, first, end_of_part))
                 in_chunks.append(True)
-                both_ways.append(seen_by_all)
+                bidirectional_from.append(seen_by_all)
             start = first_generated
         num_generating += start < end
         for first in range(start, end, MAX_FEW_TOKENS):
             parts.append(_part(row, first, min(first + MAX_FEW_TOKENS, end)))
             in_chunks.append(False)
-            both_ways.append(-1)
-    return parts, in_chunks, both_ways, num_generating
+            bidirectional_from.append(-1)
+    return parts, in_chunks, bidirectional_from, num_generating
 
 
 def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, int]]:

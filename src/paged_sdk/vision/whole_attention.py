@@ -37,7 +37,7 @@ def whole_attention(
         torch.arange(0, (num_images + 1) * num_rows, num_rows, dtype=torch.int32),
         torch.arange(num_images, dtype=torch.int32)[:, None],
         torch.full((num_images,), num_rows, dtype=torch.int32),
-        both_ways=torch.zeros(num_images, dtype=torch.int32),
+        bidirectional_from=torch.zeros(num_images, dtype=torch.int32),
     )
     shape = AttentionShape(num_heads, num_heads, size, head_dim**-0.5 if scale is None else scale, products=products)
     made = native_paged_attention(workspace, rows.flatten(0, 1), LayerCache(keys, values), batch, shape)
