@@ -182,7 +182,7 @@ class TritonPagedBackend(PagedBackend):
     @property
     def empty_seat(self) -> int:
         """Return the seat of padding rows."""
-        return self._tables.nobody
+        return self._tables.padding_seat
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> TritonPagedStep:
         """Make a step of rows with one token each. Its indices are computed on the device, so a CUDA graph can record
