@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.placement import carried
+from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.transfer import to_device
 
 __all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_embeddings_", "add_lora_"]
@@ -75,7 +75,7 @@ class AdaptedRows:
 
     def on(self, device: torch.device) -> AdaptedRows:
         """Return the same, with ``tokens`` on the given device."""
-        return AdaptedRows(self.loras, self.numbers, tuple(carried(tokens, device) for tokens in self.tokens))
+        return AdaptedRows(self.loras, self.numbers, tuple(moved_to(tokens, device) for tokens in self.tokens))
 
     @classmethod
     def of(
