@@ -12,7 +12,7 @@ from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
@@ -48,7 +48,7 @@ def native_storage(setup: AttentionSetup) -> KvStorage:
     workspace = setup.workspace
     assert workspace is not None
     return KvStorage(
-        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, products=setup.products)
+        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, precision=setup.precision)
     )
 
 
@@ -56,7 +56,7 @@ class NativePagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on the CPU. It takes the arguments of :class:`PagedBackend` and these:
 
     :param workspace: scratch memory of the calling engine
-    :param products: the lowest precision in which attention may multiply
+    :param precision: the lowest precision in which attention may multiply
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NativePagedBackend(PagedBackend):
         num_blocks: int,
         *,
         workspace: Workspace,
-        products: Products = Products.FLOAT32,
+        precision: Precision = Precision.FLOAT32,
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
@@ -84,7 +84,7 @@ class NativePagedBackend(PagedBackend):
                     window=scores.window,
                     window_reaches_ahead=config.bidirectional,
                     softcap=scores.softcap,
-                    products=products,
+                    precision=precision,
                 )
                 for scores in self._scores
             ),

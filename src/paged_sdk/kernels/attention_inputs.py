@@ -13,10 +13,10 @@ from torch import Tensor
 from paged_sdk.kernels.checks import check_pages, check_score_options
 from paged_sdk.kernels.key_offsets import check_key_offsets
 
-__all__ = ["LayerCache", "PagedRows", "Products", "ScoreOptions"]
+__all__ = ["LayerCache", "PagedRows", "Precision", "ScoreOptions"]
 
 
-class Products(IntEnum):
+class Precision(IntEnum):
     """Names the lowest precision in which attention on the CPU may multiply. It is used where the CPU is faster with
     it. Sums are always exact or float32.
     """

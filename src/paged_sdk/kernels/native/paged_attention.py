@@ -1,7 +1,7 @@
 """Computes attention over a paged KV cache, read in place; decodes and prefill chunks form one varlen batch.
 
 Keys are processed in spans of 128 at fixed positions, so a token's result does not depend on the batch, the chunking or
-the number of threads. :attr:`AttentionShape.products` describes the exception.
+the number of threads. :attr:`AttentionShape.precision` describes the exception.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import float_vector, pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
@@ -38,8 +38,8 @@ class AttentionShape:
     :ivar window_reaches_ahead: whether the window also limits the later keys that tokens of
         :attr:`VarlenBatch.bidirectional_from` sequences see, to ``window - 1``; False: they see all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: no cap
-    :ivar products: the precision of products. Except with float32, sequences with up to ``MAX_FEW_TOKENS`` query tokens
-        are rounded differently from longer ones and from those marked by :attr:`VarlenBatch.in_chunks`
+    :ivar precision: the lowest in which to multiply. Except with float32, sequences with up to ``MAX_FEW_TOKENS`` query
+        tokens are rounded differently from longer ones and from those marked by :attr:`VarlenBatch.in_chunks`
     """
 
     num_heads: int
@@ -49,7 +49,7 @@ class AttentionShape:
     window: int | None = None
     window_reaches_ahead: bool = False
     softcap: float | None = None
-    products: Products = Products.FLOAT32
+    precision: Precision = Precision.FLOAT32
 
     def __attrs_post_init__(self) -> None:
         if self.head_dim < 16 or self.head_dim % 16:
@@ -182,7 +182,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
         window_reaches_ahead=shape.window_reaches_ahead,
         scale=shape.scale,
         softcap=shape.softcap or 0.0,
-        products=shape.products,
+        products=shape.precision,
     )
 
 
