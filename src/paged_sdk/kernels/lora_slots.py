@@ -52,12 +52,12 @@ class AdapterSlots:
 
         :param number: identifies the adapter
         """
-        ranks = [len(part.up) for weights in lora.of.values() for part in weights.parts]
+        ranks = [len(part.up) for weights in lora.by_layer.values() for part in weights.parts]
         free = sorted(set(range(_NUM_SLOTS)) - set(self._places.values()))
         if lora.head is not None or lora.embedding is not None or max(ranks, default=0) > _LARGEST_RANK or not free:
             return
         for name, layer in self._layers.items():
-            layer.table[free[0]].copy_(layer.entries(lora.of.get(name)))
+            layer.table[free[0]].copy_(layer.entries(lora.by_layer.get(name)))
         self._places[number] = free[0]
 
     def drop(self, number: int) -> None:
