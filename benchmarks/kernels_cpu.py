@@ -22,12 +22,13 @@ from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.experts import NativeExperts
-from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
+from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.own_pages import HUGE_PAGE
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 
 STREAMED_BYTES = 512 << 20

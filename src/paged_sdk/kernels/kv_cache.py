@@ -25,6 +25,7 @@ __all__ = [
     "copy_block",
     "copy_blocks",
     "copy_blocks_reference",
+    "gather_decoded",
     "gather_slots",
     "reshape_and_cache",
     "reshape_and_cache_reference",

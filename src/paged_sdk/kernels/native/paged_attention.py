@@ -20,7 +20,17 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import float_vector, pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
-__all__ = ["MAX_FEW_TOKENS", "AttentionShape", "NativeRows", "VarlenBatch", "cumulated", "native_paged_attention"]
+__all__ = [
+    "MAX_FEW_TOKENS",
+    "AttentionShape",
+    "NativeRows",
+    "VarlenBatch",
+    "cumulated",
+    "describe_batch",
+    "describe_cache",
+    "describe_heads",
+    "native_paged_attention",
+]
 
 MAX_FEW_TOKENS: Final = 8
 """The keys of a sequence with up to this many query tokens are split among threads (``kSplitTokens`` in the kernels).
