@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.draw_settings import DrawSettings
-from paged_sdk.kernels.lora_slots import TableField
+from paged_sdk.kernels.lora_table import TableField
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS, BlockMatrix, tensor_type_of
 from paged_sdk.kernels.quantized.repack import repack

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
 from typing import Final
 
 import torch
@@ -11,25 +10,13 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.lora import Lora, LoraWeights
+from paged_sdk.kernels.lora_table import TableField
 
-__all__ = ["AdapterSlots", "SlotRows", "TableField"]
+__all__ = ["AdapterSlots", "SlotRows"]
 
 _NUM_SLOTS: Final = 16
 _LARGEST_RANK: Final = 64
 """Each launch has one program per 16 ranks up to this; programs beyond an adapter's rank exit at once."""
-
-
-class TableField(IntEnum):
-    """Names the numbers that the table holds for an adapter's update of a matrix."""
-
-    DOWN = 0
-    """The address of the update's rows of :attr:`~paged_sdk.kernels.lora.LoraWeights.down`, contiguous."""
-    UP = 1
-    """The address of :attr:`~paged_sdk.kernels.lora.LoraPart.up`, contiguous."""
-    GAINS = 2
-    """The address of :attr:`~paged_sdk.kernels.lora.LoraPart.gains`, contiguous; 0: none."""
-    RANK = 3
-    """The rank; 0: the matrix is not updated."""
 
 
 class AdapterSlots:
@@ -97,7 +84,7 @@ class SlotRows:
 class _Layer:
     """Holds a layer's kernel arguments.
 
-    :ivar table: ``[num_slots, num_matrices, 4]`` int64: the numbers that :class:`TableField` names
+    :ivar table: ``[num_slots, num_matrices, 4]`` int64: see :class:`~paged_sdk.kernels.lora_table.TableField`
     :ivar starts: ``[num_matrices + 1]`` int32: first output column of each matrix, and the end
     :ivar rows: the output columns of each matrix
     :ivar widest: the most columns of a matrix

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paged_sdk.kernels.lora_slots import TableField
+from paged_sdk.kernels.lora_table import TableField
 
 __all__ = ["RANK_TILE", "add_lora_by_slot_"]
 
@@ -34,7 +34,7 @@ def add_lora_by_slot_(
     :param out: ``[num_rows, out_features]``, with adjacent columns; changed in place
     :param x: ``[num_rows, in_features]`` of the dtype of the updates, with adjacent columns
     :param slots: ``[num_rows]`` int64: each row's slot in the table; -1: no adapter
-    :param table: ``[num_slots, num_matrices, 4]`` int64: see :class:`~paged_sdk.kernels.lora_slots.TableField`
+    :param table: ``[num_slots, num_matrices, 4]`` int64: see :class:`~paged_sdk.kernels.lora_table.TableField`
     :param starts: ``[num_matrices + 1]`` int32: the first output of each matrix, and the end
     :param shrunk: ``[num_rows, num_matrices, ranks]`` float32 scratch; ``ranks`` is the largest rank, a multiple of
         :data:`RANK_TILE`
