@@ -218,16 +218,19 @@ class DraftModel:
             return self._step(rows)
 
     def _step(self, rows: list[StepRow]) -> list[int]:
-        """Compute rows, and return the likeliest next token of each; nothing if the rows ask for no logits."""
+        """Compute rows, wait for the device, and return the likeliest next token of each; nothing if the rows ask for
+        no logits.
+        """
         if copies := self._kv.take_copies():
             self._backend.copy([(copy.src, copy.dst, copy.num_tokens) for copy in copies])
         self._backend.release(self._kv.take_released())
         batch = make_input_batch(rows, self._model.device)
         context = StepContext(attention=self._backend.prepare(rows))
         hidden = self._model.forward(batch.token_ids, batch.positions, context)
-        last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
         if not rows[0].num_logits:
+            hidden[-1, 0].item()  # waits, so that the time of a prefill chunk is not that of its launch alone
             return []
+        last = [first + row.num_new_tokens - 1 for first, row in zip(batch.first_tokens, rows, strict=True)]
         tokens: list[int] = argmax(self._model.logits(select_rows(hidden, last))).tolist()
         return tokens
 
