@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -88,14 +91,15 @@ def test_loading_ends_with_that_of_another_rank_and_setting_up_with_its_engine()
         Followers(ranks).watched(lambda: None)()
 
 
+def failing_child(*_: str, stdin: int, stdout: int, **__: Any) -> subprocess.Popen[bytes]:
+    program = "import sys; print('a file is damaged', flush=True); sys.exit(1)"
+    return subprocess.Popen([sys.executable, "-c", program], stdin=stdin, stdout=stdout, bufsize=0)
+
+
 def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(*_: str, stdin: int, stdout: int, **__: Any) -> subprocess.Popen[bytes]:
-        program = "import sys; print('a file is damaged', flush=True); sys.exit(1)"
-        return subprocess.Popen([sys.executable, "-c", program], stdin=stdin, stdout=stdout, bufsize=0)
-
-    monkeypatch.setattr(child_ranks, "start_program", start)
+    monkeypatch.setattr(child_ranks, "start_program", failing_child)
     seats = [Seat(num_threads=1)] * 2
     settings = BuildSettings(device="cpu", tensor_parallel=2)
     followers = Followers(ChildRanks(loading(tmp_path, settings), seats))
@@ -105,6 +109,29 @@ def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
     ) as raised:
         _forever(going_on)
     followers.close(raised.value)
+
+
+def test_a_child_is_heard_in_a_process_with_many_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """select() takes no file descriptors above 1023."""
+
+    def start(*args: str, **options: Any) -> subprocess.Popen[bytes]:
+        process = failing_child(*args, **options)
+        assert process.stdout is not None
+        number = fcntl.fcntl(process.stdout, fcntl.F_DUPFD_CLOEXEC, 1024)
+        process.stdout.close()
+        process.stdout = os.fdopen(number, "rb", buffering=0)
+        return process
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
+    monkeypatch.setattr(child_ranks, "start_program", start)
+    try:
+        ranks = ChildRanks(loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [Seat(num_threads=1)] * 2)
+        with pytest.raises(ModelLoadError, match="rank 1 of 2 has ended"):
+            ranks.join(lambda: None)
+        ranks.end(0.0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_where_no_directory_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,13 +159,19 @@ class ChildRanks:
         return self._processes[rank - 1]
 
     def _listen(self, seconds: float | None) -> list[int]:
-        """Read the followers' messages, and return the ranks that have ended."""
+        """Read the followers' messages, and return the ranks that have ended.
+
+        :param seconds: how long to wait for messages; None: until there are some
+        """
         ended = []
-        pipes = {process.stdout: rank for rank, process in enumerate(self._processes, 1) if process.stdout is not None}
-        ready, _, _ = select.select(list(pipes), [], [], seconds)
-        for pipe in ready:
-            content = os.read(pipe.fileno(), _MOST_TEXT)
-            rank = pipes[pipe]
+        ranks: dict[int, int] = {}
+        messages = select.poll()  # select() refuses descriptors above 1023, which a server with many sockets has
+        for rank, process in enumerate(self._processes, 1):
+            assert process.stdout is not None
+            ranks[process.stdout.fileno()] = rank
+            messages.register(process.stdout, select.POLLIN)
+        for pipe, _ in messages.poll(None if seconds is None else 1000 * seconds):
+            content, rank = os.read(pipe, _MOST_TEXT), ranks[pipe]
             if content:
                 self._said[rank] += content
             else:  # the pipe is closed: the process is about to end
