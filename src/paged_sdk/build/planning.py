@@ -30,6 +30,7 @@ from paged_sdk.quant.isq import blocks_for
 from paged_sdk.quant.policy import NamedMatrix, Role, WeightPolicy
 from paged_sdk.types.memory_plan import MemoryPlan
 from paged_sdk.weights.checkpoint import open_checkpoint
+from paged_sdk.weights.mmproj.source import Mmproj
 from paged_sdk.weights.source import WeightSource
 
 __all__ = ["compute_plan", "weight_bits"]
@@ -49,11 +50,13 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     path = model_path(source, settings)
     dtype = common_dtype(settings.dtype, devices)
     checkpoint = open_checkpoint(path)
+    encoder: Mmproj | None = None
     try:
         plan = plan_model(checkpoint.config, dtype, images=settings.images is not None)
         max_model_len = resolve_max_model_len(settings, plan.config)
         file = encoder_file(source, settings, path)
-        encoder = None if file is None else file.open(checkpoint.config, path)
+        if file is not None:
+            encoder = file.open(checkpoint.config, path)
         names = () if encoder is None else encoder.names()
         placed = place(settings.topology, devices[0], plan, checkpoint, names)
         library = load() if any(device.type == "cpu" for device in devices) else None
@@ -62,9 +65,10 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
         weights = _bytes_by_device(checkpoint.source, policy, placed, dtype)
         if encoder is not None:
             weights[devices[0]] = weights.get(devices[0], 0) + encoder.num_elements * dtype.itemsize
-            encoder.close()
     finally:
         checkpoint.source.close()
+        if encoder is not None:
+            encoder.close()
     config = resolve_engine_config(
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
