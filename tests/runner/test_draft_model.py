@@ -59,7 +59,7 @@ def test_a_long_text_is_read_over_several_steps(
         assert found == []
         assert len(short) == 3
         assert max(steps.num_tokens) <= FIRST_CHUNK
-        assert draft._texts[0].num_computed == computed
+        assert draft._states[0].num_computed == computed
     sequences[0].token_ids += [9, 11]  # it goes on while it is read
     drafts, again = draft.propose(sequences)
     assert again == short
@@ -126,7 +126,7 @@ def test_the_time_of_reading_is_the_devices_and_not_that_of_the_launch(
     monkeypatch.setattr("paged_sdk.runner.draft_model.time", clock)
     monkeypatch.setattr(draft._model, "forward", launch)
     draft.propose([running(0, LONG)])
-    assert draft._reading_seconds == 0.5 / FIRST_CHUNK
+    assert draft._seconds_per_token == 0.5 / FIRST_CHUNK
 
 
 def test_a_text_that_ends_while_it_is_read_leaves_nothing(builder: TextModelBuilder, tiny_checkpoint: Path) -> None:
