@@ -25,7 +25,8 @@ from paged_sdk.build.ranks.followers import Followers
 from paged_sdk.build.ranks.launched import follow_launch
 from paged_sdk.build.ranks.ranks import Seat
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Environment, Launch
+from paged_sdk.config.env import Environment
+from paged_sdk.config.launch import Launch
 from paged_sdk.parallel.group import Group, Message
 from paged_sdk.parallel.meeting import Meeting
 from rank_threads import free_port, run_ranks

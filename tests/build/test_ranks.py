@@ -13,7 +13,7 @@ from paged_sdk import ConfigError, Topology
 from paged_sdk.build.ranks import ranks
 from paged_sdk.build.ranks.ranks import Seat, check_ranks, choose_seats, launched_seat
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import Launch
+from paged_sdk.config.launch import Launch
 
 LOW, HIGH = frozenset(range(6)), frozenset(range(6, 10))
 

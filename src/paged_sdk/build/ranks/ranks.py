@@ -13,8 +13,9 @@ from torch.distributed import is_nccl_available
 from paged_sdk.attention.choice import Candidate
 from paged_sdk.build.encoder_file import EncoderFile
 from paged_sdk.config.build import BuildSettings
-from paged_sdk.config.env import WORLD_SIZE, Launch
+from paged_sdk.config.env import WORLD_SIZE
 from paged_sdk.config.isq import IsqType
+from paged_sdk.config.launch import Launch
 from paged_sdk.errors import ConfigError
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.shard import SETTING
