@@ -254,6 +254,7 @@ class _WatchedExperts(Experts):
     """Computes a layer's experts one after the other, and accumulates the squared inputs of each."""
 
     def __init__(self, experts: DenseExperts, gate_up: _Squares, down: _Squares) -> None:
+        assert experts.extras is None, "forward() computes plain SwiGLU without biases"
         self._experts = experts
         self._gate_up = gate_up
         self._down = down
