@@ -130,11 +130,10 @@ def _tensors(
     """
     source, family = checkpoint.source, find_family(checkpoint.config)
     names = names_in(source, family)
-    text = (names.head, *(names.body + part for part in ("layers.", "embed_tokens.", "norm.")))
     planned: list[PlannedTensor] = []
     pieces = _Pieces(source, kind, config)
     for name in source.names():
-        if name.startswith(text) or name.endswith(".position_ids"):
+        if names.is_decoders(name) or name.endswith(".position_ids"):
             continue
         stored = kind.gguf_name(name)
         if stored is None:
