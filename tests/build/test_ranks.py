@@ -130,7 +130,7 @@ def test_a_rank_is_on_a_gpu_of_its_own(settings: dict[str, Any], expected: list[
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tensor_parallel": 4}, "with_tensor_parallel = 4 .* at most 3, so many GPUs there are"),
+        ({"tensor_parallel": 4}, "with_tensor_parallel = 4 .* at most 3, the number of GPUs"),
         ({"topology": Topology.new([0, 3])}, "Topology.devices = 3 .* a number below 3"),
         ({"tensor_parallel": 2, "device": "cuda:1"}, "device = 'cuda:1' .* without a number"),
     ],

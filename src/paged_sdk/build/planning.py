@@ -45,7 +45,7 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     draft = resolve_draft(settings, environment)
     if draft is not None:
         setting = "draft" if settings.draft is not None else DRAFT_MODEL
-        raise ConfigError.of(setting, draft.model.location, "none: what it takes beside is not planned")
+        raise ConfigError.of(setting, draft.model.location, "none: plans do not include the memory of a draft model")
     devices = choose_devices(settings)
     path = model_path(source, settings)
     dtype = common_dtype(settings.dtype, devices)

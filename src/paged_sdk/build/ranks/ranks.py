@@ -95,11 +95,11 @@ def _on_gpus(settings: BuildSettings, named: tuple[int, ...] | None) -> Sequence
     if named is None:
         numbers: Sequence[int] = range(size if isinstance(size, int) else count)
         if len(numbers) > count:
-            raise ConfigError.of(SETTING, size, f"at most {count}, so many GPUs there are")
+            raise ConfigError.of(SETTING, size, f"at most {count}, the number of GPUs")
     else:
         numbers = named
         if missing := [number for number in named if number >= count]:
-            raise ConfigError.of("Topology.devices", missing[0], f"a number below {count}, so many GPUs there are")
+            raise ConfigError.of("Topology.devices", missing[0], f"a number below {count}, the number of GPUs")
     if len(numbers) == 1:
         return [Seat(num_threads=settings.num_threads, device=f"cuda:{numbers[0]}")]
     shares = _shares(settings, len(numbers))
@@ -119,7 +119,7 @@ def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
     """
     size = settings.tensor_parallel
     if settings.topology is not None and (named := settings.topology.devices) is not None:
-        allowed = f"nothing beside {WORLD_SIZE} = {launch.size}: where each process computes is said when it is started"
+        allowed = f"nothing beside {WORLD_SIZE} = {launch.size}: whoever starts a process chooses its device"
         raise ConfigError.of("Topology.devices", list(named), allowed)
     if size not in ("auto", launch.size):
         allowed = f"{launch.size}, as {WORLD_SIZE} says; without it, the other ranks are started from here"
@@ -129,7 +129,7 @@ def launched_seat(settings: BuildSettings, launch: Launch) -> Seat:
         if count == 1:  # each process may see only its own device
             return Seat(num_threads=settings.num_threads, device="cuda:0")
         if launch.local_rank >= count:
-            raise ConfigError.of("LOCAL_RANK", launch.local_rank, f"a number below {count}, so many GPUs there are")
+            raise ConfigError.of("LOCAL_RANK", launch.local_rank, f"a number below {count}, the number of GPUs")
         share = _shares(settings, launch.local_size)[launch.local_rank]
         return Seat(num_threads=share, device=f"cuda:{launch.local_rank}")
     if launch.local_size == 1 and settings.num_threads is None:
@@ -155,8 +155,8 @@ def check_ranks(settings: BuildSettings, size: int, devices: Iterable[torch.devi
         "a torch with NCCL": on_gpus and not is_nccl_available(),
         "no draft model, on GPUs": on_gpus and settings.draft is not None,
         "paged attention, on GPUs": on_gpus and settings.paged_attn is False,
-        "nothing beside images, on GPUs": on_gpus and settings.images is not None,
-        "nothing beside a calibration file, which the whole model reads": settings.calibration_file is not None,
+        "no images, on GPUs": on_gpus and settings.images is not None,
+        "no calibration file, which needs the whole model in one process": settings.calibration_file is not None,
         "a system with pipes that can be waited for": sys.platform == "win32",
         "a program with a Python interpreter to start": not sys.executable or getattr(sys, "frozen", False),
     }
@@ -177,11 +177,11 @@ def check_parts(
     """
     if encoder is not None and device.type != "cpu":
         if encoder.is_asked:
-            raise ConfigError.of(SETTING, size, "nothing beside an image encoder, on GPUs")
-        _log.info("%s is left alone: several ranks on GPUs take no images.", encoder.path)
+            raise ConfigError.of(SETTING, size, "no image encoder, on GPUs")
+        _log.info("%s is not used: several ranks on GPUs take no images.", encoder.path)
         encoder = None
     if backends:
-        raise ConfigError.of(SETTING, size, "nothing beside attention backends of your own")
+        raise ConfigError.of(SETTING, size, "no custom attention backends")
     return encoder
 
 
