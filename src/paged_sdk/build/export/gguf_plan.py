@@ -219,7 +219,7 @@ def _from_checkpoint(checkpoint: Checkpoint, wanted: _Wanted, encoder: TensorEnc
             )
             for name, tensor in stored.items()
         ],
-        check=partial(_must_mean, config),
+        check=partial(_check_written_file, config),
         close=checkpoint.source.close,
     )
 
@@ -333,7 +333,7 @@ def _attention_factor(rope: RopeConfig) -> float:
     return float(RotaryEmbedding(rope, device=_CPU).at(torch.tensor([0])).cos[0, 0, 0, 0])
 
 
-def _must_mean(config: DecoderConfig, path: Path) -> None:
+def _check_written_file(config: DecoderConfig, path: Path) -> None:
     """Read the config of a written file, and compare it with the checkpoint's.
 
     :raises UnsupportedArchitectureError: they differ, since GGUF cannot express a setting
