@@ -93,7 +93,7 @@ class Unfinished(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
         if isinstance(result, Unfinished):
             result.ready_at = args[0].ready_at
         elif func in (Tensor.item, Tensor.tolist):
