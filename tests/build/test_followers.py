@@ -23,7 +23,7 @@ from paged_sdk.build.ranks import child_ranks, launched
 from paged_sdk.build.ranks.child_ranks import ChildRanks
 from paged_sdk.build.ranks.followers import Followers
 from paged_sdk.build.ranks.launched import follow_launch
-from paged_sdk.build.ranks.ranks import Seat
+from paged_sdk.build.ranks.ranks import RankPlacement
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment
 from paged_sdk.config.launch import Launch
@@ -101,9 +101,9 @@ def test_a_child_that_cannot_load_its_part_is_seen_while_rank_0_loads_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_ranks, "start_program", failing_child)
-    seats = [Seat(num_threads=1)] * 2
+    placements = [RankPlacement(num_threads=1)] * 2
     settings = BuildSettings(device="cpu", tensor_parallel=2)
-    followers = Followers(ChildRanks(loading(tmp_path, settings), seats))
+    followers = Followers(ChildRanks(loading(tmp_path, settings), placements))
     going_on = followers.watched(lambda: time.sleep(0.01))
     with pytest.raises(
         ModelLoadError, match=r"rank 1 of 2 has ended: process \d+ .* status 1: a file is damaged"
@@ -127,7 +127,9 @@ def test_a_child_is_heard_in_a_process_with_many_open_files(tmp_path: Path, monk
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, before[1]))
     monkeypatch.setattr(child_ranks, "start_program", start)
     try:
-        ranks = ChildRanks(loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [Seat(num_threads=1)] * 2)
+        ranks = ChildRanks(
+            loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [RankPlacement(num_threads=1)] * 2
+        )
         with pytest.raises(ModelLoadError, match="rank 1 of 2 has ended"):
             ranks.join(lambda: None)
         ranks.end(0.0, None)
@@ -138,7 +140,9 @@ def test_a_child_is_heard_in_a_process_with_many_open_files(tmp_path: Path, monk
 def test_where_no_directory_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(EngineError, match=r"temporary file, and none can be made: .*missing.*; TMPDIR names"):
-        ChildRanks(loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [Seat(num_threads=1)] * 2)
+        ChildRanks(
+            loading(tmp_path, BuildSettings(device="cpu", tensor_parallel=2)), [RankPlacement(num_threads=1)] * 2
+        )
 
 
 def _forever(do: Callable[[], None]) -> NoReturn:

@@ -13,7 +13,7 @@ from paged_sdk.build.kv_memory import block_layout, size_pool, size_pools
 from paged_sdk.build.loaded_model import place
 from paged_sdk.build.location import encoder_file, model_path
 from paged_sdk.build.placement import PlacedNames, choose_devices, common_dtype
-from paged_sdk.build.ranks.ranks import choose_seats
+from paged_sdk.build.ranks.ranks import place_ranks
 from paged_sdk.build.sizing import resolve_draft, resolve_engine_config, resolve_max_model_len
 from paged_sdk.build.weight_form import weight_policy
 from paged_sdk.config.build import BuildSettings, ModelSource
@@ -72,11 +72,11 @@ def compute_plan(source: ModelSource, settings: BuildSettings) -> MemoryPlan:
     config = resolve_engine_config(
         plan.config, settings, environment, devices=placed.placement.devices, max_model_len=max_model_len
     )
-    seats = choose_seats(settings)
-    shape = shape_of_ranks(plan.config, len(seats))  # total over all ranks
+    placements = place_ranks(settings)
+    shape = shape_of_ranks(plan.config, len(placements))  # total over all ranks
     used = placed.placement.devices
-    if len(seats) > 1 and devices[0].type == "cuda":  # each rank has its own memory
-        used = tuple(torch.device(seat.device or devices[0]) for seat in seats)
+    if len(placements) > 1 and devices[0].type == "cuda":  # each rank has its own memory
+        used = tuple(torch.device(placement.device or devices[0]) for placement in placements)
         config = _with_smallest_pool(config, plan.config, used, dtype, sum(weights.values()))
     else:
         config = size_pools(config, [(shape, placed.placement)], dtype=dtype, activations=weights)

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import FileStore
 
 from paged_sdk.build.child_process import how_it_ended, start_program
 from paged_sdk.build.loading import Loading
-from paged_sdk.build.ranks.ranks import Seat
+from paged_sdk.build.ranks.ranks import RankPlacement
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, device_variables, interpreter_variables
 from paged_sdk.errors import EngineDeadError, EngineError, ModelLoadError
@@ -70,13 +70,13 @@ class ChildRanks:
     """Implements :class:`~paged_sdk.build.ranks.followers.Ranks` for processes that this process starts.
 
     :param loading: what this process loads
-    :param seats: the seat of each rank
+    :param placements: where each rank computes
     :raises EngineError: a process cannot be started
     :ivar group: all ranks; this process is rank 0
     """
 
-    def __init__(self, loading: Loading, seats: Sequence[Seat]) -> None:
-        size, device = len(seats), loading.device
+    def __init__(self, loading: Loading, placements: Sequence[RankPlacement]) -> None:
+        size, device = len(placements), loading.device
         self.group: Group = Group(0, size, self._explain)
         self._meeting = _meeting()
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -94,8 +94,8 @@ class ChildRanks:
             for rank in range(1, size):
                 assignment = Assignment(
                     path=loading.path,
-                    settings=seats[rank].of(given),
-                    processors=seats[rank].processors,
+                    settings=placements[rank].of(given),
+                    processors=placements[rank].processors,
                     environment=loading.environment,
                     rank=rank,
                     size=size,
