@@ -40,8 +40,8 @@ class DraftState:
 
     def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: FirstPause) -> None:
         request = sequence.request
-        self.sequence = sequence
-        self.table = KvTable(request.cache_keys, share=request.shares_prefix)
+        self.sequence: Sequence = sequence
+        self.table: KvTable = KvTable(request.cache_keys, share=request.shares_prefix)
         self.num_computed: int = 0
         self.drafts: list[int] = []
         self.largest_token: int = max(sequence.token_ids)
