@@ -1,4 +1,4 @@
-"""Computes paged attention by the native CPU kernels, which read the pages in place."""
+"""Computes paged attention with the native CPU kernels, which read KV pages in place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["NativePagedBackend", "native_storage", "why_not_native"]
 
 
 def why_not_native(setup: AttentionSetup) -> str | None:
-    """Return why the kernels cannot serve a model, or None if they can."""
+    """Return why the native kernels cannot serve a model, or None if they can."""
     if setup.workspace is None:
         return "they are absent"
     if setup.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -56,7 +56,7 @@ class NativePagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on the CPU. It takes the arguments of :class:`PagedBackend` and these:
 
     :param workspace: scratch memory of the calling engine
-    :param products: what may be multiplied
+    :param products: the lowest precision in which attention may multiply
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class NativePagedBackend(PagedBackend):
 
     def prepare(self, rows: Sequence[StepRow]) -> AttentionStep:
         """See :meth:`AttentionBackend.prepare`."""
-        # A pool gives its blocks out in order at first, so those before the newest are in use.
+        # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
         parts, in_chunks, both_ways, num_generating = _by_form(rows, is_whole=self._config.bidirectional)
         arrays = self._varlen(parts)
@@ -117,15 +117,15 @@ class NativePagedBackend(PagedBackend):
 
 
 def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
-    """Divide rows so that the form in which a token is computed follows from its place in its own sequence.
+    """Split rows so that only a token's place in its sequence decides by which kernel it is computed.
 
-    It must not follow from how many tokens of the sequence a step computes: the end of a prompt comes alone where the
-    rest is cached, and generated tokens come many at a time as drafts or after a preemption.
+    The number of tokens that a step computes must not decide: the last token of a prompt is computed alone if the rest
+    is cached, and generated tokens are computed many at a time as drafts or after a preemption.
 
-    :param is_whole: whether all tokens of a text see one another
-    :returns: rows of tokens of a prompt, or of at most ``MAX_FEW_TOKENS`` generated ones; which of them are of prompts;
-        the position from which on all of them see one another, -1 where they do not; and how many of the given rows
-        have generated tokens
+    :param is_whole: whether attention is bidirectional over the whole sequence
+    :returns: parts, each of prompt tokens or of at most ``MAX_FEW_TOKENS`` generated tokens; for each part, whether its
+        tokens are of a prompt; for each part, the position from which on its tokens see one another bidirectionally, or
+        -1 if attention is causal; and the number of given rows that have generated tokens
     """
     parts: list[StepRow] = []
     in_chunks: list[bool] = []
@@ -150,9 +150,9 @@ def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow],
 
 
 def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Cut tokens of a prompt where images begin and end whose tokens see one another in both directions.
+    """Split prompt tokens at the start and end of each image whose tokens attend bidirectionally.
 
-    :returns: first and last position (exclusive) of each part, and the first position of its image; -1: of none
+    :returns: first and last position (exclusive) of each part, and the first position of its image; -1: no image
     """
     for first, last in () if row.media is None else row.media.whole_spans(start, end):
         if start < first:
@@ -164,7 +164,7 @@ def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, in
 
 
 def _part(row: StepRow, start: int, end: int) -> StepRow:
-    """Return the tokens of a row at the positions from ``start`` to ``end``."""
+    """Return the part of a row at positions ``start`` to ``end`` (exclusive)."""
     if (start, end) == (row.start, row.end):
         return row
     token_ids = row.token_ids[start - row.start : end - row.start]

@@ -1,4 +1,4 @@
-"""Computes paged attention by Triton kernels on CUDA devices. Import it only where Triton is installed."""
+"""Computes paged attention with Triton kernels on CUDA devices. Requires Triton to be installed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MAX_NUM_SEQS: Final = 32
 
 
 def triton_storage(setup: AttentionSetup) -> KvStorage:
-    """Make the storage of a pool on a CUDA device. Log what serves chunks of prompts."""
+    """Make the storage of a pool on a CUDA device. Log which kernels compute prefill attention."""
     model, engine = setup.model, setup.engine
     prefills = choose_prefills(model, setup.pool)
     for window, choice in prefills.items():
@@ -67,7 +67,7 @@ def triton_storage(setup: AttentionSetup) -> KvStorage:
 
 
 def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int | None, PagedPrefill]:
-    """Measure what is fastest for chunks of prompts, by window; it takes some milliseconds and 100 MB of the device."""
+    """Time prefill kernels and choose the faster, by window. Takes some milliseconds and 100 MB of device memory."""
     return {
         window: faster_for_prefill(
             PrefillShape(
@@ -90,14 +90,14 @@ def choose_prefills(config: DecoderConfig, settings: PoolSettings) -> dict[int |
 class TritonPagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on a CUDA device.
 
-    A step makes one or two copies to the device and launches two kernels per layer, and waits for none of them. It
-    calls the functions that launch the kernels instead of the custom ops, whose dispatch takes as long as a launch.
+    A step makes one or two copies to the device and launches two kernels per layer, without waiting for any of them. It
+    calls the launchers directly, since dispatching a custom op takes as long as a launch.
 
     It takes the arguments of :class:`PagedBackend` and these:
 
-    :param max_num_seqs: the most rows of a step
-    :param max_model_len: the most tokens of a row; None: the model's context
-    :param prefills: by window, what may serve chunks of prompts in place of Triton; see :func:`choose_prefills`
+    :param max_num_seqs: maximum number of rows in a step
+    :param max_model_len: maximum number of tokens in a sequence; None: the model's context
+    :param prefills: by window, the alternative to Triton for prompt chunks; see :func:`choose_prefills`
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class TritonPagedBackend(PagedBackend):
         self._prefills = dict(prefills or {})
 
     def prepare(self, rows: Sequence[StepRow]) -> TritonPagedStep:
-        """See :meth:`AttentionBackend.prepare`. Rows of one token must come first if others are to use
-        FlashAttention."""
+        """See :meth:`AttentionBackend.prepare`. FlashAttention serves chunks only if all rows of one token precede
+        them."""
         counts = np.array([row.num_new_tokens for row in rows])
         ends = np.array([row.end for row in rows])
         starts_of_next = counts.cumsum()
@@ -184,9 +184,10 @@ class TritonPagedBackend(PagedBackend):
         return self._tables.nobody
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> TritonPagedStep:
-        """Make a step of rows with one token each, whose indices the device computes: a CUDA graph can record it.
+        """Make a step of rows with one token each. Its indices are computed on the device, so a CUDA graph can record
+        it.
 
-        :param seats: ``[num_rows]`` int64: seats that :meth:`seats` has returned
+        :param seats: ``[num_rows]`` int64: seats returned by :meth:`seats`
         :param positions: ``[num_rows]`` int64: positions of the tokens; below 0: the row is padding, nothing is written
             for it and its result is 0
         :param max_context_len: an upper bound that all positions are below
@@ -217,8 +218,8 @@ class TritonPagedBackend(PagedBackend):
         *,
         max_context_len: int,
     ) -> TritonPagedStep:
-        """Make a step of rows whose lengths and indices are on the device: a CUDA graph can record it. Triton's kernels
-        serve all rows. Nothing is written for tokens of padding, and their results are 0.
+        """Make a step of rows whose lengths and indices are on the device, so a CUDA graph can record it. Triton
+        kernels serve all rows. Nothing is written for padding tokens, and their results are 0.
 
         See :meth:`DecodeBackend.mixed`.
         """
@@ -256,7 +257,7 @@ class TritonPagedBackend(PagedBackend):
 class _Prefills:
     """Describes the rows of a step that have several tokens.
 
-    :ivar first: index of the first such row, and of its first token: rows of one token come before it
+    :ivar first: index of the first such row and of its first token (equal, since all rows before it have one token)
     """
 
     first: int
@@ -268,7 +269,7 @@ class TritonPagedStep(AttentionStep):
 
     :param slot_mapping: ``[num_tokens]`` int64: slots that the tokens' keys and values are written to; negative: none
     :param positions: ``[num_tokens]`` int64, the position of each token in its sequence
-    :ivar prefills: rows that another kernel than Triton's may serve; None: there are none
+    :ivar prefills: rows that FlashAttention may serve instead of Triton; None: no such rows
     """
 
     def __init__(
@@ -295,7 +296,7 @@ class TritonPagedStep(AttentionStep):
     def rotate_and_forward(
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
     ) -> Tensor:
-        """See :meth:`AttentionStep.rotate_and_forward`; the rotary embedding and the KV write are one launch."""
+        """See :meth:`AttentionStep.rotate_and_forward`. Rotation and KV write are one launch."""
         query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
         cache = self._layers[layer]
         rotate_and_cache(
@@ -306,7 +307,7 @@ class TritonPagedStep(AttentionStep):
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
         cache, rows, scores = self._layers[layer], self._rows, self._scores[layer].with_sinks(sinks)
         prefills, choice = self.prefills, self._choices.get(scores.window)
-        # The choice has neither sinks nor ALiBi.
+        # FlashAttention supports neither sinks nor ALiBi.
         needs_own = scores.sinks is not None or scores.alibi_slopes is not None
         if needs_own or prefills is None or choice is None or not choice.suits(prefills.rows):
             return paged_attention(query, cache, rows, scores)

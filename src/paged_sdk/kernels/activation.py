@@ -18,9 +18,9 @@ GatedActivation: TypeAlias = Literal["silu", "gelu_tanh"]
 def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
     """Compute ``activation(gate) * up``.
 
-    :param gate_up: ``[..., 2 * size]``, float32, float16 or bfloat16: the gate, then the other factor
-    :param activation: ``"silu"``, or ``"gelu_tanh"``: GELU by its approximation with tanh
-    :returns: ``[..., size]``; Triton's kernel rounds once, the reference after each step
+    :param gate_up: ``[..., 2 * size]``, float32, float16 or bfloat16: gate, then up
+    :param activation: ``"silu"``, or ``"gelu_tanh"``: tanh-approximated GELU
+    :returns: ``[..., size]``; the Triton kernel rounds once, the reference after each operation
     :raises ConfigError: the last dimension is odd
     """
     if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
@@ -35,7 +35,7 @@ def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> T
 
 
 def gated_activation_reference(gate_up: Tensor, activation: GatedActivation = "silu") -> Tensor:
-    """Do what :func:`gated_activation` does, by torch's operations."""
+    """Implement :func:`gated_activation` with torch operations."""
     gate, up = gate_up.chunk(2, dim=-1)
     activated = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
     return activated.mul_(up)

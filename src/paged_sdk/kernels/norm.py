@@ -16,9 +16,9 @@ __all__ = ["add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_refer
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Compute ``x / rms(x) * weight`` over the last dimension, with the mean in float32.
 
-    Models differ in where they round, and the weight's dtype says which way it is: the normalized vector is rounded to
-    it before the multiplication. So llama and its kin pass weights in the dtype of ``x``; gemma, which rounds last,
-    passes float32 weights, with its 1 already added.
+    The weight's dtype decides where rounding happens: the normalized vector is rounded to it before the multiplication.
+    Llama-like models pass weights in the dtype of ``x``; gemma, which rounds after the multiplication, passes float32
+    weights with its offset of 1 already added.
 
     :param x: ``[..., hidden_size]`` float32, float16 or bfloat16
     :param weight: ``[hidden_size]``, or ``[num_heads, hidden_size]`` for ``x`` ``[..., num_heads, hidden_size]``; of
@@ -37,7 +37,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Add, then normalize the sum.
+    """Compute ``x + residual``, and normalize the sum.
 
     :param x: as in :func:`rms_norm`; ``residual`` likewise
     :returns: the normalized sum, and the sum in the dtype of ``x``; new tensors, contiguous
@@ -55,13 +55,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Do what :func:`rms_norm` does, by torch's operations."""
+    """Implement :func:`rms_norm` with torch operations."""
     wide = torch.promote_types(x.dtype, weight.dtype)
     return F.rms_norm(x.to(wide), x.shape[-1:], None, eps).mul_(weight).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Do what :func:`add_rms_norm` does, by torch's operations."""
+    """Implement :func:`add_rms_norm` with torch operations."""
     total = x + residual
     return rms_norm_reference(total, weight, eps), total
 

@@ -1,7 +1,7 @@
-"""Applies repetition, frequency and presence penalties on the device, where the tokens sampled last already are.
+"""Applies repetition, frequency and presence penalties on the device, which knows the latest tokens before the host.
 
-Occurrences are counted in a table ``[num_seats, V]`` int32, a row for each text: twice as often as the token occurs in
-the output, plus one if it occurs in the prompt.
+Occurrences are counted in a table ``[num_seats, V]`` int32 with one row per sequence: twice the number of occurrences
+in the output, plus 1 if the token occurs in the prompt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["count", "count_reference", "penalize", "penalize_reference"]
 
 
 def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """Lower the logits of tokens that occur already, in place: first for repetition, then by frequency and presence.
+    """Penalize tokens that have occurred, in place: first for repetition, then by frequency and presence.
 
     :param logits: ``[N, V]`` float32, columns adjacent
     :param occurrences: ``[num_seats, V]`` int32, contiguous
@@ -37,10 +37,10 @@ def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> 
 
 
 def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
-    """Count the token that each row's output has gained, in place.
+    """Count the token that each row has just sampled, in place.
 
     :param occurrences: ``[num_seats, V]`` int32, contiguous
-    :param tokens: ``[N]`` int64; below 0: none
+    :param tokens: ``[N]`` int64; negative: none
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     check_tensor("occurrences", occurrences, ("num_seats", "V"), (torch.int32,), tokens.device)
@@ -57,7 +57,7 @@ def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> Non
 
 
 def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:
-    """Do what :func:`penalize` does, by torch's operations."""
+    """Implement :func:`penalize` with torch operations."""
     counted = occurrences[settings.seats.clamp(min=0)].where(settings.seats[:, None] >= 0, 0)
     in_output = counted >> 1
     repetition, frequency, presence = (
@@ -69,6 +69,6 @@ def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySet
 
 
 def count_reference(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
-    """Do what :func:`count` does, by torch's operations; waits for the device."""
+    """Implement :func:`count` with torch operations; waits for the device."""
     counts = (settings.seats >= 0) & (tokens >= 0)
     occurrences[settings.seats[counts], tokens[counts]] += 2

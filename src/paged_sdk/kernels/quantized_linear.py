@@ -1,6 +1,6 @@
-"""Computes linear layers whose weights stay quantized: Triton's kernels do so on CUDA; elsewhere all are decoded first.
+"""Computes linear layers with quantized weights: with Triton kernels on CUDA; elsewhere weights are decoded first.
 
-Each function is a custom op of ``torch.ops.paged_sdk`` too, which takes the parts of a matrix one by one.
+Each function is also a custom op in ``torch.ops.paged_sdk``, which takes the parts of a matrix as separate tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
     """Compute ``x @ weight.T + bias``, summed in float32.
 
-    With more than one row of float16 or bfloat16, Triton's kernels round weights to that dtype before the product.
+    With more than one row of float16 or bfloat16, the Triton kernels round weights to that dtype before the product.
 
     :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
     :param bias: ``[rows]`` of the dtype of ``x``, or None
@@ -40,7 +40,7 @@ def quantized_linear(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None =
 def quantized_swiglu(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """Compute ``activation(x @ gate.T) * (x @ up.T)``; with one row, one kernel does so.
+    """Compute ``activation(x @ gate.T) * (x @ up.T)``; for one row, in one kernel.
 
     :param x: ``[num_rows, cols]`` float32, float16 or bfloat16
     :param gate: ``[size, cols]``; ``up`` likewise, of any type
@@ -52,7 +52,7 @@ def quantized_swiglu(
 
 
 def quantized_linear_reference(x: Tensor, matrix: TritonBlockMatrix, bias: Tensor | None = None) -> Tensor:
-    """Do what :func:`quantized_linear` does, by torch's operations."""
+    """Implement :func:`quantized_linear` with torch operations."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.linear(x.to(wide), matrix.decoded(wide), None if bias is None else bias.to(wide)).to(x.dtype)
 
@@ -60,7 +60,7 @@ def quantized_linear_reference(x: Tensor, matrix: TritonBlockMatrix, bias: Tenso
 def quantized_swiglu_reference(
     x: Tensor, gate: TritonBlockMatrix, up: TritonBlockMatrix, activation: GatedActivation = "silu"
 ) -> Tensor:
-    """Do what :func:`quantized_swiglu` does, by torch's operations."""
+    """Implement :func:`quantized_swiglu` with torch operations."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     both = torch.cat((quantized_linear_reference(wide, gate), quantized_linear_reference(wide, up)), dim=1)
     return gated_activation_reference(both, activation).to(x.dtype)

@@ -1,7 +1,7 @@
-"""Adds low-rank updates to rows of a linear layer, each row's from memory that a table names.
+"""Adds low-rank updates to the outputs of a linear layer, with each row's adapter looked up in a table of addresses.
 
-What a launch reads of the host is the same for every step: so it can be recorded, and adapters come and go by changing
-the table. One pair of kernels serves all matrices of a layer.
+Launch arguments are the same for every step, so launches can be recorded in CUDA graphs; adapters are added and removed
+by changing the table. One pair of kernels serves all matrices of a layer.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from torch import Tensor
 __all__ = ["FIELDS", "RANK_TILE", "add_lora_by_slot_"]
 
 FIELDS: Final = 4
-"""Numbers of the table for each matrix: the addresses of both matrices of an update and of its gains (0: none), and its
-rank (0: no update)."""
+"""Numbers per matrix in the table: the addresses of an update's down and up matrices and of its gains (0: no gains),
+and its rank (0: no update)."""
 RANK_TILE: Final = 16
-_COLUMNS: Final = 256  # of the input, that a program reads at a time
+_COLUMNS: Final = 256  # input columns that a program reads at a time
 _OUTPUTS: Final = 128
 
 
 def add_lora_by_slot_(
     out: Tensor, x: Tensor, slots: Tensor, table: Tensor, starts: Tensor, shrunk: Tensor, *, widest: int
 ) -> None:
-    """Do what :func:`paged_sdk.kernels.lora.add_lora_` does, for one adapter in each row.
+    """Add each row's adapter update to a linear layer's outputs; see :func:`paged_sdk.kernels.lora.add_lora_`.
 
     :param out: ``[num_rows, out_features]``, with adjacent columns; changed in place
     :param x: ``[num_rows, in_features]`` of the dtype of the updates, with adjacent columns
-    :param slots: ``[num_rows]`` int64: each row's place in the table; -1: it has no adapter
+    :param slots: ``[num_rows]`` int64: each row's slot in the table; -1: no adapter
     :param table: ``[num_slots, num_matrices, 4]`` int64: see :data:`FIELDS`
-    :param starts: ``[num_matrices + 1]`` int32: where each matrix's outputs begin
-    :param shrunk: ``[num_rows, num_matrices, ranks]`` float32, for ranks up to a multiple of :data:`RANK_TILE`;
-        overwritten
-    :param widest: the outputs of the widest matrix
+    :param starts: ``[num_matrices + 1]`` int32: the first output of each matrix, and the end
+    :param shrunk: ``[num_rows, num_matrices, ranks]`` float32 scratch; ``ranks`` is the largest rank, a multiple of
+        :data:`RANK_TILE`
+    :param widest: the number of outputs of the widest matrix
     """
     num_rows, (num_matrices, ranks) = len(x), shrunk.shape[1:]
     grid = (num_rows, num_matrices, ranks // RANK_TILE)
@@ -62,7 +62,7 @@ def _shrink(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Multiply a row by some ranks of the first matrix."""
+    """Multiply a row of ``x`` by a tile of ranks of the down matrix."""
     row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:
@@ -101,7 +101,7 @@ def _expand(
     tile: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Multiply the ranks of a row by some outputs of the second matrix, and add them."""
+    """Multiply a row's ranks by a block of outputs of the up matrix, and add the result to the outputs."""
     row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:
