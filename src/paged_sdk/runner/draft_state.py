@@ -41,7 +41,7 @@ class DraftState:
     def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: FirstPause) -> None:
         request = sequence.request
         self.sequence: Sequence = sequence
-        self.table: KvTable = KvTable(request.cache_keys, share=request.shares_prefix)
+        self.table: KvTable = KvTable(request.cache_keys, most_shared=request.most_shared)
         self.num_computed: int = 0
         self.drafts: list[int] = []
         self.largest_token: int = max(sequence.token_ids)
