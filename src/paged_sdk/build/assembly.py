@@ -177,7 +177,7 @@ def _load(
     processors = default_processors(
         model.config.vocab_size,
         partial(loaded.text.tokenizer.encode, add_special_tokens=False),
-        ahead=placement.head.type != "cpu",
+        prepare_all_masks=placement.head.type != "cpu",
     )
     config = _with_pool(config, loaded, draft, storage, processors, group)
     kv, backend = make_kv_manager(config), storage.make(config.num_blocks)
