@@ -502,6 +502,11 @@ async def test_settings() -> None:
     with pytest.raises(ConfigError, match="with_mmproj"):
         GgufModelBuilder("model.gguf").with_mmproj("")
     builder = GgufModelBuilder("some/directory", ["model.gguf", "mmproj-F16.gguf"])
-    assert builder.source.filenames == ("model.gguf",)
+    assert builder.source.filename == "model.gguf"
     assert builder.source.mmproj == "mmproj-F16.gguf"
     assert builder.with_mmproj("other.gguf").source.mmproj == "other.gguf"
+    parts = ["m-00002-of-00002.gguf", "m-00001-of-00002.gguf"]
+    assert GgufModelBuilder("some/directory", [*parts, "mmproj.gguf"]).source.filename == parts[0]
+    for names in (["a.gguf", "b.gguf"], [parts[0], "b.gguf"], ["a.gguf", "mmproj-F16.gguf", "mmproj-F32.gguf"]):
+        with pytest.raises(ConfigError, match=r"filenames = .* expected one model .* and one image encoder"):
+            GgufModelBuilder("some/directory", names)
