@@ -168,10 +168,15 @@ class GgufSource:
             yield from self._divided(architecture, layer.removeprefix("blk."), architecture.divided[own], tensor)
             return
         name = self._name(architecture, tensor.name)
-        if tensor.name == RANK_HEAD and not architecture.is_encoder and tensor.shape[0] == 2:
-            # The rows are those of two answer tokens in the output projection. The score is the log odds of the first,
+        if tensor.name == RANK_HEAD and not architecture.is_encoder:
+            if len(tensor.shape) != 2:
+                raise CheckpointError(
+                    f"{self._path}: tensor {shown(RANK_HEAD)} of shape {list(tensor.shape)} is no matrix",
+                    path=self._path,
+                )
+            # Two rows are those of two answer tokens in the output projection. The score is the log odds of the first,
             # the difference of their logits; llama.cpp computes the softmax.
-            yield name, RowDifference.of(tensor)
+            yield name, RowDifference.of(tensor) if tensor.shape[0] == 2 else tensor
             return
         if EACH not in name:
             # The shared expert's gate is a matrix with one row, which converters write as a vector.
