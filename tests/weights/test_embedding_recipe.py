@@ -17,6 +17,7 @@ from paged_sdk.weights.embedding_recipe import read_recipe
 
 MEAN = {"pooling_mode_mean_tokens": True}
 KINDS = ("Transformer", "Pooling")
+HIDDEN = 2
 
 
 class NoSource:
@@ -28,7 +29,7 @@ class NoSource:
 
 def read(directory: Path, *, metadata: dict[str, Any] | None = None) -> EmbeddingRecipe:
     source: Any = NoSource()
-    return read_recipe(Checkpoint(path=directory, config={}, source=source, metadata=metadata))
+    return read_recipe(Checkpoint(path=directory, config={}, source=source, metadata=metadata), HIDDEN)
 
 
 def write(directory: Path, files: dict[str, Any]) -> None:
@@ -114,6 +115,7 @@ def test_one_pooling_in_a_list_is_one(tmp_path: Path) -> None:
         ({"activation_function": "torch.nn.Tanh"}, {"linear.weight": (3,)}, None),
         ({"activation_function": "torch.nn.Tanh"}, {"linear.weight": (3, 2), "linear.bias": (2,)}, None),
         ({"activation_function": "torch.nn.Tanh"}, {"linear.bias": (2,)}, None),
+        ({"activation_function": "torch.nn.Tanh"}, {"linear.weight": (3, HIDDEN + 1)}, None),
     ],
 )
 def test_dense_layers_that_cannot_be_used(
@@ -132,5 +134,5 @@ def test_dense_layers_that_cannot_be_used(
 
 @pytest.mark.parametrize("value", [-1, 5, 2.5, "mean", True, [1]])
 def test_gguf_poolings_that_there_are_not(value: object, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"llama\.pooling_type"):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}: llama\.pooling_type"):
         read(tmp_path, metadata={"general.architecture": "llama", "llama.pooling_type": value})
