@@ -59,6 +59,7 @@ def test_a_checkpoint_that_says_nothing(tmp_path: Path) -> None:
         {"modules.json": [{"type": "x.Transformer", "path": "/etc"}]},
         {"modules.json": [{"type": "x.Transformer", "path": 3}]},
         {"modules.json": modules("Pooling")},
+        {"modules.json": modules(*KINDS, *["Normalize"] * 15), "Pooling/config.json": MEAN},
         {"modules.json": modules(*KINDS), "Pooling/config.json": "[]"},
         {
             "modules.json": modules(*KINDS),
