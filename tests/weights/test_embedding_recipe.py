@@ -109,6 +109,15 @@ def test_one_pooling_in_a_list_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kinds", "kind"), [(("Transformer", "Dense", "Pooling"), "Dense"), ((*KINDS, "Pooling"), "Pooling")]
+)
+def test_modules_at_other_places_are_named(kinds: tuple[str, ...], kind: str, tmp_path: Path) -> None:
+    """A dense layer before the pooling computes on the vectors of tokens, and need not be linear."""
+    write(tmp_path, {"modules.json": modules(*kinds), "Pooling/config.json": MEAN, "Dense/config.json": {}})
+    assert f"a module '{kind}'" in (read(tmp_path).why_not or "")
+
+
+@pytest.mark.parametrize(
     ("settings", "tensors", "why_not"),
     [
         ({"activation_function": "torch.nn.modules.activation.ReLU"}, {}, "ReLU"),

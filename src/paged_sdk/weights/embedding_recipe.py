@@ -107,9 +107,9 @@ def _of_modules(directory: Path, modules: list[SentenceModule], hidden_size: int
                 if isinstance(modalities, dict) and "message" in modalities:
                     why_not = f"{own}: texts go through the chat template (modality_config), which is not done here"
                     recipe = evolve(recipe, why_not=why_not)
-            case "Pooling":
+            case "Pooling" if recipe.pooling is None:
                 recipe = _pooled(recipe, own / "config.json")
-            case "Dense":
+            case "Dense" if recipe.pooling is not None:
                 recipe = _with_dense(recipe, own, hidden_size)
             case "Normalize":
                 recipe = evolve(recipe, normalize=True)
