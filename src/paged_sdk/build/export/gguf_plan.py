@@ -34,7 +34,7 @@ from paged_sdk.models.loading import read_shape
 from paged_sdk.weights.checkpoint import Checkpoint, open_checkpoint, refuse_other_files
 from paged_sdk.weights.gguf.config import must_be_model
 from paged_sdk.weights.gguf.export import GgufMatrix, config_metadata, gguf_tensors, global_rope
-from paged_sdk.weights.gguf.file import GgufFile, open_gguf
+from paged_sdk.weights.gguf.file import GgufFile, open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.mixtures import PLAIN_TYPES, ModelShape, file_type, tensor_types
 from paged_sdk.weights.gguf.source import GgufSource
 from paged_sdk.weights.gguf.tensor import GgufTensor, stored_matrix
@@ -228,7 +228,7 @@ def _from_gguf(path: Path, wanted: _Wanted, encoder: TensorEncoder) -> _Plan:
     refuse_other_files(path)
     files = open_gguf(path)
     first = files[0]
-    stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    stored = tensors_of_parts(files)
     shapes = {name: tensor.shape for name, tensor in stored.items()}
     architecture = str(first.metadata.get("general.architecture"))
     types = wanted.types(shapes, _shape_of(first, stored), architecture)

@@ -17,7 +17,7 @@ from paged_sdk.errors import CheckpointError, UnsupportedArchitectureError, show
 from paged_sdk.kernels.quantized.gguf_blocks import dequantize, tensor_type_of
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix, UnreadRows
 from paged_sdk.weights.gguf.config import config_from_gguf
-from paged_sdk.weights.gguf.file import open_gguf
+from paged_sdk.weights.gguf.file import open_gguf, tensors_of_parts
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, RANK_HEAD, GgufArchitecture
 from paged_sdk.weights.gguf.tensor import GgufTensor, RowDifference, stored_matrix
 from paged_sdk.weights.qkv_order import qkv_order, runs
@@ -96,11 +96,7 @@ class GgufSource:
         self._path = path
         self._files = open_gguf(path)
         self.metadata: dict[str, Any] = self._files[0].metadata
-        tensors: dict[str, GgufTensor] = {}
-        for file in self._files:
-            if twice := tensors.keys() & file.tensors:
-                raise CheckpointError(f"{file.path} repeats tensor {shown(min(twice))} of another part", path=path)
-            tensors |= file.tensors
+        tensors = tensors_of_parts(self._files)
         self.config: dict[str, Any] = config_from_gguf(self.metadata, tensors, path)
         architecture = ARCHITECTURES[self.metadata["general.architecture"]].of_file(tensors)
         self._weights = {
