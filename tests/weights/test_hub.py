@@ -229,9 +229,10 @@ class TestHub:
         with pytest.raises(ModelLoadError, match=r"no file 'nope\.gguf'; available: .*tiny-Q8_0\.gguf"):
             resolve_model("org/tiny", filename="nope.gguf")
 
-    def test_pickles_are_not_even_downloaded(self, hub: Callable[..., FakeHub]) -> None:
-        fake = hub(("config.json", "pytorch_model.bin"))
-        with pytest.raises(ModelLoadError, match=r"only pytorch_model\.bin, a pickle"):
+    @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pkl", "model.pth"])
+    def test_pickles_are_not_even_downloaded(self, name: str, hub: Callable[..., FakeHub]) -> None:
+        fake = hub(("config.json", name))
+        with pytest.raises(ModelLoadError, match=f"only {name}, a pickle"):
             resolve_model("org/tiny")
         assert fake.cached() == {"config.json"}
 

@@ -15,6 +15,7 @@ from paged_sdk.config.build import is_encoder_name
 from paged_sdk.errors import ConfigError, ModelLoadError, shown
 from paged_sdk.system.files import is_file
 from paged_sdk.weights.gguf.split import split_parts
+from paged_sdk.weights.pickles import PICKLE_IS_REFUSED, find_pickle
 
 __all__ = ["resolve_beside", "resolve_model", "resolve_tokenizer"]
 
@@ -28,7 +29,6 @@ _UNWANTED = ("*/*", "consolidated*.safetensors")
 _MODULES = "modules.json"
 _OF_MODULES = ("[0-9]_*/*.json", "[0-9]_*/model.safetensors")
 _OF_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def resolve_model(
@@ -149,13 +149,8 @@ def _on_hub(repository: _Repository, filename: str | None, quantization: str, gg
     names = repository.files()
     if gguf is None and any(name.endswith(".gguf") for name in names):
         return _gguf_on_hub(repository, None, quantization)
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    if pickles:
-        raise ModelLoadError(
-            f"{repository.name} has only {pickles[0]}, a pickle, which can run any code when it is loaded and is "
-            "refused: convert it to safetensors, or use a repository that has them",
-            path=repository.name,
-        )
+    if (pickle := find_pickle(names)) is not None:
+        raise ModelLoadError(f"{repository.name} has only {pickle}, {PICKLE_IS_REFUSED}", path=repository.name)
     raise ModelLoadError(f"{repository.name} holds no safetensors weights", path=repository.name)
 
 
