@@ -458,6 +458,11 @@ WRONG: Mapping[str, tuple[Callable[[Callable[[str], Made], Path], tuple[Path, Pa
         CheckpointError,
         r"for gemma3_text, and .* is 'llama'",
     ),
+    "positions in two dimensions": (
+        lambda made, path: (made("qwen2_vl").model, made("llava").mmproj),
+        CheckpointError,
+        r"for decoders without M-RoPE, and .* is 'qwen2_vl_text'",
+    ),
     "another size": (other_size, CheckpointError, "have 32 numbers, and those of .* 64"),
     "other layers": (other_layers, CheckpointError, "1 layers more, and .* 2 such"),
     "sounds": (sounds, UnsupportedArchitectureError, "'ultravox'"),
