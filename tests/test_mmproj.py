@@ -267,6 +267,15 @@ def test_what_cannot_be_written(made: Callable[[str], Made], tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(changes)
 
 
+def test_frames_that_gguf_does_not_have(tmp_path: Path) -> None:
+    vision = {**VISION_FAMILIES["qwen2_vl"].config["vision_config"], "temporal_patch_size": 1}
+    make_vision_checkpoint("qwen2_vl", tmp_path / "model", vision_config=vision)
+    path = tmp_path / "model" / "model.safetensors"
+    with pytest.raises(CheckpointError, match=f"^{path}: tensor '.*': patches of 1 frames .* expected 2$") as caught:
+        paged_sdk.write_mmproj(tmp_path / "model", tmp_path / "mmproj.gguf")
+    assert caught.value.path == path
+
+
 def encoder_of(files: Made, mmproj: Path) -> Mmproj:
     source = GgufSource(files.model)
     source.close()
