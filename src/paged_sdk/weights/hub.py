@@ -69,7 +69,7 @@ def resolve_model(
         return path
     if is_here:
         return _in_directory(_path(name), filename, quantization, gguf)
-    if name.startswith((".", "~")) or path.is_absolute() or name.count("/") > 1:
+    if not _is_hub_id(name):
         raise ModelLoadError(f"{str(model)!r} does not exist", path=path)
     return _on_hub(_Repository(name, revision, token), filename, quantization, gguf)
 
@@ -88,7 +88,7 @@ def resolve_beside(model: str, name: str, *, revision: str | None = None, token:
     here = next((found for found in map(_path, (model, location)) if os.path.exists(found)), None)
     if here is not None:
         beside = (here if os.path.isdir(here) else here.parent) / name
-    elif name.startswith((".", "~")) or path.is_absolute():
+    elif _begins_as_path(name):
         raise ModelLoadError(f"{name!r} does not exist", path=path)
     else:
         beside = _Repository(location, revision, token).download([glob.escape(name)], ()) / name
@@ -108,7 +108,7 @@ def resolve_tokenizer(model: str, *, token: str | bool | None = None) -> Path:
     if not os.path.isdir(path):
         if os.path.exists(path):
             return path
-        if model.startswith((".", "~")) or path.is_absolute() or model.count("/") > 1:
+        if not _is_hub_id(model):
             raise ModelLoadError(f"{model!r} does not exist", path=path)
         path = _Repository(model, None, token).download(_OF_TOKENIZERS, ())
     if not is_file(path / "tokenizer.json"):
@@ -118,6 +118,16 @@ def resolve_tokenizer(model: str, *, token: str | bool | None = None) -> Path:
 
 def _path(name: str) -> Path:
     return Path(os.path.expanduser(name))  # keeps an unknown ~user, where Path.expanduser raises
+
+
+def _begins_as_path(name: str) -> bool:
+    """Return whether a name begins as only paths do."""
+    return name.startswith((".", "~")) or os.path.isabs(name)
+
+
+def _is_hub_id(name: str) -> bool:
+    """Return whether a name that is no existing path may be an id on the Hub (``namespace/name``)."""
+    return not _begins_as_path(name) and name.count("/") <= 1
 
 
 def _in_directory(directory: Path, filename: str | None, quantization: str, gguf: bool | None) -> Path:
