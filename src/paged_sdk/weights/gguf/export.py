@@ -20,6 +20,7 @@ from torch import Tensor
 from paged_sdk.config.decoder import DecoderConfig, NormKind, RopeConfig, RopeKind
 from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
+from paged_sdk.weights.gguf.config import GEMMA3_LOCAL_THETA, GEMMA3_PERIOD
 from paged_sdk.weights.gguf.names import ARCHITECTURES, EACH, GgufArchitecture
 from paged_sdk.weights.qkv_order import qkv_order, runs
 from paged_sdk.weights.source import WeightSource, malformed
@@ -41,7 +42,6 @@ _ARCHITECTURE_OF: Final = MappingProxyType(
     | dict.fromkeys(("mistral", "ministral", "mixtral"), "llama")
     | {"olmo3": "olmo2", "qwen2_5_vl_text": "qwen2vl"}
 )
-_GEMMA3_PERIOD, _GEMMA3_LOCAL_THETA = 6, 10_000.0
 _EXPERT: Final = re.compile(r"\.(experts|norms)\.(\d+)\.")
 _MERGED: Final = re.compile(r"model\.layers\.(\d+)\..+\.experts\.(gate_up_proj|down_proj)")
 _LAYER_TENSOR: Final = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
@@ -430,10 +430,10 @@ def _gemma(config: DecoderConfig, name: str) -> dict[str, Any]:
     if name == "gemma3":
         full = [layer for layer, width in enumerate(windows) if width is None]
         period = full[0] + 1 if full else 0
-        if window is not None and period != _GEMMA3_PERIOD:
+        if window is not None and period != GEMMA3_PERIOD:
             values["attention.sliding_window_pattern"] = period
         local = next((rope for rope, width in zip(config.ropes, windows, strict=True) if width is not None), None)
-        if local is not None and local.theta != _GEMMA3_LOCAL_THETA:
+        if local is not None and local.theta != GEMMA3_LOCAL_THETA:
             values["rope.freq_base_swa"] = float(local.theta)
     return values
 
