@@ -139,12 +139,14 @@ class _Wanted:
             by_layer = gguf_overrides(self.topology, architecture, shapes, num_layers=model.num_layers)
         types = tensor_types(self.type, shapes, model, [*by_layer, *self.overrides])
         if self.importance is not None:
-            self.importance.must_fit({name: _matrices(shape) for name, shape in shapes.items()}, types)
+            self.importance.check_model({name: _matrices(shape) for name, shape in shapes.items()}, types)
         return types
 
     def importance_of(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
         """Return the weights of errors in the columns of a tensor's matrices; None: unweighted."""
-        return None if self.importance is None or len(shape) < 2 else self.importance.of(name, *_matrices(shape))
+        if self.importance is None or len(shape) < 2:
+            return None
+        return self.importance.column_weights(name, *_matrices(shape))
 
 
 def _matrices(shape: tuple[int, ...]) -> tuple[int, int]:
