@@ -59,7 +59,7 @@ from paged_sdk.speculative.forced_tokens import ForcedTokens
 from paged_sdk.speculative.host_drafts import HostDrafts
 from paged_sdk.speculative.several_proposers import SeveralProposers
 from paged_sdk.speculative.text_proposer import TextProposer
-from paged_sdk.system.processors import keep_on, kept_on, usable_processors
+from paged_sdk.system.processors import pin_thread, pinned_thread, usable_processors
 from paged_sdk.vision.encoder import EncodedImage
 
 __all__ = ["load_parts"]
@@ -127,7 +127,7 @@ def _load_ranks(
     """
     followers: Followers | None = None
     try:
-        with alone_on(*loading.devices), memory_must_do(loading.path), kept_on(seats[0].processors):
+        with alone_on(*loading.devices), memory_must_do(loading.path), pinned_thread(seats[0].processors):
             loading = evolve(loading, workspace=_workspace(loading.devices, loading.settings))
             if meeting is not None and meeting.launch.rank > 0:
                 follow_launch(meeting, loading)
@@ -348,7 +348,7 @@ def _start_worker(
     images: ImageVectors | None,
     seat: Seat,
 ) -> None:
-    keep_on(seat.processors)
+    pin_thread(seat.processors)
     # torch's threads would compete with those of the native kernels for the CPUs.
     prepare_thread(device, settings.num_threads if workspace is None else 1)
     if images is not None:
