@@ -31,7 +31,7 @@ from paged_sdk.remote.messages import FromEngine, Ping, Pong
 from paged_sdk.remote.packing import pack, unpack
 from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
-from paged_sdk.system.event_loop import settled
+from paged_sdk.system.event_loop import wait_until_done
 from paged_sdk.system.owner import Owner
 from paged_sdk.system.threads import in_own_thread, thread_must_start
 
@@ -132,7 +132,7 @@ class EngineProcess:
         :raises PagedError: building the model has failed
         :raises ModelLoadError: the process ended before the model was built
         """
-        await settled(self._built)
+        await wait_until_done(self._built)
         return self._built.result()
 
     def send(self, parcel: Parcel) -> None:
