@@ -23,9 +23,9 @@ from paged_sdk.remote.messages import (
     Abort,
     Answer,
     Ask,
+    CancelOperation,
     Close,
     Ended,
-    Forsake,
     FromEngine,
     Operation,
     Output,
@@ -168,7 +168,7 @@ class RemoteEngine:
         try:
             await wait_until_done(future)
         except BaseException:
-            self._link.send(pack(Forsake(number)))
+            self._link.send(pack(CancelOperation(number)))
             if undo is not None:
                 future.add_done_callback(partial(self._undo, undo))
             raise

@@ -26,10 +26,10 @@ from paged_sdk.logs import get_logger
 from paged_sdk.remote.channel import Channel
 from paged_sdk.remote.engine import RemoteEngine
 from paged_sdk.remote.face import Face, RemoteModel, unpack_face
+from paged_sdk.remote.hang_detector import HangDetector
 from paged_sdk.remote.link import Parcel
 from paged_sdk.remote.messages import FromEngine, Ping, Pong
 from paged_sdk.remote.packing import pack, unpack
-from paged_sdk.remote.pulse import Pulse
 from paged_sdk.remote.starting import Assignment, BeforeBuilt, Built, Failed, LogLine
 from paged_sdk.system.event_loop import wait_until_done
 from paged_sdk.system.owner import Owner
@@ -93,7 +93,7 @@ class EngineProcess:
         self._owner = Owner()
         self._built: Future[Replied] = Future()
         self._engine: RemoteEngine | None = None
-        self._pulse = Pulse(hang_limits)
+        self._hang_detector = HangDetector(hang_limits)
         self._why_killed: str | None = None
         self._is_over = threading.Event()
         self._outgoing: SimpleQueue[Parcel | None] = SimpleQueue()
@@ -180,7 +180,7 @@ class EngineProcess:
         _end(self._process, self._channel, self._owner)
 
     def _watch(self) -> None:
-        while not self._is_over.wait(self._pulse.round_seconds):
+        while not self._is_over.wait(self._hang_detector.round_seconds):
             self._look()
 
     def _look(self) -> None:
@@ -188,7 +188,7 @@ class EngineProcess:
         # Loading a model may take any time. Once killed, the process is not judged again, whatever it still sends.
         if self._engine is None or self._is_over.is_set():
             return
-        self._why_killed = self._pulse.next_round()
+        self._why_killed = self._hang_detector.next_round()
         if self._why_killed is None:
             self.send(pack(Ping()))
         else:
@@ -196,11 +196,11 @@ class EngineProcess:
             self._is_over.set()
 
     def _take(self, parcel: Parcel) -> None:
-        self._pulse.note()
+        self._hang_detector.note()
         message: BeforeBuilt | FromEngine = unpack(parcel)
         match message:
             case Pong(running_step):
-                self._pulse.note_step(running_step)
+                self._hang_detector.note_step(running_step)
             case LogLine(logger, level, text):
                 to = logging.getLogger(logger)
                 if to.isEnabledFor(level):
