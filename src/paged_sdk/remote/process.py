@@ -35,7 +35,7 @@ from paged_sdk.system.event_loop import wait_until_done
 from paged_sdk.system.owner import Owner
 from paged_sdk.system.threads import in_own_thread, thread_must_start
 
-__all__ = ["EngineProcess", "ProcessModel", "Replied"]
+__all__ = ["BuildReply", "EngineProcess", "ProcessModel"]
 
 _log = get_logger(__name__)
 
@@ -46,7 +46,7 @@ _KILLED_SECONDS: Final = 30.0
 
 
 @frozen(eq=False)
-class Replied:
+class BuildReply:
     """Holds what the process sent after building its model.
 
     :ivar preparer: prepares requests for the model; None if it was not requested
@@ -91,7 +91,7 @@ class EngineProcess:
         )
         self._name = name
         self._owner = Owner()
-        self._built: Future[Replied] = Future()
+        self._built: Future[BuildReply] = Future()
         self._engine: RemoteEngine | None = None
         self._hang_detector = HangDetector(hang_limits)
         self._why_killed: str | None = None
@@ -126,7 +126,7 @@ class EngineProcess:
         """Return the process id."""
         return self._process.pid
 
-    async def built(self) -> Replied:
+    async def built(self) -> BuildReply:
         """Wait until the model is built.
 
         :raises PagedError: building the model has failed
@@ -209,7 +209,7 @@ class EngineProcess:
                 face, preparer = unpack_face(parcel[1:])
                 engine = RemoteEngine(self, name=self._full_name, stats=face.stats, adapters=face.adapters)
                 self._engine = engine
-                self._built.set_result(Replied(face, preparer, engine))
+                self._built.set_result(BuildReply(face, preparer, engine))
             case Failed(error):
                 self._built.set_exception(error.received())
             case _:
@@ -231,8 +231,8 @@ class EngineProcess:
 class ProcessModel(RemoteModel):
     """Serves a model whose engine runs in a process of its own."""
 
-    def __init__(self, process: EngineProcess, replied: Replied, preparer: RequestPreparer) -> None:
-        super().__init__(replied.face, preparer, replied.engine, is_near=True)
+    def __init__(self, process: EngineProcess, reply: BuildReply, preparer: RequestPreparer) -> None:
+        super().__init__(reply.face, preparer, reply.engine, is_near=True)
         self._process = process
 
     @property
