@@ -101,7 +101,7 @@ def _sync(path: Path) -> None:
 
 
 def _sync_opened(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows needs the right to write
     try:
         os.fsync(descriptor)
     finally:
