@@ -1,4 +1,4 @@
-"""Measure what adapters add to a step, and how long running texts wait while one is loaded.
+"""Measure what adapters add to a step's time, and how long running texts stall while an adapter is loaded.
 
 python -m benchmarks.adapter_cost --model qwen1.5b --streams 16 --adapters 8 --rank 16
 
@@ -34,7 +34,7 @@ _ALPHA: Final = 32
 
 
 def _write_adapter(directory: Path, shape: DecoderConfig, rank: int, seed: int) -> Path:
-    """Write an adapter in PEFT's form."""
+    """Write an adapter in PEFT's format."""
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     sides = {
@@ -62,7 +62,7 @@ def _write_adapter(directory: Path, shape: DecoderConfig, rank: int, seed: int) 
 
 
 async def _round(model: Model, prompts: list[list[int]], names: list[str | None], length: int) -> float:
-    """Return how many tokens a second all texts get, once they all run."""
+    """Return the total tokens per second while all texts run."""
     sampling = SamplingParams(temperature=0.0, max_len=length, ignore_eos=True)
     times: list[float] = []
 
@@ -72,7 +72,7 @@ async def _round(model: Model, prompts: list[list[int]], names: list[str | None]
             times.extend([time.perf_counter() async for _ in stream])
 
     await asyncio.gather(*(one(prompt, name) for prompt, name in zip(prompts, names, strict=True)))
-    # Prompts come first, and at the end texts of unequal starts end one by one.
+    # Exclude prefill at the start, and the end, when texts finish one by one.
     times.sort()
     first, last = len(times) // 4, len(times) * 3 // 4
     return (last - first) / (times[last] - times[first])
@@ -80,11 +80,11 @@ async def _round(model: Model, prompts: list[list[int]], names: list[str | None]
 
 @define
 class Waits:
-    """Holds how long texts have waited for their tokens, in seconds.
+    """Holds times between tokens, in seconds.
 
-    :ivar step: the median of all waits
-    :ivar longest: of any text for one token, while nothing else happened
-    :ivar while_loading: the same, while an adapter was loaded
+    :ivar step: median
+    :ivar longest: longest time of any text, while no adapter was loaded
+    :ivar while_loading: longest time of any text, while an adapter was loaded
     """
 
     step: float
@@ -93,9 +93,9 @@ class Waits:
 
 
 async def measure_waits(model: Model, prompts: list[list[int]], source: Path) -> Waits:
-    """Load an adapter while a text runs of each prompt.
+    """Load an adapter while a text of each prompt is generated.
 
-    :param source: the adapter, which is unloaded again
+    :param source: the adapter, which is unloaded afterwards
     """
     sampling = SamplingParams(temperature=0.0, max_len=4096, ignore_eos=True)
     counts, waits, arrived = [0] * len(prompts), list[float](), asyncio.Event()
@@ -115,7 +115,7 @@ async def measure_waits(model: Model, prompts: list[list[int]], source: Path) ->
         arrived.set()
 
     async def take() -> list[float]:
-        """Return what all texts have waited, once each has one more token, or has ended."""
+        """Wait until each text has one more token or has ended, and return the times that they waited."""
         seen = list(counts)
         while any(counts[number] == seen[number] for number in running):
             arrived.clear()

@@ -1,4 +1,4 @@
-"""Measure how long texts wait for their next token while images are encoded beside them.
+"""Measure the time between tokens of running texts while images are encoded.
 
 python -m benchmarks.beside_image
 
@@ -25,10 +25,10 @@ __all__ = ["main"]
 
 
 async def _stream(model: Model, number: int, times: list[float], over: asyncio.Event) -> None:
-    """Generate a text until it is over, and note when each token came."""
+    """Generate a text until ``over`` is set, and record the time of each token."""
     messages = TextMessages().add_message("user", f"What is {number}?")
     sampling = SamplingParams(temperature=0.0, max_len=10_000, ignore_eos=True)
-    # Random weights may give tokens without a text, which a stream shows as they come only with their logprobs.
+    # Random weights may generate tokens without text. With logprobs, a stream yields a chunk for these too.
     request = RequestBuilder.from_messages(messages).with_sampling(sampling).with_logprobs()
     async with model.stream_chat_request(request) as stream:
         async for _ in stream:
@@ -38,7 +38,7 @@ async def _stream(model: Model, number: int, times: list[float], over: asyncio.E
 
 
 async def _first_token(model: Model, image: Any) -> float:
-    """Return the seconds until an image's first token."""
+    """Return the seconds until the first token of a question about an image."""
     messages = VisionMessages().add_image_message("user", "What is this?", image)
     request = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0.0, max_len=1))
     begun = time.perf_counter()
@@ -47,7 +47,7 @@ async def _first_token(model: Model, image: Any) -> float:
 
 
 def _gaps(times: list[list[float]], begin: float, end: float) -> list[float]:
-    """Return the seconds between tokens that both came in some time."""
+    """Return the seconds between consecutive tokens within a period."""
     pairs = ((one, two) for each in times for one, two in pairwise(each))
     return [two - one for one, two in pairs if begin <= one and two <= end]
 
@@ -63,7 +63,7 @@ async def _measure(side: int, num_streams: int, rounds: int) -> None:
         streams = [
             asyncio.create_task(_stream(model, number, each, over)) for number, each in enumerate(times, start=1)
         ]
-        await asyncio.sleep(3.0)  # until all have begun
+        await asyncio.sleep(3.0)  # until all texts have begun
         begin = time.perf_counter()
         await asyncio.sleep(5.0)
         plain = _gaps(times, begin, time.perf_counter())

@@ -1,4 +1,4 @@
-"""Measure what it costs to run a model through transformers' class, against the decoder that there is for it here.
+"""Measure the cost of running a model through transformers' class, against this engine's native decoder.
 
 python -m benchmarks.door_cost --streams 16
 
@@ -30,7 +30,7 @@ _PROMPT: Final = 16
 
 
 def _write(directory: Path, num_layers: int) -> None:
-    """Write the model, unless it is there."""
+    """Write the model, unless it exists."""
     if (directory / "tokenizer.json").exists():
         return
     import tokenizers
@@ -58,7 +58,7 @@ def _write(directory: Path, num_layers: int) -> None:
 
 
 async def _round(model: Model, streams: int, length: int) -> float:
-    """Return how many tokens a second all texts get, once they all run."""
+    """Return the total tokens per second while all texts run."""
     sampling = SamplingParams(temperature=0.0, max_len=length, ignore_eos=True)
     draw = random.Random(time.perf_counter_ns())
     times: list[float] = []
@@ -68,7 +68,7 @@ async def _round(model: Model, streams: int, length: int) -> float:
             times.extend([time.perf_counter() async for _ in stream])
 
     await asyncio.gather(*(one(draw.choices(range(1, _VOCAB_SIZE), k=_PROMPT)) for _ in range(streams)))
-    # Prompts come first, and at the end texts of unequal starts end one by one.
+    # Exclude prefill at the start, and the end, when texts finish one by one.
     times.sort()
     first, last = len(times) // 4, len(times) * 3 // 4
     return (last - first) / (times[last] - times[first])

@@ -1,4 +1,4 @@
-"""Measure what a question about an image costs the first time, and what a second one about it does.
+"""Measure the time to first token of the first question about an image, and of a second one about the same image.
 
 python -m benchmarks.repeated_image
 
@@ -33,7 +33,7 @@ _QUESTIONS: Final = ("What is this?", "Which colors are there?", "How many squar
 
 
 def write_model(directory: Path) -> None:
-    """Write the model, unless it is there."""
+    """Write the model, unless it exists."""
     if (directory / "tokenizer.json").exists():
         return
     import tokenizers
@@ -73,7 +73,7 @@ def write_model(directory: Path) -> None:
 
 
 async def _first_token(model: Model, image: Any, question: str) -> tuple[float, int, int]:
-    """Return the seconds until a question's first token, its prompt's tokens, and how many of them were found."""
+    """Return the seconds until a question's first token, its prompt's tokens, and how many of these were cached."""
     messages = VisionMessages().add_image_message("user", question, image)
     request = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0.0, max_len=1))
     begun = time.perf_counter()

@@ -1,11 +1,10 @@
-"""Measure how long a short request waits for its first token while long prompts are being computed.
+"""Measure the time to first token of short requests during the prefill of long prompts.
 
 python -m benchmarks.short_beside_long [--model smollm2] [--long 8000] [--short 30] [--rounds 3]
 
-In each round two long prompts are answered by themselves, then two others with a short request every second beside
-them. The table shows steps and seconds until a short request's first token, and what the long ones lose to it. Only
-public names of the package are used: `PYTHONPATH=OTHER/src:. python -m benchmarks.short_beside_long` measures another
-version.
+In each round, two long prompts run alone, then two others run while a short request arrives every second. The table
+shows steps and seconds until a short request's first token, and the slowdown of the long ones. Only public names of the
+package are used, so `PYTHONPATH=OTHER/src:. python -m benchmarks.short_beside_long` measures another version.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ INTERVAL = 1.0  # seconds from one short request to the next
 
 @frozen
 class First:
-    """Says when a first token came, after its request."""
+    """Holds the time of a first token after its request."""
 
     steps: int
     seconds: float
@@ -45,7 +44,7 @@ async def first_token(model: Model, prompt: list[int]) -> First:
 
 
 async def long_prompts(model: Model, prompts: list[list[int]]) -> float:
-    """Answer long prompts together with one token each, and return how many seconds that takes."""
+    """Answer long prompts concurrently with one token each, and return the seconds that it takes."""
     start = time.perf_counter()
     await asyncio.gather(*(first_token(model, prompt) for prompt in prompts))
     return time.perf_counter() - start

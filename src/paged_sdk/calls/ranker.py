@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import frozen
 
-from paged_sdk.calls.reading_requests import ReadingRequests
+from paged_sdk.calls.reading_requests import ReadingRequests, check_flag
 from paged_sdk.chat.pair_writer import PairWriter
 from paged_sdk.chat.renderer import Interruption
 from paged_sdk.chat.tokenizer import TextPair
@@ -45,8 +45,7 @@ class Ranker:
         why_not = _HOW if ranks is None else ranks.why_not
         if ranks is None or why_not is not None:
             raise InvalidRequestError(f"{self.model} cannot rank documents: {why_not}", field="query")
-        if not isinstance(truncation, bool):
-            raise InvalidRequestError.of("truncation", truncation, "True or False")
+        check_flag("truncation", truncation)
         checked = [self._checked("query", query)]
         if isinstance(documents, str | bytes | bytearray) or not isinstance(documents, Sequence) or not documents:
             raise InvalidRequestError.of("documents", documents, "a list of at least one text")
@@ -91,9 +90,7 @@ class Ranker:
         :param name: the document's name in errors
         :raises ContextLengthError: the pair has too many tokens, or the query alone leaves no room for any document
         """
-        preparer = self.reader.preparer
-        limit, most = preparer.max_read_tokens, self.recipe.max_tokens or preparer.text.model_max_length
-        limit = limit if most is None else min(limit, most)
+        limit = self.reader.limit(self.recipe)
         cut = pair.cut(limit)
         if cut is None:
             own = len(pair.token_ids) - len(pair.second)

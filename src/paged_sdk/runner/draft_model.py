@@ -270,7 +270,7 @@ class _Text:
     def __init__(self, sequence: Sequence, acceptance: Acceptance, first_pause: _Pause) -> None:
         request = sequence.request
         self.sequence = sequence
-        self.table = KvTable(request.cache_keys, share=request.shares_prefix)
+        self.table = KvTable(request.cache_keys, most_shared=request.most_shared)
         self.num_computed: int = 0
         self.drafts: list[int] = []
         self.largest_token: int = max(sequence.token_ids)

@@ -140,10 +140,10 @@ class ImageQueue(Generic[_T]):
                 self._drop(seq_id)
                 self._give_memory()
 
-    def note_step(self, num_texts: int) -> None:
+    def note_step(self, num_decodes: int) -> None:
         """Implement :meth:`ImageGate.note_step`."""
         with self._changed:
-            self._beside_texts = num_texts > 0
+            self._beside_texts = num_decodes > 0
             self._num_steps += 1
             self._changed.notify_all()
 

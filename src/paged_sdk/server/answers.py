@@ -1,4 +1,4 @@
-"""Answer requests for text: whole, or as server-sent events."""
+"""Answers requests that generate text: whole, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ AnswerT = TypeVar("AnswerT", bound=Answer)
 ChunkT = TypeVar("ChunkT")
 
 LARGE_BODY: Final = 1 << 16
-"""Reading JSON of this length takes a millisecond; longer bodies are read in a thread."""
+"""Size in bytes from which a body is parsed in a thread: parsing as much takes a millisecond."""
 
 
 BODY_SECONDS: Final = 30.0
 SLOWEST_BODY: Final = 16 << 10
-"""A body may take so many seconds, and one more for so many bytes: who is slower holds a place that others want."""
+"""A body may take BODY_SECONDS, and one second more for every SLOWEST_BODY bytes: slower clients would use up
+connections.
+"""
 CUT_OFF_SECONDS: Final = 0.5
-"""How long a client may take to hear that its stream is cut off: the server ends a second later."""
+"""Time to tell a client that its stream is cut off: the server shuts down a second after that."""
 
 
 @frozen(kw_only=True)
 class Answers(Generic[AnswerT, ChunkT]):
     """Answers one API's requests.
 
-    :ivar operation: what OpenTelemetry calls it
-    :ivar read: returns what a body asks for
+    :ivar operation: OpenTelemetry's name of the operation
+    :ivar read: parses a body
     """
 
     operation: str
@@ -62,7 +64,7 @@ class Answers(Generic[AnswerT, ChunkT]):
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
-        :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
+        :raises PagedError: the model refuses the request, or fails; ``ProblemError`` if the body cannot be read
         """
         call = await read_body(request, self.read, self.settings.max_body_bytes, self.drain, images=self.images)
         served = self.models.find(call.model)
@@ -105,16 +107,17 @@ class Answers(Generic[AnswerT, ChunkT]):
 async def read_body(
     request: Request, read: Callable[[object], T], limit: int, drain: Drain, *, images: ImageUrls | None = None
 ) -> T:
-    """Return what the body of a request says.
+    """Receive and parse the body of a request.
 
-    :param limit: bytes that it may have
-    :param images: fetches those that it names
-    :raises ProblemError: it is too long, takes too long to come, or is no JSON by its type; or the server ends before
-        it has come
-    :raises PagedError: it says something that cannot be done
+    :param read: parses the JSON value
+    :param limit: maximum size in bytes
+    :param images: fetches images that the body refers to by URL
+    :raises ProblemError: the body is too long, arrives too slowly, or its content type is not JSON; or the server shuts
+        down before it has arrived
+    :raises PagedError: the body is malformed, or asks for something unsupported
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":  # a browser lets any web page send other types
+    if kind != "application/json":  # browsers let any web page post other types without asking the server (CORS)
         message = f"the body's type is {kind[:100] or 'not given'}: expected the header Content-Type: application/json"
         raise ProblemError(Problem(status=415, message=message, code="unsupported_media_type"))
     data = await _data(request, limit, drain)
@@ -150,21 +153,23 @@ async def _data(request: Request, limit: int, drain: Drain) -> bytes:
 
 
 def _too_long(limit: int) -> ProblemError:
-    """Return the problem of a body that is too long. The connection stays: whoever ends one that somebody still sends
-    on resets it, and many a client loses the answer by that. The rest of the body is thrown away as it comes.
+    """Return the problem of a body that is too long. The connection stays open, and the rest of the body is discarded:
+    closing it while the client sends would reset it, and many clients would then lose the response.
     """
     return ProblemError(Problem(status=413, message=f"the body is longer than {limit} bytes", code="body_too_large"))
 
 
 async def unless_client_leaves(request: Request, work: Callable[[], Awaitable[T]]) -> T | None:
-    """Do something for a client; None if it hangs up meanwhile. What is canceled is ended in the model too."""
+    """Run work for a client. If the client disconnects, cancel the work, which also aborts its request in the model,
+    and return None.
+    """
     result: T | None = None
     error: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_when_client_leaves, request.receive, tasks.cancel_scope)
         try:
             result = await work()
-        except Exception as exception:  # out of the task group as it is, not in an ExceptionGroup
+        except Exception as exception:  # raised below, outside the task group, which would wrap it in an ExceptionGroup
             error = exception
         tasks.cancel_scope.cancel()
     if error is not None:
@@ -179,15 +184,15 @@ async def _cancel_when_client_leaves(receive: Receive, scope: anyio.CancelScope)
 
 
 class EventStream(Response, Generic[AnswerT, ChunkT]):
-    """Sends an answer as events. When the client hangs up, the answer is ended.
+    """Sends an answer as events. If the client disconnects, the request is aborted.
 
-    What is wrong with a request shows before its first chunk, while there can still be a status: it is raised. A
-    client that reads slowly gets less often more: the stream keeps what it has not read.
+    An error before the first chunk is raised, so that the response can still have its status. A slow client gets fewer
+    and larger chunks: the stream merges those that were not read.
 
-    :param note: takes in the whole answer
-    :param end: is told when there is no more to send, and what went wrong, if anything did
-    :param record: takes what there was of an answer that a client has left
-    :param drain: says whether it is cut off because the server ends
+    :param note: receives the whole answer
+    :param end: called after the last event, with the error if the request failed
+    :param record: receives the partial answer if the client disconnects
+    :param drain: tells whether the stream is cut off because the server shuts down
     :param keep_alive: seconds without an event after which a comment is sent
     """
 
@@ -204,7 +209,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         *,
         keep_alive: float,
     ) -> None:
-        # Buffers on the way, such as nginx's, would hold events back.
+        # Proxies that buffer, such as nginx, would hold events back.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._stream = stream
@@ -215,7 +220,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         self._record = record
         self._drain = drain
         self._one_at_a_time = anyio.Lock(fast_acquire=True)
-        self._before = ""  # the events that a stream begins with, until they are sent
+        self._before = ""  # the events at the start of a stream, until they are sent with the first chunk
         self._has_begun = False
         self._has_ended = False
         self._failure: Exception | None = None
@@ -235,7 +240,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
         finally:
             if self._drain.is_over and self._has_begun and not self._has_ended:
                 await self._cut_off(send)
-            if self._has_begun and self._record.usage is None:  # the client has left, or it has failed
+            if self._has_begun and self._record.usage is None:  # the client disconnected, or the request failed
                 self._record.take(self._stream.response_so_far())
             self._end(error or self._failure)
         if error is not None:
@@ -265,7 +270,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
             await self._send(send, self._with_beginning(last), more=False)
 
     async def _cut_off(self, send: Send) -> None:
-        """Say that no more comes, if the client reads that soon."""
+        """Send the error that the stream is cut off, if the client reads it in time."""
         problem = self._drain.interruption
         self._failure = ProblemError(problem)
         self._record.error = problem.code
@@ -273,7 +278,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
             await self._send(send, self._with_beginning(self._writer.failed(problem)), more=False)
 
     def _with_beginning(self, events: str) -> str:
-        """Return events after those that every stream begins with, unless it has: comments are none."""
+        """Prepend the events at the start of a stream, if they have not been sent yet."""
         before, self._before = self._before, ""
         return before + events
 
@@ -287,7 +292,7 @@ class EventStream(Response, Generic[AnswerT, ChunkT]):
 
     async def _send(self, send: Send, text: str, *, more: bool = True) -> None:
         async with self._one_at_a_time:
-            if self._has_ended:  # a comment has waited while a slow client took the end
+            if self._has_ended:  # a comment that waited for the lock while the last events were sent
                 return
             self._has_ended = not more
             self._last_sent = time.monotonic()

@@ -1,4 +1,4 @@
-"""Make the application that serves models."""
+"""Assembles the ASGI application that serves models."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ __all__ = ["ModelServer", "create_app"]
 class Api:
     """Describes an API that generates text.
 
-    :ivar operation: what OpenTelemetry calls it
-    :ivar read: returns what a body asks for
-    :ivar described: how the OpenAPI document has it
+    :ivar operation: OpenTelemetry's name of the operation
+    :ivar read: parses a body
+    :ivar described: the API's description in the OpenAPI document
     """
 
     operation: str
@@ -156,7 +156,7 @@ OTHERS: Final = (
 
 
 class _Route(Route):
-    """Says which route a request took, as Starlette does from 1.7 on: metrics and the log name it."""
+    """Puts itself into the request's scope, as Starlette does from 1.7 on, for the metrics and the log."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, of_route = super().matches(scope)
@@ -164,11 +164,11 @@ class _Route(Route):
 
 
 class ModelServer(Starlette):
-    """Is an ASGI application that serves models. Make one with :func:`create_app`.
+    """Serves models as an ASGI application. Create one with :func:`create_app`.
 
-    :ivar models: the models
-    :ivar settings: their server's settings
-    :ivar drain: refuses new requests once it has begun
+    :ivar models: the served models
+    :ivar settings: the server's settings
+    :ivar drain: tracks running requests, and refuses new ones during shutdown
     """
 
     def __init__(self, models: ServedModels, settings: ServerSettings) -> None:
@@ -220,7 +220,7 @@ class ModelServer(Starlette):
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette | None = None) -> AsyncIterator[None]:
-        """Open the models that are not open, and close these at the end.
+        """Open the models that are not open, and close them at the end.
 
         If the server is mounted in another application, use this as that application's lifespan.
         """
@@ -248,7 +248,7 @@ class ModelServer(Starlette):
 
     async def _health(self, request: Request) -> Response:
         failed = self.models.failed()
-        if failed:  # which only another process can mend
+        if failed:  # a dead engine needs a restart of the process
             return JSONResponse({"status": "failed", "models": failed}, status_code=503)
         return JSONResponse({"status": "ok"})
 
@@ -266,7 +266,7 @@ METRICS_TYPE: Final = "text/plain; version=0.0.4"
 
 
 def create_app(models: Model | Mapping[str, ModelSource], settings: ServerSettings | None = None) -> ModelServer:
-    """Make an application that serves models, to be run by an ASGI server or mounted in another application.
+    """Create an application that serves models, to be run by an ASGI server or mounted in another application.
 
     :param models: a model, under its own name; or models by name, each open, or a function that opens it when the
         application starts, such as a builder's ``build``
@@ -278,7 +278,7 @@ def create_app(models: Model | Mapping[str, ModelSource], settings: ServerSettin
 
 
 async def _http_problem(request: Request, error: Exception) -> Response:
-    """Answer requests that there is no path or method for."""
+    """Answer requests with an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = error.detail
     if error.status_code == 404:

@@ -1,4 +1,4 @@
-"""Count the tokens of conversations, which Anthropic's API has a path for."""
+"""Serves ``/v1/messages/count_tokens`` of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["CountRoute"]
 
 @frozen(kw_only=True)
 class CountRoute:
-    """Counts tokens."""
+    """Counts the tokens of conversations."""
 
     models: ServedModels
     settings: ServerSettings
@@ -30,7 +30,7 @@ class CountRoute:
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
-        :raises PagedError: the conversation cannot be made tokens of; ``ProblemError`` likewise
+        :raises PagedError: the conversation cannot be tokenized; ``ProblemError`` if the body cannot be read
         """
         call = await read_body(request, read_count_tokens, self.settings.max_body_bytes, self.drain, images=self.images)
         served = self.models.find(call.model)

@@ -1,4 +1,4 @@
-"""Fetch images that requests name by address, from hosts that the operator allows, before a body is read."""
+"""Fetches images that requests refer to by URL, from allowed hosts, before a body is parsed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paged_sdk import InvalidRequestError
 __all__ = ["ImageUrls"]
 
 MAX_BYTES: Final = 20 << 20
-"""A photograph of 48 megapixels has 12 MB as JPEG."""
+"""Maximum size of one image. A JPEG photograph of 48 megapixels has 12 MB."""
 MAX_IMAGES: Final = 32
 MAX_REDIRECTS: Final = 3
 SECONDS: Final = 10.0
@@ -32,7 +32,7 @@ THREADS: Final = 8
 PIECE: Final = 1 << 16
 NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 UNICAST: Final = ipaddress.IPv6Network("2000::/3")
-"""All that is assigned for hosts to be called by."""
+"""All assigned global unicast addresses of IPv6."""
 
 
 def _lower(names: Iterable[str]) -> frozenset[str]:
@@ -41,22 +41,22 @@ def _lower(names: Iterable[str]) -> frozenset[str]:
 
 @frozen
 class ImageUrls:
-    """Puts images in the place of their addresses. Without hosts nothing is fetched, and addresses are refused later.
+    """Replaces URLs of images by ``data:`` URLs. Without hosts, nothing is fetched; the SDK then refuses the URLs.
 
-    :ivar hosts: names of hosts, with a port if it is not that of HTTP or HTTPS; ``*``: any whose addresses are public,
-        so that nobody reaches the server's own network through it
-    :ivar max_bytes: what the images of one request may have together
+    :ivar hosts: allowed host names, with the port if it is not the scheme's default; ``*``: any host with a public
+        address, so that clients cannot reach the server's own network
+    :ivar max_bytes: maximum total size of one request's images
     """
 
     hosts: frozenset[str] = field(converter=_lower)
     max_bytes: int = 1 << 26
-    # Of their own: those that the SDK makes tokens in would else wait for strangers' hosts.
+    # A limiter of its own, so that slow hosts do not take threads from other work.
     _threads: anyio.CapacityLimiter = field(init=False, factory=lambda: anyio.CapacityLimiter(THREADS))
 
     async def fill(self, body: object) -> object:
-        """Fetch the images of a body's messages, and write them as ``data:`` URLs where their addresses are.
+        """Fetch the images of a body's messages, and replace their URLs in the body.
 
-        :raises InvalidRequestError: an address that is not allowed, or has no image
+        :raises InvalidRequestError: the URL's host is not allowed, or the image cannot be fetched
         """
         if not self.hosts:
             return body
@@ -101,9 +101,9 @@ class ImageUrls:
         raise InvalidRequestError.of("image_url", address, f"at most {MAX_REDIRECTS} redirections")
 
     def _connect(self, url: SplitResult, seconds: float) -> _Connection:
-        """Return a connection to a host that is allowed.
+        """Return a connection to a URL's host.
 
-        :raises InvalidRequestError: it is not, or there is none
+        :raises InvalidRequestError: the host is not allowed, or does not resolve
         """
         host = url.hostname or ""
         port = 443 if url.scheme == "https" else 80
@@ -114,7 +114,7 @@ class ImageUrls:
         try:
             found = socket.getaddrinfo(host, url.port or port, type=socket.SOCK_STREAM)
         except OSError:
-            raise InvalidRequestError.of("image_url", url.geturl(), "a host that there is") from None
+            raise InvalidRequestError.of("image_url", url.geturl(), "a host that exists") from None
         address = str(found[0][4][0])
         if name not in self.hosts and not is_public(address):
             raise InvalidRequestError.of("image_url", url.geturl(), "a host with a public address")
@@ -122,7 +122,7 @@ class ImageUrls:
 
 
 def is_public(address: str) -> bool:
-    """Tell whether an address is one that anybody can reach; what stands for one of IPv4 is judged as that."""
+    """Tell whether an IP address is public. An IPv6 address that embeds an IPv4 address is judged by the latter."""
     judged = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(judged, ipaddress.IPv6Address):
         inner = judged.ipv4_mapped or judged.sixtofour
@@ -135,7 +135,7 @@ def is_public(address: str) -> bool:
 
 
 class _Connection(http.client.HTTPConnection):
-    """Is a connection to the address that was judged: asked again, the name might stand for another."""
+    """Connects to the IP address that was checked: a second lookup of the name could return another address."""
 
     def __init__(self, host: str, port: int, address: str, seconds: float, *, is_secure: bool) -> None:
         super().__init__(host, port, timeout=seconds)
@@ -153,9 +153,11 @@ class _Connection(http.client.HTTPConnection):
             secure.do_handshake()
 
     def cut(self) -> None:
-        """End whatever another thread waits for: a host that sends a byte now and then would else keep it for hours."""
+        """Shut the socket down, which ends another thread's wait on it. The socket's own timeout restarts with every
+        byte, so a slow host could hold the thread for hours.
+        """
         if self._held is not None:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # already closed
                 socket.socket.shutdown(self._held, socket.SHUT_RDWR)
 
 
@@ -166,13 +168,13 @@ def _read(answer: http.client.HTTPResponse, address: str, limit: int, deadline: 
         length += len(piece)
         if length > limit:
             raise InvalidRequestError.of("image_url", address, f"an image of at most {limit} bytes")
-    if time.monotonic() > deadline:  # it was cut
+    if time.monotonic() > deadline:  # the timer has cut the connection, so the data may be incomplete
         raise InvalidRequestError.of("image_url", address, f"an image that comes within {SECONDS:g} s")
     return b"".join(pieces)
 
 
 def _addresses(body: object) -> Iterator[tuple[dict[str, Any], str]]:
-    """Return where in the messages of a body, of any API, images' addresses are: the mapping, and the key."""
+    """Return the places of images' URLs in a body of any API, as a mapping and a key of it."""
     given = body if isinstance(body, dict) else {}
     for message in [*_list(given.get("messages")), *_list(given.get("input"))]:
         for part in _list(message.get("content")) if isinstance(message, dict) else ():

@@ -1,4 +1,4 @@
-"""Gives the figures of a server and its models to Prometheus."""
+"""Exports metrics of the server and its models to Prometheus."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ COUNTERS: Final[Mapping[str, str]] = {
     "accepted_tokens": "Drafts that were right.",
     "forced_tokens": "Generated tokens that were the only ones a constraint allowed.",
 }
-"""What of ``Model.stats()`` is shown: the names of its fields, and what they mean."""
+"""The exported fields of ``Model.stats()``, gauges and counters, with their descriptions."""
 
 
 class Metrics:
-    """Counts what is asked of a server, and shows that beside its models' own figures."""
+    """Counts requests, and exports the counts together with the models' statistics."""
 
     def __init__(self, models: ServedModels, drain: Drain) -> None:
         self._registry = CollectorRegistry()
@@ -69,19 +69,19 @@ class Metrics:
     def note_request(self, path: str, status: int, seconds: float) -> None:
         """Count a request.
 
-        :param path: of the route; empty: there was none
+        :param path: path of the matching route; empty: none matched
         """
         self._requests.labels(path or "other", str(status)).inc()
         self._seconds.labels(path or "other").observe(seconds)
 
     def note_answer(self, model: str, usage: Usage) -> None:
-        """Take in what an answer has cost."""
+        """Record an answer's latencies."""
         if usage.completion_tokens:
             self._first_token.labels(model).observe(usage.time_to_first_token_sec)
             self._queue.labels(model).observe(usage.queue_time_sec)
 
     def text(self) -> bytes:
-        """Return the figures in Prometheus's text form."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
     def _of_model(self, name: str, says: str) -> Histogram:
@@ -89,7 +89,7 @@ class Metrics:
 
 
 class _ModelFigures(Collector):
-    """Reads models' figures when Prometheus asks for them."""
+    """Reads the models' statistics when Prometheus scrapes."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -104,7 +104,7 @@ class _ModelFigures(Collector):
         yield from self._of_replicas()
 
     def _of_replicas(self) -> Iterable[Metric]:
-        """Return the same figures of each replica, and whether it runs, of the models that have several."""
+        """Return the same metrics per replica, and whether it runs, for models with several replicas."""
         replicas = {
             (name, str(number)): replica
             for name, model in self._models.all.items()
@@ -126,8 +126,8 @@ class _ModelFigures(Collector):
 
 
 class _Numbers:
-    """Gives each replica of a model a number that no other gets, whichever of them come and go: by its place among
-    those that are left it would take over the counters of one that is gone.
+    """Numbers the replicas of a model. A number is never reused: with its index as label, a replica would continue the
+    counters of one that is gone.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class _Numbers:
         self._next = 0
 
     def of(self, replicas: Sequence[Model]) -> dict[int, Model]:
-        """Return replicas by their numbers; none of a model that has always been one."""
+        """Return replicas by their numbers; empty for a model that never had more than one."""
         for each in replicas:
             if each not in self._given:
                 self._given[each] = self._next

@@ -1,4 +1,4 @@
-"""Describe what is served as an OpenAPI document, from what reads the bodies, and the types of what is written."""
+"""Makes the OpenAPI document from the TypedDicts that check bodies and describe answers."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ END: Final = "[DONE]"
 class Operation:
     """Describes one path.
 
-    :ivar answer: the type of the answer; None: it is no JSON
-    :ivar event: the type of the data of server-sent events, if the answer may be such
-    :ivar has_names: whether these have names: then the last one says that it is, elsewhere it is ``[DONE]``
-    :ivar body: reads what clients send; None: they send nothing
-    :ivar parameter: the part of the path that clients fill in
-    :ivar error: the type of its errors
-    :ivar unavailable: the type of the answer of status 503, if that is none of these
+    :ivar answer: type of the answer; None: plain text
+    :ivar event: type of the data of server-sent events, if the answer may be streamed
+    :ivar has_names: whether events have names; if not, the last event's data is ``[DONE]``
+    :ivar body: reader of the body; None: a GET request without a body
+    :ivar parameter: name of the path's parameter
+    :ivar error: type of errors
+    :ivar unavailable: type of the answer with status 503, if it is not ``error``
     """
 
     path: str
@@ -54,9 +54,9 @@ class Operation:
     unavailable: Any = None
 
     def describe(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Return the operation as OpenAPI has it.
+        """Return the operation's entry in the OpenAPI document.
 
-        :param named: takes the schemas of objects
+        :param named: collects the schemas of objects
         """
         kinds = {"text/plain": {"schema": {"type": "string"}}} if self.answer is None else _json(self.answer, named)
         if self.event is not None:
@@ -76,7 +76,7 @@ class Operation:
         return {"get" if self.body is None else "post": described}
 
     def _event(self, named: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema of one event: its fields, of which the data is a text of JSON."""
+        """Return the schema of one event: an object of its fields, whose ``data`` is a string of JSON."""
         data: dict[str, Any] = {
             "type": "string",
             "contentMediaType": "application/json",
@@ -95,7 +95,7 @@ def _json(kind: Any, named: dict[str, Any]) -> dict[str, Any]:
 def openapi_document(operations: Iterable[Operation], *, needs_key: bool) -> dict[str, Any]:
     """Return the OpenAPI document of a server.
 
-    :param needs_key: whether clients have to send an API key
+    :param needs_key: whether clients must send an API key
     """
     named: dict[str, Any] = {}
     document: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Answer requests for what is read off texts: vectors, and ranks."""
+"""Serves requests that score or embed texts without generating any: ``/v1/embeddings`` and ``/v1/rerank``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["ReadingCall", "ReadingRoute"]
 
 
 class ReadingCall(Protocol):
-    """Is what a body asks of a model."""
+    """Describes a parsed request."""
 
     @property
     def model(self) -> str:
@@ -32,24 +32,24 @@ class ReadingCall(Protocol):
 
     @property
     def label(self) -> str | None:
-        """Return for whom it is."""
+        """Return the client's label for the end user."""
         ...
 
     async def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> Any:
-        """Ask a model."""
+        """Send the request to a model."""
         ...
 
     def response(self, answer: Any) -> dict[str, Any]:
-        """Return what the client gets of the answer."""
+        """Return an answer in the API's form."""
         ...
 
 
 @frozen(kw_only=True)
 class ReadingRoute:
-    """Reads something off texts.
+    """Serves one of these APIs.
 
-    :ivar operation: what it is called in traces
-    :ivar read: finds out what a body asks for
+    :ivar operation: the API's name in traces
+    :ivar read: parses a body
     """
 
     operation: str
@@ -61,7 +61,7 @@ class ReadingRoute:
     async def answer(self, request: Request) -> Response:
         """Answer one request.
 
-        :raises PagedError: the model refuses it, or fails; ``ProblemError`` likewise
+        :raises PagedError: the model refuses the request, or fails; ``ProblemError`` if the body cannot be read
         """
         call = await read_body(request, self.read, self.settings.max_body_bytes, self.drain)
         served = self.models.find(call.model)

@@ -1,4 +1,4 @@
-"""Maps OpenAI's responses. Nothing is stored: a request holds its whole conversation."""
+"""Maps OpenAI's responses API. Nothing is stored: a request holds its whole conversation."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ LOGPROBS: Final = "message.output_text.logprobs"
 
 @frozen(kw_only=True)
 class ResponsesCall(ChatCall):
-    """Is what a body asks of a model.
+    """Holds a parsed request.
 
-    :ivar said: what a response repeats of the request
+    :ivar said: the fields of the request that the response repeats
     """
 
     said: Said
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Ask a model; see :meth:`ChatCall.send`."""
-        defaults = model.generation_defaults  # a response says what held, which the model knows
+        """Send the request to a model; see :meth:`ChatCall.send`."""
+        defaults = model.generation_defaults  # the response reports the values in effect
         if self.said["temperature"] is None:
             self.said["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
         if self.said["top_p"] is None:
@@ -50,18 +50,18 @@ class ResponsesCall(ChatCall):
         return super().send(model, adapter=adapter, timeout=timeout)
 
     def response(self, answer: ChatCompletionResponse) -> WholeResponse:
-        """Return the whole answer as OpenAI's API has it."""
+        """Return a whole answer in the form of OpenAI's API."""
         return response_of(answer, self.said, has_one_call=self.has_one_call)
 
     def writer(self) -> ItemWriter:
-        """Return what writes the answer as events."""
+        """Return a writer of the answer's events."""
         return ItemWriter(self.said, has_one_call=self.has_one_call)
 
 
 def read_responses(value: object) -> ResponsesCall:
-    """Return what a body asks for.
+    """Parse a body.
 
-    :raises PagedError: it is malformed, or asks for what there is not
+    :raises PagedError: the body is malformed, or asks for something unsupported
     """
     body = RESPONSES.read(value)
     is_streamed = body.get("stream") or False
@@ -100,7 +100,7 @@ def read_responses(value: object) -> ResponsesCall:
 
 
 def _said(body: ResponsesBody) -> Said:
-    """Return what a response repeats of its request, with what holds where nothing is said."""
+    """Return the fields of the request that a response repeats, with defaults for those that were not given."""
     text: TextConfig = body.get("text") or {}
     defaults: dict[str, Any] = {
         "background": False,
@@ -179,7 +179,7 @@ def _conversation(body: ResponsesBody) -> list[Message]:
 
 @define
 class _Messages:
-    """Makes messages of items: what the model thought, said and called one after the other is one turn of its own."""
+    """Builds messages from items: consecutive reasoning, text and calls of the model become one assistant message."""
 
     _messages: list[Message] = field(factory=list)
     _thoughts: list[str] = field(factory=list)
@@ -187,7 +187,7 @@ class _Messages:
     _calls: list[ToolCall] = field(factory=list)
 
     def add(self, message: Message) -> None:
-        """Add a message that is not the model's."""
+        """Add a message of another role than the model's."""
         self._end_turn()
         self._messages.append(message)
 
@@ -199,7 +199,7 @@ class _Messages:
     def take(self, item: Mapping[str, Any], at: str) -> None:
         """Take the next item.
 
-        :param at: where it is in the body
+        :param at: the item's path in the body, for errors
         """
         kind = item.get("type", "message")
         if kind == "reasoning":
@@ -236,7 +236,7 @@ class _Messages:
 def _arguments(text: str, at: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text)
-        json.dumps(arguments, ensure_ascii=False).encode()  # lone surrogates can be written, and are no characters
+        json.dumps(arguments, ensure_ascii=False).encode()  # refuses lone surrogates
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

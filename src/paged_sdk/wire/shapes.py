@@ -1,7 +1,8 @@
-"""Say which JSON values are accepted: their shapes, which check values and describe themselves as JSON schemas.
+"""Defines shapes of JSON values. A shape checks values, and describes itself as a JSON schema.
 
-They are made of annotations: types, ``Literal`` for fields that can only be given at a value that asks for nothing,
-:class:`Bounds` for numbers, and a sentence for people.
+Shapes are made from type annotations: types, ``Literal`` for fixed values, and in ``Annotated``, :class:`Bounds` and a
+sentence. The sentence describes the field; for a field that is only accepted at values without effect, such as null, it
+gives the reason.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ from paged_sdk import InvalidRequestError
 __all__ = ["Bounds", "Fields", "Named", "Shape", "shape_of"]
 
 Named: TypeAlias = MutableMapping[str, Any] | None
-"""Collects the schemas of objects by the names of their types, so that others refer to them; None: none does."""
+"""Collects the schemas of objects by the names of their types, so that other schemas refer to them by ``$ref``; None:
+schemas of objects are inlined.
+"""
 
 REFERENCE: Final = "#/components/schemas/"
 
 
 @frozen
 class Bounds:
-    """Bounds a number, or the length of a text or list. None is no bound."""
+    """Bounds a number, or the length of a string or list; both ends included. None: no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -71,31 +74,32 @@ class Shape(ABC):
     @property
     @abstractmethod
     def allowed(self) -> str:
-        """Say what is accepted, in words."""
+        """Describe the accepted values in words, for errors."""
 
     @abstractmethod
     def takes(self, value: object) -> bool:
-        """Tell whether a value is of the right kind, without looking into it."""
+        """Tell whether a value has the right type, without checking its items or fields."""
 
     def check(self, path: str, value: object) -> None:
-        """Look into a value.
+        """Check a value, with its items and fields.
 
-        :raises InvalidRequestError: it is not accepted
+        :param path: the value's path in the body, for errors
+        :raises InvalidRequestError: the value is not accepted
         """
         if not self.takes(value):
             raise InvalidRequestError.of(path, value, self.allowed)
 
     @abstractmethod
     def schema(self, named: Named) -> dict[str, Any]:
-        """Return the JSON schema of what is accepted.
+        """Return the JSON schema of the accepted values.
 
-        :param named: takes the schemas of objects
+        :param named: see :data:`Named`
         """
 
 
 @frozen
 class Anything(Shape):
-    """Accepts every value: whoever gets it checks it."""
+    """Accepts every value; the code that uses the value checks it."""
 
     @property
     def allowed(self) -> str:
@@ -110,7 +114,7 @@ class Anything(Shape):
 
 @frozen
 class Scalar(Shape):
-    """Accepts values of one of JSON's simple types."""
+    """Accepts values of one scalar type of JSON."""
 
     kind: type
     bounds: Bounds | None = None
@@ -151,7 +155,7 @@ _SCALARS: Final[Mapping[type, tuple[str, str]]] = {
 
 @frozen
 class Values(Shape):
-    """Accepts a few values."""
+    """Accepts fixed values."""
 
     values: tuple[object, ...]
 
@@ -217,16 +221,19 @@ class MapOf(Shape):
 
 @frozen
 class Field:
-    """Holds one field of an object."""
+    """Describes one field of an object.
+
+    :ivar says: the field's description, or why it has no effect
+    """
 
     shape: Shape
     is_required: bool
     says: str
 
     def check(self, path: str, value: object) -> None:
-        """Look into a value. Where only values are accepted that ask for nothing, the error says why.
+        """Check a value. If the field is only accepted at values without effect, the error gives the reason.
 
-        :raises InvalidRequestError: it is not accepted
+        :raises InvalidRequestError: the value is not accepted
         """
         if self._asks_for_nothing and self.says and not self.shape.takes(value):
             raise InvalidRequestError.of(path, value, f"{self.shape.allowed} ({self.says})")
@@ -250,7 +257,7 @@ class Fields(Shape):
         hints = get_type_hints(kind, include_extras=True)
         if is_typeddict(kind):
             required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
-        else:  # a value of attrs, as ``asdict`` writes it
+        else:  # an attrs class, as ``attrs.asdict`` writes its values
             required = set(attrs.fields_dict(kind))
         fields = {}
         for name, hint in hints.items():
@@ -286,12 +293,12 @@ class Fields(Shape):
                 )
 
     def tag(self, key: str) -> tuple[object, ...]:
-        """Return the values that a field can have, if these are few."""
+        """Return the fixed values that a field accepts; empty if it accepts others, or there is no such field."""
         shape = self.fields[key].shape if key in self.fields else None
         return shape.values if isinstance(shape, Values) else ()
 
     def is_tagged(self, value: Mapping[str, object]) -> bool:
-        """Tell whether the ``type`` of an object is this one's, or it has none and needs none."""
+        """Tell whether an object's ``type`` is accepted here, or is absent and optional."""
         return value["type"] in self.tag("type") if "type" in value else not self.fields["type"].is_required
 
     def schema(self, named: Named) -> dict[str, Any]:
@@ -304,14 +311,14 @@ class Fields(Shape):
             schema["required"] = required
         if named is None:
             return schema
-        known = named.setdefault(self.name, schema)  # by itself: python -O leaves assertions out
+        known = named.setdefault(self.name, schema)  # not within the assertion: python -O drops it
         assert known == schema, f"two types are called {self.name}"
         return {"$ref": REFERENCE + self.name}
 
 
 @frozen
 class OneOf(Shape):
-    """Accepts values of any of several shapes. Objects are told apart by their ``type``."""
+    """Accepts values of any of several shapes. Objects are distinguished by their ``type``."""
 
     shapes: tuple[Shape, ...]
 
@@ -333,7 +340,7 @@ class OneOf(Shape):
             fitting = [*found] or fitting
         if not fitting:
             raise InvalidRequestError.of(path, value, self.allowed)
-        for shape in fitting[:-1]:  # of several lists, any may fit
+        for shape in fitting[:-1]:  # takes() cannot distinguish lists of different items
             with suppress(InvalidRequestError):
                 shape.check(path, value)
                 return
@@ -344,7 +351,7 @@ class OneOf(Shape):
 
 
 def shape_of(hint: Any, bounds: Bounds | None = None) -> Shape:
-    """Return what checks values of a type."""
+    """Return the shape of a type annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         found = [each for each in arguments[1:] if isinstance(each, Bounds)]
