@@ -132,8 +132,8 @@ class Model(OfOneProcess):
     @property
     def ranks_texts(self) -> bool:
         """Tell whether it is a reranker: see :meth:`rank`."""
-        ranks = self._insides.recipe.ranks
-        return ranks is not None and ranks.why_not is None
+        ranking = self._insides.recipe.ranking
+        return ranking is not None and ranking.why_not is None
 
     async def send_chat_request(self, request: ChatRequestLike) -> ChatCompletionResponse:
         """Answer a conversation.

@@ -161,7 +161,7 @@ class ImageQueue(Generic[_T]):
             self._images.move_to_end(digest)
             if image.error is not None:  # a new exception for each request
                 raise RequestFailedError(f"the image cannot be encoded: {image.error}") from image.error
-            assert image.made is not None, "nobody has waited for the image"
+            assert image.made is not None, "the image is not settled"
             return image.made
 
     def close(self) -> None:
