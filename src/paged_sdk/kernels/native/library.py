@@ -14,12 +14,12 @@ import torch
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import library_name, sources_hash
 from paged_sdk.kernels.native.structures import (
+    Argmax,
     Attention,
     Decoder,
     Dense,
     Experts,
     Grouped,
-    Likeliest,
     Linear,
     Norm,
     Quantize,
@@ -124,7 +124,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_quantize_groups.argtypes = (c_int32, POINTER(QuantizeGroups))
     functions.paged_rows.argtypes = (c_int32, POINTER(Rows))
     functions.paged_norm.argtypes = (c_int32, POINTER(Norm))
-    functions.paged_likeliest.argtypes = (c_int32, POINTER(Likeliest))
+    functions.paged_argmax.argtypes = (c_int32, POINTER(Argmax))
     functions.paged_ranks_bytes.argtypes = (c_int32, c_int64)
     functions.paged_ranks_bytes.restype = c_int64
     functions.paged_ranks_sum.argtypes = (POINTER(Ranks), c_void_p, c_int64)

@@ -20,7 +20,7 @@ __all__ = [
     "Grouped",
     "Heads",
     "Layer",
-    "Likeliest",
+    "Argmax",
     "Linear",
     "Norm",
     "Quantize",
@@ -30,7 +30,7 @@ __all__ = [
     "Router",
     "Rows",
     "Update",
-    "Values",
+    "DecodeGrouped",
     "Weight",
 ]
 
@@ -283,8 +283,8 @@ class Update(Structure):
     )
 
 
-class Likeliest(Structure):
-    """Mirrors ``paged_likeliest_args``: the arguments of a row-wise argmax."""
+class Argmax(Structure):
+    """Mirrors ``paged_argmax_args``: the arguments of a row-wise argmax."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -373,8 +373,8 @@ class Dense(Structure):
     )
 
 
-class Values(Structure):
-    """Mirrors ``paged_values_args``: the arguments of decoding a grouped matrix."""
+class DecodeGrouped(Structure):
+    """Mirrors ``paged_decode_grouped_args``: the arguments of decoding a grouped matrix."""
 
     _fields_ = (
         ("codes", Codes),

@@ -326,7 +326,7 @@ struct paged_norm_args {
 };
 
 // out[row] = argmax of x[row], the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
-struct paged_likeliest_args {
+struct paged_argmax_args {
   const float* x;
   int64_t* out;
   int64_t x_stride;

@@ -182,8 +182,8 @@ PAGED_EXPORT int32_t paged_norm(int32_t level, const paged_norm_args* args) {
 }
 
 // Returns 0.
-PAGED_EXPORT int32_t paged_likeliest(int32_t level, const paged_likeliest_args* args) {
-  return paged::kLevels[level].kernels->likeliest(*args);
+PAGED_EXPORT int32_t paged_argmax(int32_t level, const paged_argmax_args* args) {
+  return paged::kLevels[level].kernels->argmax(*args);
 }
 
 // Packs a dense matrix into panels of the format, padded with zero rows. Returns 0.

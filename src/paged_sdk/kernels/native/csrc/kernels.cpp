@@ -5,9 +5,9 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "argmax.h"
 #include "decoder.h"
 #include "experts.h"
-#include "likeliest.h"
 #include "pack_dense.h"
 #include "pages.h"
 #include "quantize_groups.h"
@@ -132,9 +132,9 @@ int norm(const paged_norm_args& args) {
   return kOk;
 }
 
-int likeliest(const paged_likeliest_args& args) {
+int argmax(const paged_argmax_args& args) {
   parallel_for(args.num_threads, args.rows, row_cost(args.cols), [&](int64_t first, int64_t last, int) {
-    for (int64_t row = first; row < last; ++row) args.out[row] = likeliest_of(args.x + row * args.x_stride, args.cols);
+    for (int64_t row = first; row < last; ++row) args.out[row] = argmax_of(args.x + row * args.x_stride, args.cols);
   });
   return kOk;
 }
@@ -142,6 +142,6 @@ int likeliest(const paged_likeliest_args& args) {
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
-                                     rows, norm, likeliest, pack_dense};
+                                     rows, norm, argmax, pack_dense};
 
 }  // namespace paged
