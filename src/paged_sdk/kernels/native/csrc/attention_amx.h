@@ -153,7 +153,7 @@ template <int kVectors, bool kAdds>
 [[gnu::noinline]] void multiply_lanes(MatrixUnit& unit, const uint32_t* rows, int64_t stride, const uint32_t* lanes,
                                       int depth, int num_tiles, float* sums) {
   const int whole = depth / kAmxPairs * kAmxPairs;
-  see_memory();
+  compiler_barrier();
   if (whole > 0) {
     unit.shape(kAmxRows, kAmxRows, kAmxPairs);
     multiply_tiles<kVectors, kAdds>(rows, stride, lanes, whole, kAmxPairs, num_tiles, sums);

@@ -194,7 +194,7 @@ template <class Take>
 #pragma GCC unroll 6
     for (int r = 0; r < kShortRows; ++r) {
       sums[r] = dot_pairs(sums[r], broadcast_pair(rows + r * stride + 2 * p), right);
-      settle(sums[r]);
+      keep_in_register(sums[r]);
     }
   }
 #pragma GCC unroll 6

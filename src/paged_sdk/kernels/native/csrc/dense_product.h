@@ -395,7 +395,7 @@ inline void multiply_pair_panels(const uint8_t* const (&panels)[kGroup], const u
                                  const DenseRows& x, float (*sums)[kPanelRows]) {
   constexpr int kWide = kGroup < 2 ? 1 : 2;
   MatrixUnit unit;
-  see_memory();
+  compiler_barrier();
   const auto sums_of = [&](int panel) { return sums + static_cast<int64_t>(panel) * x.num_rows; };
   if (x.num_rows <= 2 * kAmxRows) {
     const auto multiply = x.num_rows > kAmxRows ? multiply_pair_square<2, kWide> : multiply_pair_square<1, kWide>;

@@ -6,6 +6,8 @@
 // between.
 #pragma once
 
+#include <algorithm>
+
 #include "product.h"
 
 namespace paged {
@@ -225,7 +227,7 @@ inline void gate_unit(const paged_experts_args& args, const Stack& gate, const S
 }
 
 // Cost of one unit of a segment, in rows.
-inline int64_t rows_paid(const Segment& segment) { return segment.count > kFreeRows ? segment.count : kFreeRows; }
+inline int64_t rows_paid(const Segment& segment) { return std::max<int64_t>(segment.count, kMemoryBoundRows); }
 
 inline int64_t rows_paid(const ExpertsScratch& scratch) {
   int64_t total = 0;

@@ -115,7 +115,7 @@ inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const
   alignas(64) float products[kPairsTogether][2][kSquareRows][kPanelRows];
   SquareLine line;
   const int blocks = scale_blocks(x.cols), pairs = (count + 1) / 2;
-  see_memory();
+  compiler_barrier();
   for (int t = 0; t < HadamardRows::tiles(x.num_rows); ++t) {
     const int64_t first = static_cast<int64_t>(t) * kTokenTile;
     const int rows = x.num_rows - first < kTokenTile ? static_cast<int>(x.num_rows - first) : kTokenTile;

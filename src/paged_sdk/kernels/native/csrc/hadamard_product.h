@@ -21,7 +21,7 @@ namespace {
 
 // Returns the initial value of a row's sums.
 inline Ints first_sum(const int32_t* offset) {
-  if constexpr (kTakesOff128) return zero_ints();
+  if constexpr (kDotSubtracts128) return zero_ints();
   return broadcast_shifted<0>(offset);
 }
 
@@ -44,7 +44,7 @@ template <int kPanels, int kRows>
     for (int p = 0; p < kPanels; ++p)
       for (int r = 0; r < kRows; ++r) sum[p][r] = first_sum(x.offsets + block + r);
     const int groups = std::min(x.cols - b * kScaleCols, kScaleCols) / kGroup;
-    if constexpr (kPanelByPanel) {
+    if constexpr (kOnePanelAtATime) {
       const int64_t quads = groups * (kGroup / 4);
       for (int p = 0; p < kPanels; ++p, weights[p - 1] += quads * kVector)
         dot_panel<kRows>(weights[p], codes, quads, sum[p]);

@@ -55,11 +55,11 @@ struct ThreadSums {
 };
 
 // Up to this many rows, a product is bound by memory and takes as long as with one row.
-constexpr int kFreeRows = 8;
+constexpr int kMemoryBoundRows = 8;
 
 // Cost of multiplying `panels` panels with num_rows rows.
 inline int64_t product_cost(int panels, int cols, int num_rows) {
-  return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kFreeRows ? kFreeRows : num_rows);
+  return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kMemoryBoundRows ? kMemoryBoundRows : num_rows);
 }
 
 // Converts rows of x, times 1 / rms and norm_weight if given, to the form that the weight multiplies, with columns in
