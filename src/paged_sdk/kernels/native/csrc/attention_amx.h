@@ -108,9 +108,9 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
 }
 
 // Prefetches a span's keys and values, some at a time, while the span before is computed.
-class SpanAhead {
+class SpanPrefetcher {
  public:
-  SpanAhead(const Pages& pages, int begin, int end)
+  SpanPrefetcher(const Pages& pages, int begin, int end)
       : pages_(pages), count_(std::max(end - begin, 0)), bytes_(pages.heads.head_dim * element_bytes(pages.heads)) {
     if (count_ > 0) pages.vectors_of(begin, end, vectors_);
   }
@@ -258,7 +258,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
     // Keys past what the block's last row sees are skipped: their weights would be zero.
     const auto width_of = [&](int last_row) { return (std::min(end_of(last_row) - key, kSpan) + 31) & ~31; };
     pack_span(pages, key, std::max(key, oldest_of(0)), std::min(key + kSpan, tile.end()), width_of(rows - 1), scratch);
-    SpanAhead next(pages, key + kSpan, std::min(key + 2 * kSpan, last_key));
+    SpanPrefetcher next(pages, key + kSpan, std::min(key + 2 * kSpan, last_key));
     for (int row = 0; row < rows; row += kRowLanes) {
       next.fetch(row / kRowLanes + 1, blocks);
       const int width = width_of(row + kRowLanes - 1), vectors = rows - row > kPanelRows ? 2 : 1;

@@ -278,7 +278,7 @@ struct SplitItem {
 };
 
 inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, const Matrix& query,
-                              int64_t first_token, const ItemScratch& own, float* partials, const Upcoming& upcoming) {
+                              int64_t first_token, const ItemScratch& own, float* partials, const NextTokens& next_tokens) {
   const paged_heads& heads = plan.heads;
   const size_t size = Partial::floats(item.tile.rows(), heads.head_dim);
   float* memory = partials + (static_cast<int64_t>(item.run) * heads.num_kv_heads + item.pages.kv_head) * size;
@@ -292,14 +292,14 @@ inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, 
   if (attends_by_pairs(heads)) {
     const FewScratch scratch = FewScratch::at(own.rest, heads);
     load(scratch.query_floats);
-    attend_few(run, scratch, memory, size, upcoming);
+    attend_few(run, scratch, memory, size, next_tokens);
     return;
   }
 #endif
   if (plan.has_runs) {
     const InPlaceScratch scratch = InPlaceScratch::at(own.rest, heads);
     load(scratch.query);
-    attend_in_place(run, scratch, memory, size, upcoming);
+    attend_in_place(run, scratch, memory, size, next_tokens);
     return;
   }
   const TileScratch scratch = TileScratch::at(own.rest, item.tile.rows(), heads.head_dim);
@@ -387,12 +387,12 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
 
 inline void attend_item(const AttentionPlan& plan, const paged_cache& cache, const Matrix& query, const Output& out,
                         const AttentionScratch& scratch, const ItemScratch& own, int seq, int number,
-                        const Upcoming& upcoming) {
+                        const NextTokens& next_tokens) {
   const paged_heads& heads = plan.heads;
   const int64_t first_token = plan.batch.cu_seqlens_q[seq];
   float* partials = scratch.partials + scratch.offsets.partials[seq];
   if (plan.is_split(seq)) {
-    attend_split_item(plan, SplitItem(plan, cache, seq, number), query, first_token, own, partials, upcoming);
+    attend_split_item(plan, SplitItem(plan, cache, seq, number), query, first_token, own, partials, next_tokens);
     return;
   }
   const TileItem item(plan, seq, number);
@@ -436,10 +436,10 @@ inline void merge_runs(const AttentionPlan& plan, const Output& out, const Query
 }
 
 // Lists the first keys of an item, which are prefetched while another item is computed.
-inline void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq, int item, Upcoming& upcoming) {
+inline void look_at(const AttentionPlan& plan, const paged_cache& cache, int seq, int item, NextTokens& next_tokens) {
   if (!plan.is_split(seq) || !plan.has_runs) return;
   const SplitItem next(plan, cache, seq, item);
-  upcoming.look_at({next.tile, next.pages, plan.split_heads, next.first_span, next.end_span});
+  next_tokens.look_at({next.tile, next.pages, plan.split_heads, next.first_span, next.end_span});
 }
 
 // Computes items [first, last) of a batch with the scratch memory of `thread`.
@@ -450,12 +450,12 @@ inline void attend_items(const AttentionPlan& plan, const paged_cache& cache, co
   int seq = static_cast<int>(std::upper_bound(items, items + plan.batch.num_seqs, first) - items) - 1;
   for (int64_t item = first; item < last; ++item) {
     const int here = seq;
-    Upcoming upcoming;
+    NextTokens next_tokens;
     if (item + 1 < last) {
       while (item + 1 >= items[seq + 1]) ++seq;
-      look_at(plan, cache, seq, static_cast<int>(item + 1 - items[seq]), upcoming);
+      look_at(plan, cache, seq, static_cast<int>(item + 1 - items[seq]), next_tokens);
     }
-    attend_item(plan, cache, query, out, scratch, own, here, static_cast<int>(item - items[here]), upcoming);
+    attend_item(plan, cache, query, out, scratch, own, here, static_cast<int>(item - items[here]), next_tokens);
   }
 }
 
