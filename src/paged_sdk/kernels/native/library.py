@@ -16,6 +16,7 @@ from paged_sdk.kernels.native.sources import library_name, sources_hash
 from paged_sdk.kernels.native.structures import (
     Argmax,
     Attention,
+    DecodeGrouped,
     Decoder,
     Dense,
     Experts,
@@ -26,7 +27,6 @@ from paged_sdk.kernels.native.structures import (
     QuantizeGroups,
     Ranks,
     Rows,
-    Values,
 )
 from paged_sdk.logs import get_logger
 from paged_sdk.system.processors import usable_processors
@@ -111,8 +111,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_pack.restype = None
     functions.paged_pack_grouped.argtypes = (POINTER(Grouped),)
     functions.paged_pack_grouped.restype = None
-    functions.paged_values.argtypes = (POINTER(Values),)
-    functions.paged_values.restype = None
+    functions.paged_decode_grouped.argtypes = (POINTER(DecodeGrouped),)
+    functions.paged_decode_grouped.restype = None
     functions.paged_pack_dense.argtypes = (c_int32, POINTER(Dense))
     functions.paged_gains_in_hadamard.argtypes = (c_int32, c_int32)
     functions.paged_gains_in_hadamard.restype = c_int32

@@ -380,7 +380,7 @@ struct paged_grouped_args {
 };
 
 // out [rows, cols] = code * scale + minimum, where the code is looked up in levels if there are any.
-struct paged_values_args {
+struct paged_decode_grouped_args {
   paged_codes codes;
   const float* scales;  // [rows, groups]
   const float* minima;  // [rows, groups]; null: none
