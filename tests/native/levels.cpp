@@ -155,11 +155,11 @@ void compare_linear(Levels& levels, int32_t format, int cols, const Bound& bound
   }
 }
 
-void compare_attention(Levels& levels, const paged_heads& heads, bool with_offsets, bool both_ways) {
+void compare_attention(Levels& levels, const paged_heads& heads, bool with_offsets, bool bidirectional) {
   Random random(heads.cache_dtype + heads.head_dim + heads.window);
   // A decode, a draft, a chunk, and a short sequence.
   Batch batch({1, 5, 40, 1}, {200, 133, 70, 17}, heads.block_size, random);
-  if (both_ways) batch.both_ways = {-1, 120, 10, -1};
+  if (bidirectional) batch.bidirectional_from = {-1, 120, 10, -1};
   const Cache cache(heads, batch.num_blocks, random);
   const int tokens = batch.num_tokens(), width = heads.num_heads * heads.head_dim;
   const std::vector<float> query = random.normal(tokens * width);
@@ -197,8 +197,8 @@ void compare_attention(Levels& levels) {
       capped.softcap = 3.0f;
       sunk.sinks = sinks;
       for (const paged_heads& heads : {plain, in_pairs, windowed, reaching, capped, sunk})
-        for (const bool both_ways : {false, true})
-          compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0, both_ways);
+        for (const bool bidirectional : {false, true})
+          compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0, bidirectional);
     }
   }
 }

@@ -159,7 +159,7 @@ struct Weight {
 // Sequences with pages in random order.
 struct Batch {
   std::vector<int32_t> starts, tables, lengths;
-  std::vector<int32_t> both_ways;  // empty: all causal
+  std::vector<int32_t> bidirectional_from;  // empty: all causal
   int max_blocks;
   int num_blocks;
 
@@ -180,7 +180,7 @@ struct Batch {
     return out;
   }
   paged_batch view() const {
-    const int32_t* seen_by_all = both_ways.empty() ? nullptr : both_ways.data();
+    const int32_t* seen_by_all = bidirectional_from.empty() ? nullptr : bidirectional_from.data();
     const auto count = static_cast<int32_t>(lengths.size());
     return {starts.data(), tables.data(), lengths.data(), nullptr, seen_by_all, count, max_blocks};
   }

@@ -186,20 +186,20 @@ struct QueryTile {
   int num_tokens;
   int group;  // query heads per KV head
   // Keys that all tokens see bidirectionally, such as those of an image; none by default.
-  int both_ways_begin = 0, both_ways_end = 0;
+  int bidirectional_begin = 0, bidirectional_end = 0;
   // Bounds them by a symmetric window: each token sees this many keys from its own on; 0: unbounded.
   int reach = 0;
 
   int rows() const { return num_tokens * group; }
   // The token at a position sees keys [oldest_of, end_of).
   int end_of(int position) const {
-    const int end = std::max(position + 1, both_ways_end);
+    const int end = std::max(position + 1, bidirectional_end);
     return reach > 0 ? std::min(end, position + reach) : end;
   }
   int oldest_of(int position, int window) const {
     if (window <= 0) return 0;
     const int oldest = position - window + 1;
-    return both_ways_end > 0 && reach == 0 ? std::min(oldest, both_ways_begin) : oldest;
+    return bidirectional_end > 0 && reach == 0 ? std::min(oldest, bidirectional_begin) : oldest;
   }
   int end() const { return end_of(first_position + num_tokens - 1); }
 };

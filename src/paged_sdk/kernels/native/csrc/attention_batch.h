@@ -63,9 +63,11 @@ struct AttentionPlan {
   int query_tokens(int seq) const { return batch.cu_seqlens_q[seq + 1] - batch.cu_seqlens_q[seq]; }
   bool is_split(int seq) const {
     const bool whole = batch.in_chunks != nullptr && batch.in_chunks[seq] != 0 && is_rounded(heads);
-    return query_tokens(seq) <= kSplitTokens && !whole && !sees_both_ways(seq);
+    return query_tokens(seq) <= kSplitTokens && !whole && !is_bidirectional(seq);
   }
-  bool sees_both_ways(int seq) const { return batch.both_ways != nullptr && batch.both_ways[seq] >= 0; }
+  bool is_bidirectional(int seq) const {
+    return batch.bidirectional_from != nullptr && batch.bidirectional_from[seq] >= 0;
+  }
   const int32_t* block_table(int seq) const {
     return batch.block_tables + static_cast<int64_t>(seq) * batch.max_blocks;
   }
@@ -90,8 +92,8 @@ struct AttentionPlan {
   QueryTile tile(int seq, int index) const {
     const int tokens = query_tokens(seq), first = index * tile_tokens, length = batch.context_lens[seq];
     QueryTile tile{length - tokens + first, std::min(tokens - first, tile_tokens), group};
-    if (sees_both_ways(seq)) {
-      tile.both_ways_begin = batch.both_ways[seq], tile.both_ways_end = length;
+    if (is_bidirectional(seq)) {
+      tile.bidirectional_begin = batch.bidirectional_from[seq], tile.bidirectional_end = length;
       if (heads.window_reaches_ahead) tile.reach = heads.window;
     }
     return tile;
@@ -278,7 +280,8 @@ struct SplitItem {
 };
 
 inline void attend_split_item(const AttentionPlan& plan, const SplitItem& item, const Matrix& query,
-                              int64_t first_token, const ItemScratch& own, float* partials, const NextTokens& next_tokens) {
+                              int64_t first_token, const ItemScratch& own, float* partials,
+                              const NextTokens& next_tokens) {
   const paged_heads& heads = plan.heads;
   const size_t size = Partial::floats(item.tile.rows(), heads.head_dim);
   float* memory = partials + (static_cast<int64_t>(item.run) * heads.num_kv_heads + item.pages.kv_head) * size;

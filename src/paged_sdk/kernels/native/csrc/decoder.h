@@ -80,7 +80,10 @@ struct DecoderScratch {
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
           if (layer.inner_widths != nullptr) grow(joined, row * layer.down.cols);
         }
-        if (layer.attended_widths != nullptr) grow(joined, row * layer.output.cols), grow(part, row * layer.output.rows);
+        if (layer.attended_widths != nullptr) {
+          grow(joined, row * layer.output.cols);
+          grow(part, row * layer.output.rows);
+        }
         if (layer.inner_widths != nullptr) grow(part, row * columns_of(layer, layer.down));
         if (layer.norm == PAGED_LAYER_NORM) grow(normed, row * layer.qkv[0].cols);
         // Few rows of a sequence may use another attention kernel than many, with other scratch.
