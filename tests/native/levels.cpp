@@ -305,7 +305,7 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
 void compare_layers(Levels& levels, int32_t format) {
   Random random(format);
   const LayerWeights weights(format, random);
-  const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kForManyRows;
+  const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kInHadamard;
   if (has_experts) compare_experts(levels, weights, {kCodes, pairs});
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3}) {
     const bool no_codes = format == PAGED_DENSE_FLOAT32 && cache == PAGED_FLOAT32;
@@ -325,17 +325,17 @@ void compare_all(Levels& levels) {
   for (const int32_t format : kGroupedFormats) compare_rows(levels, format);
   for (const int32_t format : kBlockFormats) compare_linear(levels, format, 512, {kSums});
   // Within one block of columns, codes and products are identical; sums over several blocks are fused or not.
-  for (const int32_t format : kBlockFormats) compare_linear(levels, kForManyRows + format, 256, {0.0});
-  compare_linear(levels, kForManyRows + PAGED_Q4_1, 96, {0.0});
-  compare_linear(levels, kForManyRows + PAGED_Q4_K, 768, {kSums});
+  for (const int32_t format : kBlockFormats) compare_linear(levels, kInHadamard + format, 256, {0.0});
+  compare_linear(levels, kInHadamard + PAGED_Q4_1, 96, {0.0});
+  compare_linear(levels, kInHadamard + PAGED_Q4_K, 768, {kSums});
   for (const int32_t format : kGroupedFormats) {
     compare_linear(levels, format, 512, {kSums});
-    compare_linear(levels, kForManyRows + format, 256, {0.0});
+    compare_linear(levels, kInHadamard + format, 256, {0.0});
   }
   for (const int32_t format : kDenseFormats)
     for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
   compare_attention(levels);
-  for (const int32_t format : {int32_t{PAGED_Q4_K}, kForManyRows + PAGED_Q4_K}) compare_layers(levels, format);
+  for (const int32_t format : {int32_t{PAGED_Q4_K}, kInHadamard + PAGED_Q4_K}) compare_layers(levels, format);
   compare_layers(levels, grouped(PAGED_GROUPED_4, 128));
   for (const int32_t format : kDenseFormats) compare_layers(levels, format);
 }
