@@ -65,6 +65,11 @@ class NativeLibrary:
         return self.isa in _AS_FAST_IN_BFLOAT16
 
     @property
+    def max_interleaved(self) -> int:
+        """Return the maximum number of elements per head that a rotary embedding with interleaved pairs rotates."""
+        return int(self.functions.paged_max_interleaved())
+
+    @property
     def multiplies_pairs(self) -> bool:
         """Return whether bfloat16 attention uses the CPU's dot products of bfloat16 pairs."""
         return self.isa in _MULTIPLIES_PAIRS
@@ -101,6 +106,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_level_name.argtypes = (c_int32,)
     functions.paged_level_name.restype = c_char_p
     functions.paged_level_runs_here.argtypes = (c_int32,)
+    functions.paged_max_interleaved.argtypes = ()
+    functions.paged_max_interleaved.restype = c_int32
     functions.paged_workspace_new.argtypes = ()
     functions.paged_workspace_new.restype = c_void_p
     functions.paged_workspace_delete.argtypes = (c_void_p,)

@@ -206,6 +206,9 @@ struct paged_router {
   float swiglu_limit;
 };
 
+// Maximum elements of a head, 2 * half, that an interleaved rotary embedding rotates.
+constexpr int32_t kMaxInterleaved = 512;
+
 // Rotary embedding of a step's rows: cosines and sines are [num_rows, half]. Element i of a head is rotated with
 // element half + i; if interleaved, 2i with 2i + 1, and the result is stored in the half-split order.
 struct paged_rope {

@@ -139,6 +139,9 @@ PAGED_EXPORT const char* paged_level_name(int32_t level) {
 
 PAGED_EXPORT int32_t paged_level_runs_here(int32_t level) { return paged::level_at(level).runs_here(); }
 
+// Returns the maximum elements of a head that an interleaved rotary embedding rotates.
+PAGED_EXPORT int32_t paged_max_interleaved() { return kMaxInterleaved; }
+
 PAGED_EXPORT paged_workspace* paged_workspace_new() { return new (std::nothrow) paged_workspace{}; }
 
 PAGED_EXPORT void paged_workspace_delete(paged_workspace* workspace) {
