@@ -94,7 +94,7 @@ def _in_units(experts: Sequence[_Grouped]) -> bool:
 def _packed(matrices: Sequence[_Grouped], place: Place, *, as_stored: bool = True) -> PackedWeight:
     """Concatenate matrices along the rows and pack them. Those that cannot be packed as stored are converted to Q8_0.
 
-    FP8 then takes 8.5 bits instead of 8, and the conversion adds 4 % to FP8's own squared error.
+    FP8 then takes 8.5 bits instead of 8, and the conversion adds 3 % to FP8's own squared error.
     """
     assert place.workspace is not None
     library, target = place.workspace.library, tensor_type_of("Q8_0")
