@@ -36,26 +36,21 @@ struct PairScratch {
 
   static size_t blocks(int rows) { return (static_cast<size_t>(rows) + kRowLanes - 1) / kRowLanes; }
   static size_t floats(int rows, int head_dim) {
-    const size_t size = head_dim;
-    return blocks(rows) * kRowLanes * (size / 2 + size + 2) + kSpan * size + kRowLanes * (kSpan + kSpanPairs);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static PairScratch at(float* memory, int rows, int head_dim) {
-    const auto take = [&memory](size_t count) {
-      float* taken = memory;
-      memory += count;
-      return taken;
-    };
-    const auto take_pairs = [&take](size_t count) { return reinterpret_cast<uint32_t*>(take(count)); };
+  static PairScratch at(Arena& arena, int rows, int head_dim) {
     const size_t lanes = blocks(rows) * kRowLanes, size = head_dim;
     PairScratch out{};
-    out.query = take_pairs(lanes * size / 2);
-    out.sums = take(lanes * size);
-    out.maximum = take(lanes);
-    out.total = take(lanes);
-    out.keys = take_pairs(kSpan * size / 2);
-    out.values = take_pairs(kSpan * size / 2);
-    out.scores = take(kSpan * kRowLanes);
-    out.weights = take_pairs(kSpanPairs * kRowLanes);
+    out.query = arena.take<uint32_t>(lanes * size / 2);
+    out.sums = arena.take<float>(lanes * size);
+    out.maximum = arena.take<float>(lanes);
+    out.total = arena.take<float>(lanes);
+    out.keys = arena.take<uint32_t>(kSpan * size / 2);
+    out.values = arena.take<uint32_t>(kSpan * size / 2);
+    out.scores = arena.take<float>(kSpan * kRowLanes);
+    out.weights = arena.take<uint32_t>(kSpanPairs * kRowLanes);
     return out;
   }
 };

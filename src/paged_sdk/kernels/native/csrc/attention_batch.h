@@ -157,7 +157,7 @@ struct AttentionOffsets {
   int64_t* items;
   int64_t* partials;  // in floats
 
-  static size_t bytes(int num_seqs) { return (sizeof(int64_t) * 2 * (num_seqs + 1) + 63) & ~static_cast<size_t>(63); }
+  static size_t bytes(int num_seqs) { return line_aligned(sizeof(int64_t) * 2 * (num_seqs + 1)); }
   static AttentionOffsets at(uint8_t* memory, int num_seqs) {
     auto* first = reinterpret_cast<int64_t*>(memory);
     return {first, first + num_seqs + 1};
@@ -350,6 +350,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
   const paged_heads& heads = plan.heads;
   const int rows = item.tile.rows(), size = heads.head_dim;
   const Partial later = Partial::at(own.run, rows, size);
+  [[maybe_unused]] Arena arena(own.rest);
   const auto load = [&](float* to) { load_query(item.tile, query, first_token, item.kv_head, heads, to); };
   const auto attend_with = [&](const auto& scratch) {
     attend_runs(plan, item, total, later, [&](int first_key, int end_key, const Partial& out) {
@@ -358,7 +359,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
   };
 #if defined(PAGED_HAS_CODES)
   if (has_codes(heads)) {
-    const CodeScratch scratch = CodeScratch::at(own.rest, rows, size);
+    const CodeScratch scratch = CodeScratch::at(arena, rows, size);
     load(scratch.queries);
     code_queries(rows, size, scratch);
     attend_with(scratch);
@@ -367,7 +368,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
 #endif
 #if defined(__AVX512BF16__)
   if (has_pairs(heads)) {
-    const PairScratch scratch = PairScratch::at(own.rest, rows, size);
+    const PairScratch scratch = PairScratch::at(arena, rows, size);
     load(later.values);
     round_queries(rows, size, later.values, scratch);
     attend_with(scratch);
@@ -376,7 +377,7 @@ inline void attend_tile_item(const AttentionPlan& plan, const TileItem& item, co
 #endif
 #if defined(PAGED_HAS_SHORTS)
   if (has_shorts(heads)) {
-    const ShortScratch scratch = ShortScratch::at(own.rest, rows, size);
+    const ShortScratch scratch = ShortScratch::at(arena, rows, size);
     load(scratch.queries);
     code_queries(rows, size, scratch);
     attend_with(scratch);

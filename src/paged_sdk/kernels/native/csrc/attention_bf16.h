@@ -26,13 +26,19 @@ struct PairScratch {
   uint32_t* weights;  // [kRowBlock, 64]
 
   static size_t floats(int rows, int head_dim) {
-    return kRowBlock * (kSpan + kSpanPairs) + static_cast<size_t>(head_dim) / 2 * (rows + 2 * kSpan);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static PairScratch at(float* memory, [[maybe_unused]] int rows, int head_dim) {
-    auto* weights = reinterpret_cast<uint32_t*>(memory + kRowBlock * kSpan);
-    uint32_t* keys = weights + kRowBlock * kSpanPairs;
-    uint32_t* values = keys + kSpan * head_dim / 2;
-    return {memory, values + kSpan * head_dim / 2, keys, values, weights};
+  static PairScratch at(Arena& arena, int rows, int head_dim) {
+    const size_t pairs = static_cast<size_t>(head_dim) / 2;
+    PairScratch out{};
+    out.scores = arena.take<float>(kRowBlock * kSpan);
+    out.weights = arena.take<uint32_t>(kRowBlock * kSpanPairs);
+    out.keys = arena.take<uint32_t>(pairs * kSpan);
+    out.values = arena.take<uint32_t>(kSpanPairs * head_dim);
+    out.query = arena.take<uint32_t>(rows * pairs);
+    return out;
   }
 };
 

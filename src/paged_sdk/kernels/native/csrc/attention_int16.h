@@ -61,31 +61,23 @@ struct ShortScratch {
   int16_t* codes;        // [16, head_dim]
 
   static size_t floats(int rows, int head_dim) {
-    const ShortScratch end = at(nullptr, rows, head_dim);
-    // Reading the last eight pairs of a head reads sixteen.
-    return reinterpret_cast<uintptr_t>(end.codes + 16 * head_dim + 16) / sizeof(float);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static ShortScratch at(float* memory, int rows, int head_dim) {
-    auto next = reinterpret_cast<uintptr_t>(memory);
-    const auto take = [&](size_t bytes) {
-      const uintptr_t here = next;
-      next += (bytes + 63) & ~static_cast<size_t>(63);
-      return here;
-    };
-    const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(sizeof(float) * count)); };
-    const auto shorts = [&](size_t count) { return reinterpret_cast<int16_t*>(take(sizeof(int16_t) * count)); };
+  static ShortScratch at(Arena& arena, int rows, int head_dim) {
     const size_t size = head_dim, coded_rows = (rows + kCodedRows - 1) / kCodedRows * kCodedRows;
     ShortScratch s;
-    s.queries = floats(rows * size);
-    s.query_scales = floats(coded_rows);
-    s.key_scales = floats(kSpan);
-    s.value_scales = floats(kSpan);
-    s.scores = floats(kShortBlock * kSpan);
-    s.query_codes = shorts(coded_rows * size);
-    s.keys = shorts(kSpan * size);
-    s.values = shorts(kSpan * size);
-    s.weights = shorts(kShortBlock * kSpan);
-    s.codes = shorts(16 * size);
+    s.queries = arena.take<float>(rows * size);
+    s.query_scales = arena.take<float>(coded_rows);
+    s.key_scales = arena.take<float>(kSpan);
+    s.value_scales = arena.take<float>(kSpan);
+    s.scores = arena.take<float>(kShortBlock * kSpan);
+    s.query_codes = arena.take<int16_t>(coded_rows * size);
+    s.keys = arena.take<int16_t>(kSpan * size);
+    s.values = arena.take<int16_t>(kSpan * size);
+    s.weights = arena.take<int16_t>(kShortBlock * kSpan);
+    s.codes = arena.take<int16_t>(16 * size + 16);  // reading the last eight pairs of a head reads sixteen
     return s;
   }
 };

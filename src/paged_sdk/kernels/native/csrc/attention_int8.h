@@ -67,37 +67,28 @@ struct CodeScratch {
   int8_t* rows_of_codes;  // [16, head_dim]
 
   static size_t floats(int rows, int head_dim) {
-    const CodeScratch end = at(nullptr, rows, head_dim);
-    return (reinterpret_cast<uintptr_t>(end.rows_of_codes) + line(16 * head_dim)) / sizeof(float);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static CodeScratch at(float* memory, int rows, int head_dim) {
-    auto next = reinterpret_cast<uintptr_t>(memory);
-    const auto take = [&](size_t bytes) {
-      const uintptr_t here = next;
-      next += line(bytes);
-      return here;
-    };
-    const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(sizeof(float) * count)); };
-    const size_t elements = static_cast<size_t>(rows) * head_dim;
+  static CodeScratch at(Arena& arena, int rows, int head_dim) {
+    const size_t elements = static_cast<size_t>(rows) * head_dim, span = static_cast<size_t>(kSpan) * head_dim;
     CodeScratch s;
-    s.queries = floats(elements);
-    s.query_scales = floats(rows);
-    s.query_sums = reinterpret_cast<int32_t*>(floats(rows));
-    s.scores = floats(kCodeRows * kSpan);
-    s.key_scales = floats(kSpan);
-    s.value_scales = floats(kSpan);
-    s.common_key = floats(head_dim);
-    s.factors = floats(2 * kCodeRows);
-    s.query_codes = reinterpret_cast<int8_t*>(take(elements));
-    s.keys = reinterpret_cast<uint8_t*>(take(kSpan * head_dim));
-    s.values = reinterpret_cast<int8_t*>(take(kSpan * head_dim));
-    s.weights = reinterpret_cast<uint8_t*>(take(kCodeRows * kSpan));
-    s.rows_of_codes = reinterpret_cast<int8_t*>(take(16 * head_dim));
+    s.queries = arena.take<float>(elements);
+    s.query_scales = arena.take<float>(rows);
+    s.query_sums = arena.take<int32_t>(rows);
+    s.scores = arena.take<float>(kCodeRows * kSpan);
+    s.key_scales = arena.take<float>(kSpan);
+    s.value_scales = arena.take<float>(kSpan);
+    s.common_key = arena.take<float>(head_dim);
+    s.factors = arena.take<float>(2 * kCodeRows);
+    s.query_codes = arena.take<int8_t>(elements);
+    s.keys = arena.take<uint8_t>(span);
+    s.values = arena.take<int8_t>(span);
+    s.weights = arena.take<uint8_t>(kCodeRows * kSpan);
+    s.rows_of_codes = arena.take<int8_t>(16 * head_dim);
     return s;
   }
-
- private:
-  static size_t line(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 };
 
 // Calls take(integral_constant<size>) for common head sizes, whose elements fit registers; 0 for other sizes.

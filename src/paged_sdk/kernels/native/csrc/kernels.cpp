@@ -42,10 +42,10 @@ int linear(const paged_linear_args& args) {
 }
 
 int experts(const paged_experts_args& args) {
-  const ExpertsScratch::Sizes sizes(args);
-  uint8_t* memory = reserve(*args.workspace, sizes.total(args.num_threads));
+  uint8_t* memory = reserve(*args.workspace, ExpertsScratch::bytes(args, args.num_threads));
   if (memory == nullptr) return kNoMemory;
-  const ExpertsScratch scratch = ExpertsScratch::at(memory, sizes, args.num_threads);
+  Arena arena(memory);
+  const ExpertsScratch scratch = ExpertsScratch::at(arena, args, args.num_threads);
   if (!all_exist(args)) return kNoSuchExpert;
   const Output out{args.out, args.out_stride, args.dtype, {}};
   run_job(args.num_threads, [&](Job& job) { return run_experts(job, args, out, scratch); });
@@ -65,10 +65,11 @@ int attention(const paged_attention_args& args) {
 
 int decoder(const paged_decoder_args& args) {
   const DecoderScratch::Sizes sizes(args);
-  uint8_t* memory = reserve(*args.workspace, sizes.total(args.num_threads));
+  uint8_t* memory = reserve(*args.workspace, DecoderScratch::bytes(sizes, args));
   if (memory == nullptr) return kNoMemory;
-  const DecoderScratch scratch = DecoderScratch::at(memory, sizes, args.num_threads);
-  const ThreadSums sums{scratch.sums, sizes.sums};
+  Arena arena(memory);
+  const DecoderScratch scratch = DecoderScratch::at(arena, sizes, args);
+  const ThreadSums sums{scratch.sums, ThreadSums::bytes_of(args.num_rows)};
   run_job(args.num_threads, [&](Job& job) { return run_layers(job, args, scratch, sums); });
   return kOk;
 }
