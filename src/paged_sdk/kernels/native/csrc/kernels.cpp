@@ -119,16 +119,8 @@ int rows(const paged_rows_args& args) {
 int norm(const paged_norm_args& args) {
   const int cols = args.cols;
   parallel_for(args.num_threads, args.rows, row_cost(cols), [&](int64_t first, int64_t last, int) {
-    for (int64_t row = first; row < last; ++row) {
-      const float* const from = args.x + row * cols;
-      float* const to = args.out + row * cols;
-      if (args.norm == PAGED_LAYER_NORM) {
-        normalize_layer(from, cols, args.weight, args.bias, args.eps, to);
-      } else {
-        __builtin_memcpy(to, from, sizeof(float) * cols);
-        normalize(to, cols, args.weight, args.eps);
-      }
-    }
+    for (int64_t row = first; row < last; ++row)
+      normalize_into(args.norm, args.x + row * cols, cols, args.weight, args.bias, args.eps, args.out + row * cols);
   });
   return kOk;
 }

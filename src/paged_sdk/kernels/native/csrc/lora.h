@@ -200,13 +200,7 @@ inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float*
                    [&adapted, &layer, stream, hidden, norm, bias, normed](int64_t first, int64_t last, int) {
                      for (int64_t place = first; place < last; ++place) {
                        const float* from = stream + static_cast<int64_t>(adapted.rows[place]) * hidden;
-                       float* to = normed + place * hidden;
-                       if (norm != nullptr && layer.norm == PAGED_LAYER_NORM) {
-                         normalize_layer(from, hidden, norm, bias, layer.norm_eps, to);
-                         continue;
-                       }
-                       __builtin_memcpy(to, from, sizeof(float) * hidden);
-                       if (norm != nullptr) normalize(to, hidden, norm, layer.norm_eps);
+                       normalize_into(layer.norm, from, hidden, norm, bias, layer.norm_eps, normed + place * hidden);
                      }
                    });
 }

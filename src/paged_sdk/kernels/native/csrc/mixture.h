@@ -124,15 +124,9 @@ inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_la
   const paged_router& router = layer.router;
   const int rows = args.num_rows, hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
   co_await job.phase(rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
-    for (int64_t t = first; t < last; ++t) {
-      float* const normed = scratch.normed + t * hidden;
-      if (layer.norm == PAGED_LAYER_NORM && layer.mlp_norm != nullptr) {
-        normalize_layer(stream + t * hidden, hidden, layer.mlp_norm, layer.mlp_norm_bias, layer.norm_eps, normed);
-        continue;
-      }
-      __builtin_memcpy(normed, stream + t * hidden, sizeof(float) * hidden);
-      if (layer.mlp_norm != nullptr) normalize(normed, hidden, layer.mlp_norm, layer.norm_eps);
-    }
+    for (int64_t t = first; t < last; ++t)
+      normalize_into(layer.norm, stream + t * hidden, hidden, layer.mlp_norm, layer.mlp_norm_bias, layer.norm_eps,
+                     scratch.normed + t * hidden);
   });
   // A float32 product costs as much as eight byte products.
   co_await job.phase(router.num_experts, int64_t{8} * rows * hidden, [&](int64_t first, int64_t last, int) {
