@@ -245,18 +245,18 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   std::fill_n(scratch.total, lanes, 0.0f);
   std::fill_n(scratch.sums, lanes * size, 0.0f);
   // Padding lanes of the last block behave as the last row.
-  const auto position_of = [&](int row) { return tile.first_position + std::min(row, rows - 1) / tile.group; };
+  const auto position_of = [&](int row) { return tile.position_of(std::min(row, rows - 1)); };
   const auto oldest_of = [&](int row) { return tile.oldest_of(position_of(row), heads.window); };
   const auto end_of = [&](int row) { return tile.end_of(position_of(row)); };
   for (int key = first_key; key < last_key; key += kSpan) {
     const float* offset = pages.key_offset(key);
-    // Keys past what the block's last row sees are skipped: their weights would be zero.
-    const auto width_of = [&](int last_row) { return (std::min(end_of(last_row) - key, kSpan) + 31) & ~31; };
-    pack_span(pages, key, std::max(key, oldest_of(0)), std::min(key + kSpan, tile.end()), width_of(rows - 1), scratch);
+    pack_span(pages, key, std::max(key, oldest_of(0)), std::min(key + kSpan, tile.end()),
+              tile.seen_width(key, tile.last_position(), kPairKeys), scratch);
     SpanPrefetcher next(pages, key + kSpan, std::min(key + 2 * kSpan, last_key));
     for (int row = 0; row < rows; row += kRowLanes) {
       next.fetch(row / kRowLanes + 1, blocks);
-      const int width = width_of(row + kRowLanes - 1), vectors = rows - row > kPanelRows ? 2 : 1;
+      const int width = tile.seen_width(key, position_of(row + kRowLanes - 1), kPairKeys);
+      const int vectors = rows - row > kPanelRows ? 2 : 1;
       if (width <= 0) continue;
       const uint32_t* const query = scratch.query + static_cast<int64_t>(row) * size / 2;
       float* const sums = scratch.sums + static_cast<int64_t>(row) * size;

@@ -269,7 +269,7 @@ inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& 
     std::optional<SpanScales> scales;
     if constexpr (kScaled) scales.emplace(pages, vectors, head, first_key, span);
     for (int row = 0; row < rows; ++row) {
-      const int position = item.tile.first_position + row / item.tile.group, at = head * rows + row;
+      const int position = item.tile.position_of(row), at = head * rows + row;
       float* scores = scratch.scores + at * kSpan;
       // weigh_row masks these scores, but needs them initialized.
       std::fill(scores, scores + begin, 0.0f);

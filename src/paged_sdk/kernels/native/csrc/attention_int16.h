@@ -42,6 +42,7 @@ inline bool has_shorts(const paged_heads& heads) {
 
 constexpr int kShortRows = 6;         // rows whose accumulators are held in registers: 12 of 16
 constexpr int kShortBlock = 24;       // rows whose scores are held together
+constexpr int kShortKeys = 16;     // keys are coded and scored 16 at a time
 constexpr int kBlockNumbers = 32;     // numbers for a block of rows, one each, padded to whole vectors
 constexpr int kCodedRows = 48;        // queries are coded 16 at a time, and multiplied kShortRows at a time
 constexpr int kValueLimit = 4095;     // largest code of a value
@@ -267,9 +268,9 @@ inline void code_weights(const QueryTile& tile, const paged_heads& heads, int ke
   };
   clear_rest(largest_lanes), clear_rest(sum_lanes[0]), clear_rest(sum_lanes[1]);
   const auto begin_of = [&](int r) {
-    return tile.oldest_of(tile.first_position + (row + r) / tile.group, heads.window) - key;
+    return tile.oldest_of(tile.position_of(row + r), heads.window) - key;
   };
-  const auto end_of = [&](int r) { return tile.end_of(tile.first_position + (row + r) / tile.group) - key; };
+  const auto end_of = [&](int r) { return tile.end_of(tile.position_of(row + r)) - key; };
   const auto is_whole = [&](int r) { return begin_of(r) <= 0 && end_of(r) >= width && heads.softcap <= 0.0f; };
   for (int r = 0; r < count; ++r) {
     const auto mask = is_whole(r) ? mask_scores<true> : mask_scores<false>;
@@ -360,16 +361,13 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   const paged_heads& heads = pages.heads;
   const int rows = tile.rows();
   out.clear(rows, heads.head_dim);
-  const int last_position = tile.first_position + tile.num_tokens - 1;
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, tile.oldest_of(tile.first_position, heads.window));
     const int end = std::min(key + kSpan, tile.end());
-    // Keys past what the block's last row sees are skipped: their weights would be zero.
-    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 15) & ~15; };
-    code_span(pages, key, begin, end, width_of(last_position), scratch);
+    code_span(pages, key, begin, end, tile.seen_width(key, tile.last_position(), kShortKeys), scratch);
     for (int row = 0; row < rows; row += kShortBlock) {
       const int count = std::min(rows - row, kShortBlock);
-      const int width = width_of(tile.first_position + (row + count - 1) / tile.group);
+      const int width = tile.seen_width(key, tile.position_of(row + count - 1), kShortKeys);
       if (width > 0) attend_block(tile, pages, key, row, count, width, scratch, out);
     }
   }

@@ -49,6 +49,7 @@ inline bool has_codes(const paged_heads& heads) {
 #if defined(PAGED_HAS_CODES)
 
 constexpr int kCodeRows = kDenseTile;  // rows whose scores are held together
+constexpr int kCodeKeys = 32;     // keys are scored 32 at a time
 
 // A thread's scratch memory for a tile.
 struct CodeScratch {
@@ -392,20 +393,17 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   // Keys stored minus an offset have nothing left in common; with a window, the first key that a tile sees depends on
   // the tile.
   const bool less_first = heads.window <= 0 && pages.cache.key_offsets == nullptr;
-  const int last_position = tile.first_position + tile.num_tokens - 1;
   const auto oldest_of = [&](int position) {
     return heads.window > 0 ? tile.oldest_of(position, heads.window) : static_cast<int>(from_first);
   };
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, tile.end());
-    // Keys past what the block's last row sees are skipped: their weights would be zero.
-    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
-    code_span(pages, key, begin, end, width_of(last_position), less_first, scratch);
+    code_span(pages, key, begin, end, tile.seen_width(key, tile.last_position(), kCodeKeys), less_first, scratch);
     const float* common = less_first ? scratch.common_key : pages.key_offset(key);
     in_code_blocks(rows, [&](int row, auto count) {
       constexpr int kRows = decltype(count)::value;
-      const int width = width_of(tile.first_position + (row + kRows - 1) / tile.group);
+      const int width = tile.seen_width(key, tile.position_of(row + kRows - 1), kCodeKeys);
       if (width <= 0) return;
       float constants[kRows] = {};
       for (int r = 0; common != nullptr && r < kRows; ++r) {
@@ -416,7 +414,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
         score_codes<kRows, 2>(scratch, row, size, c, constants, scratch.scores + c);
       SpanWeights spans[kRows];
       for (int r = 0; r < kRows; ++r) {
-        const int position = tile.first_position + (row + r) / tile.group;
+        const int position = tile.position_of(row + r);
         const int first_seen = oldest_of(position) - key, end_seen = tile.end_of(position) - key;
         const bool whole = first_seen <= 0 && end_seen >= kSpan && heads.softcap <= 0.0f;
         const auto code = whole ? code_weights<true> : code_weights<false>;
