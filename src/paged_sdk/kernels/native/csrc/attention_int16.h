@@ -42,7 +42,7 @@ inline bool has_shorts(const paged_heads& heads) {
 
 constexpr int kShortRows = 6;         // rows whose accumulators are held in registers: 12 of 16
 constexpr int kShortBlock = 24;       // rows whose scores are held together
-constexpr int kShortKeys = 16;     // keys are coded and scored 16 at a time
+constexpr int kShortKeys = 16;        // keys are coded and scored 16 at a time
 constexpr int kBlockNumbers = 32;     // numbers for a block of rows, one each, padded to whole vectors
 constexpr int kCodedRows = 48;        // queries are coded 16 at a time, and multiplied kShortRows at a time
 constexpr int kValueLimit = 4095;     // largest code of a value

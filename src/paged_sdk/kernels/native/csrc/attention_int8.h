@@ -49,7 +49,7 @@ inline bool has_codes(const paged_heads& heads) {
 #if defined(PAGED_HAS_CODES)
 
 constexpr int kCodeRows = kDenseTile;  // rows whose scores are held together
-constexpr int kCodeKeys = 32;     // keys are scored 32 at a time
+constexpr int kCodeKeys = 32;          // keys are scored 32 at a time
 
 // A thread's scratch memory for a tile.
 struct CodeScratch {
