@@ -81,11 +81,6 @@ struct AdapterScratch {
     out.product = arena.take<float>(rows * hidden);
     return out;
   }
-  static size_t bytes(const paged_decoder_args& args) {
-    Arena arena(nullptr);
-    at(arena, args);
-    return arena.used();
-  }
 };
 
 // Loads 16 numbers of an adapter's matrix, by dtype.
