@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 from benchmarks.models import model_path
 from benchmarks.prompts import PromptMaker, tokenizer_of
+from benchmarks.timings import tokens_per_second
 from paged_sdk import GgufModelBuilder, Model, SamplingParams
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.models.family import read_config
@@ -59,23 +60,6 @@ def _write_adapter(directory: Path, shape: DecoderConfig, rank: int, seed: int) 
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": _ALPHA, "target_modules": targets, "bias": "none"}
     (directory / "adapter_config.json").write_text(json.dumps(settings))
     return directory
-
-
-async def _round(model: Model, prompts: list[list[int]], names: list[str | None], length: int) -> float:
-    """Return the total tokens per second while all texts run."""
-    sampling = SamplingParams(temperature=0.0, max_len=length, ignore_eos=True)
-    times: list[float] = []
-
-    async def one(prompt: list[int], name: str | None) -> None:
-        options = {} if name is None else {"adapter": name}
-        async with model.stream_completion_request(prompt, sampling, **options) as stream:  # type: ignore[arg-type]
-            times.extend([time.perf_counter() async for _ in stream])
-
-    await asyncio.gather(*(one(prompt, name) for prompt, name in zip(prompts, names, strict=True)))
-    # Exclude prefill at the start, and the end, when texts finish one by one.
-    times.sort()
-    first, last = len(times) // 4, len(times) * 3 // 4
-    return (last - first) / (times[last] - times[first])
 
 
 @define
@@ -156,8 +140,8 @@ async def _measure(path: Path, streams: int, adapters: int, rank: int, length: i
             own: list[str | None] = [f"a{number % adapters}" for number in range(streams)]
             rates: dict[str, list[float]] = {"base": [], "adapters": []}
             for _ in range(rounds):
-                rates["base"].append(await _round(model, ids, [None] * streams, length))
-                rates["adapters"].append(await _round(model, ids, own, length))
+                rates["base"].append(await tokens_per_second(model, ids, length))
+                rates["adapters"].append(await tokens_per_second(model, ids, length, own))
             base, adapted = (median(rates[key]) for key in ("base", "adapters"))
             share = median(b / a for a, b in zip(rates["base"], rates["adapters"], strict=True))
             console.print(f"{streams} texts: {base:.1f} tok/s, through {adapters} adapters {adapted:.1f} ({share:.2f})")

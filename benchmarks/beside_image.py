@@ -19,7 +19,8 @@ from rich.console import Console
 
 from benchmarks.paths import cache_directory
 from benchmarks.repeated_image import write_model
-from paged_sdk import Model, RequestBuilder, SamplingParams, TextMessages, VisionMessages, VisionModelBuilder
+from benchmarks.timings import first_token_about
+from paged_sdk import Model, RequestBuilder, SamplingParams, TextMessages, VisionModelBuilder
 
 __all__ = ["main"]
 
@@ -37,15 +38,6 @@ async def _stream(model: Model, number: int, times: list[float], over: asyncio.E
                 return
 
 
-async def _first_token(model: Model, image: Any) -> float:
-    """Return the seconds until the first token of a question about an image."""
-    messages = VisionMessages().add_image_message("user", "What is this?", image)
-    request = RequestBuilder.from_messages(messages).with_sampling(SamplingParams(temperature=0.0, max_len=1))
-    begun = time.perf_counter()
-    await model.send_chat_request(request)
-    return time.perf_counter() - begun
-
-
 def _gaps(times: list[list[float]], begin: float, end: float) -> list[float]:
     """Return the seconds between consecutive tokens within a period."""
     pairs = ((one, two) for each in times for one, two in pairwise(each))
@@ -57,7 +49,12 @@ async def _measure(side: int, num_streams: int, rounds: int) -> None:
     directory = cache_directory("qwen2-vl-2b-random")
     write_model(directory)
     async with VisionModelBuilder(directory).with_logging().build() as model:
-        alone = await _first_token(model, draw.integers(0, 256, (side, side, 3), np.uint8))
+
+        async def seconds_about(image: Any) -> float:
+            seconds, _ = await first_token_about(model, image, "What is this?")
+            return seconds
+
+        alone = await seconds_about(draw.integers(0, 256, (side, side, 3), np.uint8))
         over = asyncio.Event()
         times: list[list[float]] = [[] for _ in range(num_streams)]
         streams = [
@@ -71,7 +68,7 @@ async def _measure(side: int, num_streams: int, rounds: int) -> None:
         seconds: list[float] = []
         for _ in range(rounds):
             begin = time.perf_counter()
-            seconds.append(await _first_token(model, draw.integers(0, 256, (side, side, 3), np.uint8)))
+            seconds.append(await seconds_about(draw.integers(0, 256, (side, side, 3), np.uint8)))
             beside += _gaps(times, begin, time.perf_counter())
         over.set()
         await asyncio.gather(*streams)

@@ -50,20 +50,22 @@ class OpenEngine:
 
     def watch(self, after_prepare: Callable[[], None]) -> None:
         """Call ``after_prepare`` on the worker thread whenever a step has allocated its KV memory."""
-        assert self.runner._parts is not None
-        self.runner._parts = evolve(self.runner._parts, backend=_WatchedBackend(self.backend, after_prepare))
+        assert self.runner._step_runner is not None
+        self.runner._step_runner = evolve(
+            self.runner._step_runner, backend=_WatchedBackend(self.backend, after_prepare)
+        )
 
     @property
     def model_class(self) -> type:
         """Return the class of the runner's model."""
-        assert self.runner._parts is not None
-        return type(self.runner._parts.model)
+        assert self.runner._step_runner is not None
+        return type(self.runner._step_runner.model)
 
     @property
     def bits_per_weight(self) -> float:
         """Return the bits per weight of the layers' matrices, without experts."""
-        assert self.runner._parts is not None
-        model = self.runner._parts.model
+        assert self.runner._step_runner is not None
+        model = self.runner._step_runner.model
         decoder = model._model if isinstance(model, FusedDecoderModel) else model
         assert isinstance(decoder, DecoderModel)
         linears = [linear for layer in decoder.layers for linear in layer.linears]
@@ -78,8 +80,8 @@ class OpenEngine:
         :param streams: number of sequences that compute the same text in one batch
         :returns: float32 ``[len(token_ids), vocab_size]``, the logits of the first sequence
         """
-        assert self.runner._parts is not None
-        model = self.runner._parts.model
+        assert self.runner._step_runner is not None
+        model = self.runner._step_runner.model
         tiles = []
         num_prompt = 0 if chunk == 1 else len(token_ids)
         tables = [self._kv_ids(len(token_ids), stream) for stream in range(streams)]
@@ -110,8 +112,8 @@ def open_engine(builder: TextModelBuilder) -> OpenEngine:
     parts = load_parts(builder.source, builder.settings, read_environment())
     runner = parts.engine._runner
     assert isinstance(runner, ModelRunner)
-    assert runner._parts is not None
-    return OpenEngine(parts, runner, runner._parts.backend, parts.engine._kv)
+    assert runner._step_runner is not None
+    return OpenEngine(parts, runner, runner._step_runner.backend, parts.engine._kv)
 
 
 class _WatchedBackend(AttentionBackend):

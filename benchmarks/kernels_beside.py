@@ -20,7 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from benchmarks.kernels_cpu import BLOCK_SIZE, attend_next, copies_of, multiply_next, paged_caches, random_weight
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, open_library, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import PACKED_TYPES
@@ -97,7 +97,7 @@ def attention_cells(
     :param contexts: pairs of a number of query tokens and the context's length, these included
     """
     num_heads, num_kv_heads, head_dim = heads
-    shape = AttentionShape(*heads, scale=head_dim**-0.5, products=Products.INT8)
+    shape = AttentionShape(*heads, scale=head_dim**-0.5, precision=Precision.INT8)
     for tokens, context in contexts:
         blocks = -(-context // BLOCK_SIZE)
         caches = paged_caches(builds[0], (blocks, BLOCK_SIZE, num_kv_heads, head_dim), 2)

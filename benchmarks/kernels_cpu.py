@@ -20,14 +20,15 @@ import torch.nn.functional as F
 from attrs import evolve
 from torch import Tensor
 
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.experts import NativeExperts
-from paged_sdk.kernels.native.huge_pages import HUGE_PAGE, HugePages
+from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import NativeLibrary, Workspace, load, why_not
 from paged_sdk.kernels.native.linear import NativeLinear
 from paged_sdk.kernels.native.packed import DENSE_TYPES, PACKED_TYPES, PackedWeight, pack_dense, pack_gguf
 from paged_sdk.kernels.native.paged_attention import AttentionShape, VarlenBatch, native_paged_attention
 from paged_sdk.kernels.native.quantize import quantize_blocks
+from paged_sdk.kernels.own_pages import HUGE_PAGE
 from paged_sdk.kernels.quantized.gguf_blocks import BLOCK_FORMATS
 
 STREAMED_BYTES = 512 << 20
@@ -205,8 +206,8 @@ def read_cache(caches: Iterator[LayerCache]) -> None:
 
 def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
     num_heads, num_kv_heads, head_dim = heads
-    limits = {Products.FLOAT32: product_rate(torch.float32)}
-    limits |= dict.fromkeys((Products.BFLOAT16, Products.INT8), product_rate(torch.bfloat16))
+    limits = {Precision.FLOAT32: product_rate(torch.float32)}
+    limits |= dict.fromkeys((Precision.BFLOAT16, Precision.INT8), product_rate(torch.bfloat16))
     print(
         f"paged attention, {num_heads} heads / {num_kv_heads} of {head_dim}, bfloat16 pages: us, GFLOP/s "
         f"(share of torch's product), GB/s of pages (share of a plain read); products of float32 | bfloat16 | int8"
@@ -235,8 +236,8 @@ def attention_table(workspace: Workspace, heads: tuple[int, int, int]) -> None:
         operations = 4 * sequences * tokens * (context - tokens / 2) * num_heads * head_dim
         plain = best(partial(read_cache, cycle(caches)), calls=8)
         cells = []
-        for products, limit in limits.items():
-            shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, products=products)
+        for precision, limit in limits.items():
+            shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, precision=precision)
             run = partial(attend_next, workspace, query, cycle(caches), batch, shape)
             seconds = best(run, calls=8 if tokens == 1 else 1)
             rate = operations / seconds

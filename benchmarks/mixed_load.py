@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.models import MODELS, model_path
+from benchmarks.timings import first_token
 from paged_sdk import GgufModelBuilder, Model, SamplingParams
 
 __all__ = ["Round", "main", "measure_round"]
@@ -61,15 +62,6 @@ class Round:
 def percentile(values: Sequence[float], percent: int) -> float:
     """Return a percentile of at least two values."""
     return quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
-async def first_token(model: Model, prompt: list[int]) -> float:
-    """Return the time to first token, in seconds."""
-    start = time.perf_counter()
-    async with model.stream_completion_request(prompt, sampling=SamplingParams(max_len=1, ignore_eos=True)) as stream:
-        async for _ in stream:
-            break
-        return time.perf_counter() - start
 
 
 async def read(model: Model, prompt: list[int], times: list[float], begun: asyncio.Event) -> None:

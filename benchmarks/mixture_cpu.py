@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.gpu.random_model import SHAPES, RandomSource, Shape
 from paged_sdk.attention.native_paged import NativePagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.native.library import Workspace, load, why_not
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.models.causal_model import CausalModel
@@ -89,7 +89,7 @@ class Layers:
         )
         settings = PoolSettings(block_size=_BLOCK_SIZE, dtype=torch.bfloat16, device=device)
         self._backend = NativePagedBackend(
-            self._model.config, settings, num_tokens // _BLOCK_SIZE, workspace=workspace, products=Products.INT8
+            self._model.config, settings, num_tokens // _BLOCK_SIZE, workspace=workspace, precision=Precision.INT8
         )
         self._fused = FusedDecoderModel(self._model, self._backend)
         self._experts = []

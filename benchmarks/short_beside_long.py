@@ -18,7 +18,8 @@ from statistics import median
 from attrs import frozen
 
 from benchmarks.models import MODELS, model_path
-from paged_sdk import GgufModelBuilder, Model, SamplingParams
+from benchmarks.timings import first_token
+from paged_sdk import GgufModelBuilder, Model
 
 __all__ = ["main"]
 
@@ -34,13 +35,11 @@ class First:
     seconds: float
 
 
-async def first_token(model: Model, prompt: list[int]) -> First:
+async def wait_for_first(model: Model, prompt: list[int]) -> First:
     """Stream one token."""
-    steps, start = model.stats().steps, time.perf_counter()
-    async with model.stream_completion_request(prompt, sampling=SamplingParams(max_len=1, ignore_eos=True)) as stream:
-        async for _ in stream:
-            break
-        return First(model.stats().steps - steps, time.perf_counter() - start)
+    steps = model.stats().steps
+    seconds = await first_token(model, prompt)
+    return First(model.stats().steps - steps, seconds)
 
 
 async def long_prompts(model: Model, prompts: list[list[int]]) -> float:
@@ -57,7 +56,7 @@ async def measure(model: Model, *, num_long: int, num_short: int, rounds: int) -
     def prompt(length: int) -> list[int]:
         return [rng.randrange(1000, 20000) for _ in range(length)]
 
-    idle = [await first_token(model, prompt(num_short)) for _ in range(5)]
+    idle = [await wait_for_first(model, prompt(num_short)) for _ in range(5)]
     alone: list[float] = []
     beside: list[float] = []
     waits: list[First] = []
@@ -67,7 +66,7 @@ async def measure(model: Model, *, num_long: int, num_short: int, rounds: int) -
             under_way = group.create_task(long_prompts(model, [prompt(num_long) for _ in range(NUM_LONG)]))
             await asyncio.sleep(INTERVAL)
             while not under_way.done():
-                wait = await first_token(model, prompt(num_short))
+                wait = await wait_for_first(model, prompt(num_short))
                 if not under_way.done():
                     waits.append(wait)
                 await asyncio.sleep(INTERVAL)

@@ -37,7 +37,7 @@ from paged_sdk.models.decoder import DecoderModel
 from paged_sdk.quant import linear
 from paged_sdk.quant.experts import Experts
 from paged_sdk.quant.linear import Linear
-from paged_sdk.runner import model_runner
+from paged_sdk.runner import step_runner
 from paged_sdk.runner.decode_graphs import DecodeGraphs
 from paged_sdk.runner.mixed_graphs import MixedGraphs
 from paged_sdk.runner.model_runner import ModelRunner
@@ -69,7 +69,7 @@ def _parts(engine: OpenEngine) -> Iterator[tuple[type[Any] | ModuleType, str, st
     yield DecodeGraphs, "forward", "recorded step: input and launch"
     yield MixedGraphs, "forward", "recorded step with prompts: input and launch"
     yield DeviceSampler, "sample", "sampler: launches"
-    yield model_runner, "make_input_batch", "input batch"
+    yield step_runner, "make_input_batch", "input batch"
     for model in {DecoderModel, engine.model_class}:
         yield model, "forward", f"{model.__name__}, the rest"
         yield model, "logits", "logits, the rest"

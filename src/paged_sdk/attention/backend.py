@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.config.engine import EngineConfig
-from paged_sdk.kernels.attention_inputs import LayerCache, Products, ScoreOptions
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision, ScoreOptions
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.paged_attention import AttentionShape
 from paged_sdk.kernels.step import AttentionStep
@@ -39,8 +39,8 @@ class AttentionSetup:
     :ivar engine: the engine's settings; the number of blocks is not yet set
     :ivar dtype: dtype of queries, keys and values
     :ivar workspace: scratch memory of the native CPU kernels; None if the native library is unavailable
-    :ivar products: the lowest precision in which attention on the CPU may multiply
-    :ivar both_ways: whether any tokens attend bidirectionally: those within an image, or the whole sequence
+    :ivar precision: the lowest precision in which attention on the CPU may multiply
+    :ivar has_bidirectional: whether any tokens attend bidirectionally: those within an image, or the whole sequence
     :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
         (:mod:`paged_sdk.kernels.key_offsets`)
     """
@@ -50,8 +50,8 @@ class AttentionSetup:
     dtype: torch.dtype
     device: torch.device
     workspace: Workspace | None = None
-    products: Products = Products.FLOAT32
-    both_ways: bool = False
+    precision: Precision = Precision.FLOAT32
+    has_bidirectional: bool = False
     key_offsets: Sequence[Tensor] = ()
 
     def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:
@@ -213,7 +213,7 @@ def layer_scores(config: DecoderConfig, device: torch.device) -> tuple[ScoreOpti
             window=window,
             softcap=config.attention_softcap,
             alibi_slopes=slopes,
-            both_ways=config.bidirectional,
+            bidirectional=config.bidirectional,
         )
         for window in config.sliding_windows
     )

@@ -22,12 +22,12 @@ class BlockTables:
     :param num_seats: number of tables kept at once, at least the maximum number of rows in a step
     :param width: number of entries of the longest table
     :ivar tensor: ``[num_seats + 1, width]`` int32. Entries after a table's end are arbitrary
-    :ivar nobody: the last seat, which belongs to no sequence and serves padding rows
+    :ivar padding_seat: the last seat, which belongs to no sequence and serves padding rows
     """
 
     def __init__(self, num_seats: int, width: int, device: torch.device) -> None:
         self.tensor: torch.Tensor = torch.zeros(num_seats + 1, width, dtype=torch.int32, device=device)
-        self.nobody = num_seats
+        self.padding_seat = num_seats
         self._seats: dict[int, int] = {}
         self._owners: list[int | None] = [None] * num_seats
         self._versions = [0] * num_seats

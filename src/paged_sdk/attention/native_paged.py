@@ -12,7 +12,7 @@ from paged_sdk.attention.backend import AttentionSetup, KvStorage, NativePages
 from paged_sdk.attention.paged import PagedBackend, new_positions
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.attention_inputs import Products
+from paged_sdk.kernels.attention_inputs import Precision
 from paged_sdk.kernels.kv_cache import write_slots
 from paged_sdk.kernels.native.huge_pages import HugePages
 from paged_sdk.kernels.native.library import Workspace
@@ -48,7 +48,7 @@ def native_storage(setup: AttentionSetup) -> KvStorage:
     workspace = setup.workspace
     assert workspace is not None
     return KvStorage(
-        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, products=setup.products)
+        make=partial(NativePagedBackend, setup.model, setup.pool, workspace=workspace, precision=setup.precision)
     )
 
 
@@ -56,7 +56,7 @@ class NativePagedBackend(PagedBackend):
     """Keeps a pool of KV blocks on the CPU. It takes the arguments of :class:`PagedBackend` and these:
 
     :param workspace: scratch memory of the calling engine
-    :param products: the lowest precision in which attention may multiply
+    :param precision: the lowest precision in which attention may multiply
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class NativePagedBackend(PagedBackend):
         num_blocks: int,
         *,
         workspace: Workspace,
-        products: Products = Products.FLOAT32,
+        precision: Precision = Precision.FLOAT32,
     ) -> None:
         assert settings.device.type == "cpu", settings.device
         super().__init__(config, settings, num_blocks)
@@ -84,7 +84,7 @@ class NativePagedBackend(PagedBackend):
                     window=scores.window,
                     window_reaches_ahead=config.bidirectional,
                     softcap=scores.softcap,
-                    products=products,
+                    precision=precision,
                 )
                 for scores in self._scores
             ),
@@ -99,14 +99,14 @@ class NativePagedBackend(PagedBackend):
         """See :meth:`AttentionBackend.prepare`."""
         # A new pool hands out blocks in order of id, so all blocks up to the highest id are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, both_ways, num_generating = _by_form(rows, is_whole=self._config.bidirectional)
+        parts, in_chunks, firsts, num_generating = _by_form(rows, is_whole=self._config.bidirectional)
         arrays = self._varlen(parts)
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
             block_tables=torch.from_numpy(arrays.block_tables),
             context_lens=torch.from_numpy(arrays.context_lens),
             in_chunks=torch.tensor(in_chunks, dtype=torch.uint8) if any(in_chunks) else None,
-            both_ways=torch.tensor(both_ways, dtype=torch.int32) if max(both_ways) >= 0 else None,
+            bidirectional_from=torch.tensor(firsts, dtype=torch.int32) if max(firsts) >= 0 else None,
         )
         read = None
         if any(part.num_logits < part.num_new_tokens for part in parts):
@@ -129,7 +129,7 @@ def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow],
     """
     parts: list[StepRow] = []
     in_chunks: list[bool] = []
-    both_ways: list[int] = []
+    bidirectional_from: list[int] = []
     num_generating = 0
     for row in rows:
         start, end = row.start, row.end
@@ -139,14 +139,14 @@ def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow],
             for first, end_of_part, seen_by_all in [whole] if is_whole else _by_image(row, start, first_generated):
                 parts.append(_part(row, first, end_of_part))
                 in_chunks.append(True)
-                both_ways.append(seen_by_all)
+                bidirectional_from.append(seen_by_all)
             start = first_generated
         num_generating += start < end
         for first in range(start, end, MAX_FEW_TOKENS):
             parts.append(_part(row, first, min(first + MAX_FEW_TOKENS, end)))
             in_chunks.append(False)
-            both_ways.append(-1)
-    return parts, in_chunks, both_ways, num_generating
+            bidirectional_from.append(-1)
+    return parts, in_chunks, bidirectional_from, num_generating
 
 
 def _by_image(row: StepRow, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -17,7 +17,7 @@ from paged_sdk.attention.block_tables import BlockTables
 from paged_sdk.attention.paged import PagedBackend
 from paged_sdk.attention.pool_settings import PoolSettings
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.kernels.attention_inputs import PagedRows
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, ScoreOptions
 from paged_sdk.kernels.flash_prefill import PrefillRows
 from paged_sdk.kernels.key_offsets import subtract_key_offsets
 from paged_sdk.kernels.prefill_choice import PagedPrefill, PrefillShape, faster_for_prefill
@@ -113,7 +113,7 @@ class TritonPagedBackend(PagedBackend):
         super().__init__(config, settings, num_blocks)
         width = -(-(max_model_len or config.max_position) // settings.block_size)
         self._tables = BlockTables(max_num_seqs, width, settings.device)
-        self._prefills = dict(prefills or {})
+        self._step_layers = _Layers(config.num_heads, self._layers, self._scores, dict(prefills or {}))
 
     def prepare(self, rows: Sequence[StepRow]) -> TritonPagedStep:
         """See :meth:`AttentionBackend.prepare`. FlashAttention serves chunks only if all rows of one token precede
@@ -136,20 +136,9 @@ class TritonPagedBackend(PagedBackend):
         )
         longest = int(ends.max())
         tables = self._tables.tensor[:, : -(-longest // self._block_size)].index_select(0, seats)
-        step = TritonPagedStep(
-            self,
-            slot_mapping=self._slots_of(tables[token_row, position // self._block_size], position),
-            positions=position,
-            rows=PagedRows(
-                block_tables=tables,
-                context_lens=lengths,
-                cu_seqlens_q=cu_seqlens,
-                max_seqlen_q=int(counts.max()),
-                max_context_len=longest,
-            ),
-        )
+        prefills = None
         if num_decodes < len(rows):
-            step.prefills = _Prefills(
+            prefills = _Prefills(
                 num_decodes,
                 PrefillRows(
                     PagedRows(
@@ -165,7 +154,19 @@ class TritonPagedBackend(PagedBackend):
                     begin_sequences=not (ends - counts)[num_decodes:].any(),
                 ),
             )
-        return step
+        return TritonPagedStep(
+            self._step_layers,
+            slot_mapping=self._slots_of(tables[token_row, position // self._block_size], position),
+            positions=position,
+            rows=PagedRows(
+                block_tables=tables,
+                context_lens=lengths,
+                cu_seqlens_q=cu_seqlens,
+                max_seqlen_q=int(counts.max()),
+                max_context_len=longest,
+            ),
+            prefills=prefills,
+        )
 
     @property
     def decode_backend(self) -> TritonPagedBackend:
@@ -181,7 +182,7 @@ class TritonPagedBackend(PagedBackend):
     @property
     def empty_seat(self) -> int:
         """Return the seat of padding rows."""
-        return self._tables.nobody
+        return self._tables.padding_seat
 
     def decode(self, seats: Tensor, positions: Tensor, max_context_len: int) -> TritonPagedStep:
         """Make a step of rows with one token each. Its indices are computed on the device, so a CUDA graph can record
@@ -196,7 +197,7 @@ class TritonPagedBackend(PagedBackend):
         block = positions.clamp(min=0) // self._block_size
         slots = self._slots_of(tables.gather(1, block[:, None])[:, 0], positions)
         return TritonPagedStep(
-            self,
+            self._step_layers,
             slot_mapping=slots.where(positions >= 0, -1),
             positions=positions,
             rows=PagedRows(
@@ -226,7 +227,7 @@ class TritonPagedBackend(PagedBackend):
         tables = self._tables.tensor[:, : -(-max_context_len // self._block_size)].index_select(0, seats)
         slots = self._slots_of(tables[row_of_token, positions.clamp(min=0) // self._block_size], positions)
         return TritonPagedStep(
-            self,
+            self._step_layers,
             slot_mapping=slots.where(positions >= 0, -1),
             positions=positions,
             rows=PagedRows(
@@ -254,6 +255,22 @@ class TritonPagedBackend(PagedBackend):
 
 
 @frozen(eq=False)
+class _Layers:
+    """Holds what the steps of a backend need to compute its layers.
+
+    :ivar num_heads: query heads of each layer
+    :ivar caches: the pages of each layer
+    :ivar scores: the score options of each layer
+    :ivar prefills: by window, the alternative to Triton for prompt chunks
+    """
+
+    num_heads: int
+    caches: Sequence[LayerCache]
+    scores: Sequence[ScoreOptions]
+    prefills: Mapping[int | None, PagedPrefill]
+
+
+@frozen(eq=False)
 class _Prefills:
     """Describes the rows of a step that have several tokens.
 
@@ -267,26 +284,31 @@ class _Prefills:
 class TritonPagedStep(AttentionStep):
     """Computes attention for one step of a :class:`TritonPagedBackend`.
 
+    :param layers: the backend's layers
     :param slot_mapping: ``[num_tokens]`` int64: slots that the tokens' keys and values are written to; negative: none
     :param positions: ``[num_tokens]`` int64, the position of each token in its sequence
-    :ivar prefills: rows that FlashAttention may serve instead of Triton; None: no such rows
+    :param rows: all rows of the step
+    :param prefills: rows that FlashAttention may serve instead of Triton; None: no such rows
     """
 
     def __init__(
-        self, backend: TritonPagedBackend, *, slot_mapping: Tensor, positions: Tensor, rows: PagedRows
+        self,
+        layers: _Layers,
+        *,
+        slot_mapping: Tensor,
+        positions: Tensor,
+        rows: PagedRows,
+        prefills: _Prefills | None = None,
     ) -> None:
-        self.prefills: _Prefills | None = None
-        self._num_heads = backend._config.num_heads
-        self._layers = backend._layers
-        self._scores = backend._scores
-        self._choices = backend._prefills
+        self._layers = layers
         self._slot_mapping = slot_mapping
         self._positions = positions
         self._rows = rows
+        self._prefills = prefills
 
     def forward(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See :meth:`AttentionStep.forward`."""
-        cache = self._layers[layer]
+        cache = self._layers.caches[layer]
         stored = key
         if cache.key_offsets is not None:
             stored = subtract_key_offsets(key, cache.key_offsets, self._positions.clamp(min=0))
@@ -297,16 +319,16 @@ class TritonPagedStep(AttentionStep):
         self, layer: int, query_key: Tensor, value: Tensor, rotation: Rotation, sinks: Tensor | None = None
     ) -> Tensor:
         """See :meth:`AttentionStep.rotate_and_forward`. Rotation and KV write are one launch."""
-        query, key = query_key[:, : self._num_heads], query_key[:, self._num_heads :]
-        cache = self._layers[layer]
+        query, key = query_key[:, : self._layers.num_heads], query_key[:, self._layers.num_heads :]
+        cache = self._layers.caches[layer]
         rotate_and_cache(
             query, key, value, rotation.cosines, rotation.sines, cache, self._slot_mapping, self._positions
         )
         return self._attend(layer, query, key, value, sinks)
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        cache, rows, scores = self._layers[layer], self._rows, self._scores[layer].with_sinks(sinks)
-        prefills, choice = self.prefills, self._choices.get(scores.window)
+        cache, scores = self._layers.caches[layer], self._layers.scores[layer].with_sinks(sinks)
+        rows, prefills, choice = self._rows, self._prefills, self._layers.prefills.get(scores.window)
         # FlashAttention supports neither sinks nor ALiBi.
         needs_own = scores.sinks is not None or scores.alibi_slopes is not None
         if needs_own or prefills is None or choice is None or not choice.suits(prefills.rows):

@@ -10,12 +10,9 @@ import sys
 from types import FrameType
 from typing import Final
 
+from paged_sdk.cli.exit_codes import FAILED, INTERRUPTED, TERMINATED
+
 __all__ = ["main"]
-
-_INTERRUPTED: Final = 128 + signal.SIGINT
-"""Exit code that shells report."""
-
-_TERMINATED: Final = 128 + signal.SIGTERM
 
 _NOT_WRITTEN: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of writing to a full or broken file or terminal. EPIPE is not among them: a reader may close its pipe."""
@@ -34,13 +31,13 @@ def main() -> None:
 
         app()
     except KeyboardInterrupt:  # before a command has begun; commands handle it themselves
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     except OSError as error:
         if error.errno not in _NOT_WRITTEN:
             raise
         sys.stderr.write(f"error: the output cannot be written: {error.strerror}\n")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes the buffered output that is flushed at exit
-        sys.exit(1)
+        sys.exit(FAILED)
 
 
 def _tidy_up_when_told_to_end() -> None:
@@ -54,7 +51,7 @@ def _tidy_up_when_told_to_end() -> None:
 
 def _end(signal_number: int, frame: FrameType | None) -> None:
     signal.signal(signal_number, signal.SIG_DFL)  # a second signal kills at once
-    sys.exit(_TERMINATED)
+    sys.exit(TERMINATED)
 
 
 def _prepare_streams() -> None:

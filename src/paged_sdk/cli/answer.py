@@ -24,7 +24,7 @@ from paged_sdk.cli.terminal import Terminal, usage_line
 from paged_sdk.cli.text_options import SamplingOptions
 from paged_sdk.wire.sampling import SamplingFields, read_sampling
 
-__all__ = ["Manner", "asked", "opening", "sampling_of", "show_answer"]
+__all__ = ["RequestSettings", "empty_conversation", "sampling_of", "show_answer", "with_user_turn"]
 
 
 def sampling_of(options: SamplingOptions) -> SamplingParams:
@@ -44,7 +44,7 @@ def sampling_of(options: SamplingOptions) -> SamplingParams:
     return evolve(sampling, max_len=options.max_tokens)
 
 
-def opening(system: str | None) -> TextMessages:
+def empty_conversation(system: str | None) -> TextMessages:
     """Return a conversation without turns.
 
     :param system: the system message, if any
@@ -52,7 +52,7 @@ def opening(system: str | None) -> TextMessages:
     return TextMessages() if system is None else TextMessages().add_message(TextMessageRole.SYSTEM, system)
 
 
-def asked(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMessages:
+def with_user_turn(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMessages:
     """Return a conversation with one more turn of the user.
 
     :param images: the turn's images
@@ -64,7 +64,7 @@ def asked(messages: TextMessages, text: str, images: Sequence[Path]) -> TextMess
 
 
 @frozen(kw_only=True)
-class Manner:
+class RequestSettings:
     """Holds the settings of requests.
 
     :ivar adapter: name of the adapter to use, if any

@@ -10,7 +10,7 @@ from paged_sdk import (
     NumericalError,
     RequestError,
 )
-from paged_sdk.cli.answer import Manner, asked, opening, show_answer
+from paged_sdk.cli.answer import RequestSettings, empty_conversation, show_answer, with_user_turn
 from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["Chat"]
@@ -36,15 +36,15 @@ class Chat:
         terminal: Terminal,
         *,
         system: str | None,
-        manner: Manner,
+        settings: RequestSettings,
         images: Sequence[Path] = (),
     ) -> None:
         self._model = model
         self._terminal = terminal
-        self._manner = manner
+        self._settings = settings
         self._first_images = self._images = images
-        self._opening = opening(system)
-        self._messages = self._opening
+        self._empty_conversation = empty_conversation(system)
+        self._messages = self._empty_conversation
 
     def run(self, first: str | None) -> None:
         """Read and answer messages until the user leaves.
@@ -72,8 +72,8 @@ class Chat:
 
         :raises PagedError: the model cannot continue
         """
-        messages = asked(self._messages, text, self._images)
-        stream = self._model.stream_chat_request(self._manner.chat_request(messages))
+        messages = with_user_turn(self._messages, text, self._images)
+        stream = self._model.stream_chat_request(self._settings.chat_request(messages))
         try:
             show_answer(stream, self._terminal)
         except KeyboardInterrupt:
@@ -96,7 +96,7 @@ class Chat:
             case "/reset":
                 self._start_over()
             case "/system":
-                self._opening = opening(rest.strip() or None)
+                self._empty_conversation = empty_conversation(rest.strip() or None)
                 self._start_over()
             case _ if command.startswith("/"):
                 self._terminal.reply(f"Unknown command {command}; /help lists the commands.")
@@ -104,4 +104,4 @@ class Chat:
                 self.say(line)
 
     def _start_over(self) -> None:
-        self._messages, self._images = self._opening, self._first_images
+        self._messages, self._images = self._empty_conversation, self._first_images

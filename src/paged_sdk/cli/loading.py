@@ -30,7 +30,7 @@ from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.groups import apply_settings
 from paged_sdk.cli.options import EngineOptions, ModelFormat, ModelOptions, PagedAttnMode, PagedOptions
 
-__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch", "load", "with_rivals"]
+__all__ = ["AnyBuilder", "Builder", "builder_of", "check_arch", "load", "with_excluded"]
 
 Builder: TypeAlias = TextModelBuilder | GgufModelBuilder | VisionModelBuilder
 AnyBuilder: TypeAlias = Builder | TextSpeculativeBuilder
@@ -44,7 +44,7 @@ POOL_SIZES: Final = (
     "pa_gpu_mem_usage",
 )
 BLOCK_SIZES: Final = ("pa_block_size", "pa_blk_size")
-RIVALS: Final = (
+EXCLUSIVE: Final = (
     POOL_SIZES,
     BLOCK_SIZES,
     ("paged_attn", "no_paged_attn"),
@@ -57,9 +57,9 @@ FAMILIES_OF_MISTRALRS: Final[Mapping[str, str]] = MappingProxyType({"phi2": "phi
 """mistral.rs's names of families that differ from their ``model_type`` by more than underscores."""
 
 
-def with_rivals(given: Collection[str]) -> set[str]:
+def with_excluded(given: Collection[str]) -> set[str]:
     """Return names of options, plus the names of the options that they exclude."""
-    return {*given, *(name for rivals in RIVALS if not set(rivals).isdisjoint(given) for name in rivals)}
+    return {*given, *(name for group in EXCLUSIVE if not set(group).isdisjoint(given) for name in group)}
 
 
 def builder_of(

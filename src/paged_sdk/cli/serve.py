@@ -83,7 +83,7 @@ def serve(
     """Serve models over HTTP, with OpenAI's and Anthropic's APIs."""
     # Imported late, so that --help is fast.
     from paged_sdk.cli.flags import exclusive, reporting
-    from paged_sdk.cli.loading import with_rivals
+    from paged_sdk.cli.loading import with_excluded
     from paged_sdk.cli.service_file import ServiceFile
     from paged_sdk.cli.serving import ServedModel, keep_serving
 
@@ -92,7 +92,7 @@ def serve(
             # typer splits the variable of a repeatable option at spaces, into several values.
             raise typer.BadParameter("expected a key of printable ASCII without spaces", param_hint="PAGED_SDK_API_KEY")
         file = ServiceFile() if config is None else ServiceFile.read(config)
-        given = with_rivals([name for name in ctx.params if _is_given(ctx, name)])
+        given = with_excluded([name for name in ctx.params if _is_given(ctx, name)])
         entries = file.without(given).of_models(model_id or ())
         if len(entries) > 1:
             for flag, value in {

@@ -13,6 +13,7 @@ import typer
 from attrs import Attribute, field, frozen
 
 from paged_sdk import ConfigError, Model
+from paged_sdk.cli.exit_codes import CANNOT_LISTEN, FAILED
 from paged_sdk.cli.groups import replaced
 from paged_sdk.cli.loading import AnyBuilder, builder_of, check_arch, load
 from paged_sdk.cli.options import EngineOptions, ModelOptions, OutputOptions, PagedOptions
@@ -22,7 +23,6 @@ from paged_sdk.cli.terminal import Terminal
 
 __all__ = ["ServedModel", "keep_serving"]
 
-CANNOT_LISTEN = 2
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -197,7 +197,7 @@ def keep_serving(
         cut_off = asyncio.run(main())
     if cut_off:
         terminal.error(f"{cut_off} requests were cut off")
-        raise typer.Exit(1)
+        raise typer.Exit(FAILED)
 
 
 def _check_names(served: Mapping[str, Model], name: str, model: Model) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from paged_sdk import BlockingModel, Constraint, ConstraintError, SamplingParams
-from paged_sdk.cli.answer import Manner, asked, opening, show_answer
+from paged_sdk.cli.answer import RequestSettings, empty_conversation, show_answer, with_user_turn
 from paged_sdk.cli.chat import Chat
 from paged_sdk.cli.flags import exclusive
 from paged_sdk.cli.loading import AnyBuilder, check_arch
@@ -41,19 +41,19 @@ def talk(
     with terminal.loading(builder.source.location):
         model = BlockingModel(builder.build())
     adapter = next((source.name for source in builder.settings.adapters), None)
-    manner = Manner(sampling=sampling, adapter=adapter, constraint=constraint)
+    settings = RequestSettings(sampling=sampling, adapter=adapter, constraint=constraint)
     with model:
         check_arch(model.model_type, arch)
         if prompt is None or options.interactive:
-            Chat(model, terminal, system=options.system, manner=manner, images=options.image).run(prompt)
+            Chat(model, terminal, system=options.system, settings=settings, images=options.image).run(prompt)
             return
         try:
             if options.raw:
                 texts = model.stream_completion_request(prompt, sampling, adapter=adapter, constraint=constraint)
                 show_answer(texts, terminal)
             else:
-                conversation = asked(opening(options.system), prompt, options.image)
-                show_answer(model.stream_chat_request(manner.chat_request(conversation)), terminal)
+                conversation = with_user_turn(empty_conversation(options.system), prompt, options.image)
+                show_answer(model.stream_chat_request(settings.chat_request(conversation)), terminal)
         except ConstraintError as error:
             raise typer.BadParameter(str(error), param_hint="--json-schema") from error
 

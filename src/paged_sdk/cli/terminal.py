@@ -16,12 +16,9 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from paged_sdk import PagedError, Usage
+from paged_sdk.cli.exit_codes import FAILED, INTERRUPTED
 
 __all__ = ["Progress", "Terminal", "usage_line"]
-
-FAILED = 1
-INTERRUPTED = 128 + signal.SIGINT
-"""Exit code that shells report."""
 
 
 class Terminal:

@@ -80,7 +80,7 @@ class Engine:
         self._under_way: _Submitted | None = None
         self._computes_nothing = False
         self._last_end = 0.0
-        self._begun_anew: set[int] = set()  # ids of sequences whose step ran out of memory once
+        self._recomputed: set[int] = set()  # ids of sequences whose step ran out of memory once
         self._retired_adapters: set[int] = set()
         self._retiring_adapters: dict[int, Callable[[], object]] = {}
 
@@ -93,7 +93,7 @@ class Engine:
         """Tell whether all requests await images, and the last step had nothing to compute."""
         return self._computes_nothing and self._scheduler.is_stalled
 
-    def when_something_comes(self, callback: Callable[[], object]) -> None:
+    def on_images_ready(self, callback: Callable[[], object]) -> None:
         """Set a callback, which another thread calls whenever an image that requests wait for is encoded."""
         if self._images is not None:
             self._images.on_ready = callback
@@ -145,8 +145,8 @@ class Engine:
         output = self._scheduler.schedule()
         if self._proposer is not None:
             self._proposer.forget(output.finished_seq_ids)
-        if self._begun_anew:
-            self._begun_anew.difference_update(output.finished_seq_ids)
+        if self._recomputed:
+            self._recomputed.difference_update(output.finished_seq_ids)
         for sequence in output.dropped:  # a lone sequence outgrew the pool; its text is kept
             self._output.end(sequence, "length", start)
         earlier, self._under_way = self._under_way, None
@@ -156,7 +156,7 @@ class Engine:
             except StepMemoryError as error:
                 if earlier is not None:
                     self._take_in(earlier)
-                self._begin_anew(output, error)
+                self._recompute(output, error)
                 return
             self._under_way = _Submitted(output, step, start, drafting_seconds)
             self._scheduler.withhold(output, step.withheld_rows)
@@ -171,18 +171,18 @@ class Engine:
                 self._under_way = self._take_in_early(self._under_way)
         self._let_adapters_go()
 
-    def _begin_anew(self, output: SchedulerOutput, error: StepMemoryError) -> None:
+    def _recompute(self, output: SchedulerOutput, error: StepMemoryError) -> None:
         """Recover from a step that ran out of memory: retry its sequences once, and end their requests if that fails.
 
         All sequences are preempted and recompute their KV, so that the steps' need of memory grows gradually.
         """
-        _log.warning("%s (%r): its requests begin anew", error, error.__cause__)
+        _log.warning("%s (%r): its sequences are recomputed", error, error.__cause__)
         for row in output.scheduled:
             sequence, request_id = row.sequence, row.sequence.request.request_id
             if not row.is_current:
                 continue
-            if sequence.seq_id not in self._begun_anew:
-                self._begun_anew.add(sequence.seq_id)
+            if sequence.seq_id not in self._recomputed:
+                self._recomputed.add(sequence.seq_id)
                 continue
             failure = RequestFailedError(f"request {request_id} failed: {error}", request_id=request_id)
             failure.__cause__ = error.__cause__
@@ -203,7 +203,7 @@ class Engine:
                 for sequence, drafts in zip(sequences, proposer.propose(sequences), strict=True):
                     sequence.draft_token_ids = drafts
             except Exception:
-                _log.exception("the proposer of drafts failed: texts go on without drafts")
+                _log.exception("the draft proposer failed: generation continues without drafts")
                 self._proposer = None
 
     def reset_prefix_cache(self) -> None:
@@ -301,7 +301,7 @@ class Engine:
                 continue
             for sequence in self._output.fail(output.scheduled[row].sequence.request.request_id, error):
                 if isinstance(error, NumericalError):
-                    self._kv.forget(sequence.table, sequence.token_ids)
+                    self._kv.forget(sequence.table)
                 self._scheduler.finish(sequence, "canceled")
 
     def _count(

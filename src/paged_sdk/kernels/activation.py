@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
 __all__ = ["GatedActivation", "gated_activation", "gated_activation_reference"]
 
@@ -25,12 +25,11 @@ def gated_activation(gate_up: Tensor, activation: GatedActivation = "silu") -> T
     """
     if gate_up.dim() == 0 or gate_up.shape[-1] % 2:
         raise ConfigError.of("gate_up.shape", tuple(gate_up.shape), "an even last dimension: gate and up")
-    if (reason := why_not_triton(gate_up)) is None:
+    if runs_on_triton("gated_activation", gate_up):
         from paged_sdk.kernels.triton import activation as triton_kernels
 
         with device_of(gate_up):
             return triton_kernels.gated_activation(gate_up, gelu=activation == "gelu_tanh")
-    log_fallback("gated_activation", reason)
     return gated_activation_reference(gate_up, activation)
 
 

@@ -78,10 +78,10 @@ def prefill_attention(
         end = length - num_tokens + last
         begin = 0 if window is None else max(0, length - num_tokens + first + 1 - window)
         queries = slice(length - num_tokens + first, end)
-        if blocks is not None or scores.both_ways:
+        if blocks is not None or scores.bidirectional:
             end = length
         own, keys = position[queries, None], position[begin:end]
-        mask = keys < own + (length if window is None else window) if scores.both_ways else keys <= own
+        mask = keys < own + (length if window is None else window) if scores.bidirectional else keys <= own
         if blocks is not None:
             mask |= (blocks[queries, None] == blocks[begin:]) & (blocks[begin:] >= 0)
         if window is not None:

@@ -13,10 +13,10 @@ from torch import Tensor
 from paged_sdk.kernels.checks import check_pages, check_score_options
 from paged_sdk.kernels.key_offsets import check_key_offsets
 
-__all__ = ["LayerCache", "PagedRows", "Products", "ScoreOptions"]
+__all__ = ["LayerCache", "PagedRows", "Precision", "ScoreOptions"]
 
 
-class Products(IntEnum):
+class Precision(IntEnum):
     """Names the lowest precision in which attention on the CPU may multiply. It is used where the CPU is faster with
     it. Sums are always exact or float32.
     """
@@ -115,7 +115,7 @@ class ScoreOptions:
         the cap (Press et al., 2021, arXiv 2108.12409)
     :ivar sinks: ``[num_heads]`` float32: an extra logit without a value in each head's softmax (attention sinks; Xiao
         et al., 2023, arXiv 2309.17453; here learned); neither scaled nor capped
-    :ivar both_ways: whether a query also sees later keys: the next ``window - 1``, or all without a window. Only
+    :ivar bidirectional: whether a query also sees later keys: the next ``window - 1``, or all without a window. Only
         :func:`~paged_sdk.kernels.attention.prefill_attention` supports it
     :raises ConfigError: a number is out of range
     """
@@ -125,7 +125,7 @@ class ScoreOptions:
     softcap: float | None = None
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
-    both_ways: bool = False
+    bidirectional: bool = False
 
     def __attrs_post_init__(self) -> None:
         check_score_options(self.scale, self.window, self.softcap)

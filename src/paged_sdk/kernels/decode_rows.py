@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 __all__ = ["decode_rows", "decode_rows_reference"]
@@ -21,12 +21,11 @@ def decode_rows(matrix: TritonBlockMatrix, indices: Tensor, dtype: torch.dtype) 
     :raises ConfigError: the shape, dtype or device of ``indices`` differs
     """
     check_tensor("indices", indices, ("n",), (torch.int64, torch.int32), matrix.quants.device)
-    if (reason := why_not_triton(matrix.quants)) is None:
+    if runs_on_triton("decode_rows", matrix.quants):
         from paged_sdk.kernels.triton import blocks as triton_kernels
 
         with device_of(matrix.quants):
             return triton_kernels.dequantize_rows(matrix, indices, dtype)
-    log_fallback("decode_rows", reason)
     return decode_rows_reference(matrix, indices, dtype)
 
 

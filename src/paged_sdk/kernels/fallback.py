@@ -12,7 +12,7 @@ from torch import Tensor
 from paged_sdk.kernels.triton import availability
 from paged_sdk.logs import get_logger
 
-__all__ = ["device_of", "log_fallback", "why_not_triton"]
+__all__ = ["device_of", "log_fallback", "runs_on_triton", "why_not_triton"]
 
 _log = get_logger(__name__)
 
@@ -25,6 +25,14 @@ def why_not_triton(tensor: Tensor) -> str | None:
     if tensor.dtype == torch.float64:
         return "Triton kernels serve no float64"
     return availability.why_not(tensor.device)
+
+
+def runs_on_triton(op: str, tensor: Tensor) -> bool:
+    """Return whether Triton kernels serve an op for a tensor's device and dtype; log why if they do not."""
+    reason = why_not_triton(tensor)
+    if reason is not None:
+        log_fallback(op, reason)
+    return reason is None
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import FLOATS, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
 __all__ = ["fused_moe", "fused_moe_reference", "route", "route_reference"]
 
@@ -90,15 +90,12 @@ def _route(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[Tensor
     check_tensor("logits", logits, ("num_tokens", "num_experts"), FLOATS, logits.device)
     if not 1 <= num_selected <= logits.shape[1]:
         raise ConfigError.of("num_selected", num_selected, f"1 to num_experts = {logits.shape[1]}")
-    serve = route_reference
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("route", logits):
         from paged_sdk.kernels.triton import routing as triton_kernels
 
-        serve = triton_kernels.route
-    else:
-        log_fallback("route", reason)
-    with device_of(logits):
-        return serve(logits, num_selected, renormalize=renormalize)
+        with device_of(logits):
+            return triton_kernels.route(logits, num_selected, renormalize=renormalize)
+    return route_reference(logits, num_selected, renormalize=renormalize)
 
 
 @_route.register_fake
@@ -110,15 +107,12 @@ def _route_fake(logits: Tensor, num_selected: int, renormalize: bool) -> tuple[T
 @torch.library.custom_op("paged_sdk::fused_moe", mutates_args=())
 def _fused_moe(hidden: Tensor, gate_up: Tensor, down: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
     _check(hidden, gate_up, down, topk_weights, topk_ids)
-    serve = fused_moe_reference
-    if (reason := why_not_triton(hidden)) is None:
+    if runs_on_triton("fused_moe", hidden):
         from paged_sdk.kernels.triton import fused_moe as triton_kernels
 
-        serve = triton_kernels.fused_moe
-    else:
-        log_fallback("fused_moe", reason)
-    with device_of(hidden):
-        return serve(hidden, gate_up, down, topk_weights, topk_ids)
+        with device_of(hidden):
+            return triton_kernels.fused_moe(hidden, gate_up, down, topk_weights, topk_ids)
+    return fused_moe_reference(hidden, gate_up, down, topk_weights, topk_ids)
 
 
 @_fused_moe.register_fake

@@ -100,7 +100,7 @@ class InputMetadata:
 
     def _decode_rows(self, num_tokens: int) -> PagedRows:
         if self.cu_seqlens_q is not None:
-            allowed = "None for decodes, of which each has one query token: is_prefill=True takes any batch"
+            allowed = "None for decodes, which have one query token each: is_prefill=True takes any batch"
             raise ConfigError.of("cu_seqlens_q", tuple(self.cu_seqlens_q.shape), allowed)
         ends = torch.arange(num_tokens + 1, dtype=torch.int32, device=self.slot_mapping.device)
         return self._cached_rows(ends, 1)
@@ -127,7 +127,7 @@ class InputMetadata:
     def _context_lens(self) -> Tensor:
         if self.context_lens is None and self.cu_seqlens_k is not None:
             return _integers("cu_seqlens_k", self.cu_seqlens_k, "[num_rows + 1]").int().diff()
-        return _integers("context_lens", self.context_lens, "[num_rows], for it goes with block tables").int()
+        return _integers("context_lens", self.context_lens, "[num_rows], required with block tables").int()
 
     def _uncached_rows(self, ends: Tensor, num_tokens: int) -> PagedRows:
         key_ends = ends

@@ -17,7 +17,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_block_pairs, check_cache, check_slots, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton, why_not_triton
 from paged_sdk.kernels.fp8 import dequantize_f8e4m3, quantize_f8e4m3
 from paged_sdk.kernels.key_offsets import add_key_offsets, subtract_key_offsets
 
@@ -25,6 +25,7 @@ __all__ = [
     "copy_block",
     "copy_blocks",
     "copy_blocks_reference",
+    "gather_decoded",
     "gather_slots",
     "reshape_and_cache",
     "reshape_and_cache_reference",
@@ -79,15 +80,13 @@ def _reshape_and_cache(
     check_tensor("slot_mapping", slot_mapping, (len(key),), (torch.int64,), key.device)
     if key.device.type == "cpu":
         check_slots(slot_mapping, key_cache.shape[0] * key_cache.shape[1])
-    serve = reshape_and_cache_reference
-    if (reason := why_not_triton(key)) is None:
+    if runs_on_triton("reshape_and_cache", key):
         from paged_sdk.kernels.triton import kv_cache as triton_kernels
 
-        serve = triton_kernels.reshape_and_cache
+        with device_of(key):
+            triton_kernels.reshape_and_cache(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
     else:
-        log_fallback("reshape_and_cache", reason)
-    with device_of(key):
-        serve(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
+        reshape_and_cache_reference(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale)
 
 
 @_reshape_and_cache.register_fake
@@ -144,17 +143,15 @@ def _copy_blocks(
         raise ConfigError.of("block_pairs.device", str(block_pairs.device), f"{first.device} or cpu")
     if len(block_pairs) == 0:
         return
-    serve = copy_blocks_reference
-    if (reason := why_not_triton(first)) is None:
-        from paged_sdk.kernels.triton import kv_cache as triton_kernels
-
-        serve = triton_kernels.copy_blocks
-    else:
-        log_fallback("copy_blocks", reason)
     # Only CUDA may copy asynchronously: elsewhere nothing keeps the host memory alive until the copy is done.
     pairs = block_pairs.to(first.device, non_blocking=first.is_cuda)
-    with device_of(first):
-        serve(key_caches, value_caches, pairs, k_scales, v_scales)
+    if runs_on_triton("copy_blocks", first):
+        from paged_sdk.kernels.triton import kv_cache as triton_kernels
+
+        with device_of(first):
+            triton_kernels.copy_blocks(key_caches, value_caches, pairs, k_scales, v_scales)
+    else:
+        copy_blocks_reference(key_caches, value_caches, pairs, k_scales, v_scales)
 
 
 @_copy_blocks.register_fake

@@ -10,7 +10,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor
 
-from paged_sdk.kernels.placement import carried
+from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.transfer import to_device
 
 __all__ = ["AdaptedRows", "Lora", "LoraPart", "LoraWeights", "add_embeddings_", "add_lora_"]
@@ -48,13 +48,13 @@ class LoraWeights:
 class Lora:
     """Holds an adapter's weights in the forms that a model computes with.
 
-    :ivar of: the updates by linear layer name, for layers that run one operation at a time
+    :ivar by_layer: the updates by linear layer name, for layers that run one operation at a time
     :ivar native: the updates in the native decoder's form, by the span of layers that it fuses
     :ivar head: the update of the output projection, or None
     :ivar embedding: the update of the token embeddings, or None; its ``down`` has one column per vocabulary entry
     """
 
-    of: Mapping[str, LoraWeights]
+    by_layer: Mapping[str, LoraWeights]
     native: Mapping[range, object] = field(factory=dict)
     head: LoraWeights | None = None
     embedding: LoraWeights | None = None
@@ -75,7 +75,7 @@ class AdaptedRows:
 
     def on(self, device: torch.device) -> AdaptedRows:
         """Return the same, with ``tokens`` on the given device."""
-        return AdaptedRows(self.loras, self.numbers, tuple(carried(tokens, device) for tokens in self.tokens))
+        return AdaptedRows(self.loras, self.numbers, tuple(moved_to(tokens, device) for tokens in self.tokens))
 
     @classmethod
     def of(

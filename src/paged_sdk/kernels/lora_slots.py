@@ -10,13 +10,13 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.kernels.lora import Lora, LoraWeights
+from paged_sdk.kernels.lora_table import TableField
 
 __all__ = ["AdapterSlots", "SlotRows"]
 
 _NUM_SLOTS: Final = 16
 _LARGEST_RANK: Final = 64
 """Each launch has one program per 16 ranks up to this; programs beyond an adapter's rank exit at once."""
-_FIELDS: Final = 4  # see kernels/triton/lora.py
 
 
 class AdapterSlots:
@@ -39,12 +39,12 @@ class AdapterSlots:
 
         :param number: identifies the adapter
         """
-        ranks = [len(part.up) for weights in lora.of.values() for part in weights.parts]
+        ranks = [len(part.up) for weights in lora.by_layer.values() for part in weights.parts]
         free = sorted(set(range(_NUM_SLOTS)) - set(self._places.values()))
         if lora.head is not None or lora.embedding is not None or max(ranks, default=0) > _LARGEST_RANK or not free:
             return
         for name, layer in self._layers.items():
-            layer.table[free[0]].copy_(layer.entries(lora.of.get(name)))
+            layer.table[free[0]].copy_(layer.entries(lora.by_layer.get(name)))
         self._places[number] = free[0]
 
     def drop(self, number: int) -> None:
@@ -84,8 +84,7 @@ class SlotRows:
 class _Layer:
     """Holds a layer's kernel arguments.
 
-    :ivar table: ``[num_slots, num_matrices, 4]`` int64: addresses of down, up and gains, and the rank; see
-        :meth:`entries`
+    :ivar table: ``[num_slots, num_matrices, 4]`` int64: see :class:`~paged_sdk.kernels.lora_table.TableField`
     :ivar starts: ``[num_matrices + 1]`` int32: first output column of each matrix, and the end
     :ivar rows: the output columns of each matrix
     :ivar widest: the most columns of a matrix
@@ -101,7 +100,7 @@ class _Layer:
         ends = [0, *(each.stop for each in rows)]
         assert ends[:-1] == [each.start for each in rows], "a layer's matrices do not follow one another"
         return cls(
-            torch.zeros(_NUM_SLOTS, len(rows), _FIELDS, dtype=torch.int64, device=device),
+            torch.zeros(_NUM_SLOTS, len(rows), len(TableField), dtype=torch.int64, device=device),
             torch.tensor(ends, dtype=torch.int32, device=device),
             tuple(rows),
             max(each.stop - each.start for each in rows),
@@ -112,9 +111,10 @@ class _Layer:
         found = torch.zeros(self.table.shape[1:], dtype=torch.int64)
         for part in () if weights is None else weights.parts:
             assert weights is not None
-            assert part.up.is_contiguous(), part.up.stride()
-            gains = 0 if part.gains is None else part.gains.data_ptr()
-            down = weights.down[part.ranks]
-            place = self.rows.index(part.rows)
-            found[place] = torch.tensor([down.data_ptr(), part.up.data_ptr(), gains, len(part.up)])
+            down, place = weights.down[part.ranks], self.rows.index(part.rows)
+            for field, tensor in ((TableField.DOWN, down), (TableField.UP, part.up), (TableField.GAINS, part.gains)):
+                if tensor is not None:
+                    assert tensor.is_contiguous(), (field.name, tensor.stride())
+                    found[place, field] = tensor.data_ptr()
+            found[place, TableField.RANK] = len(part.up)
         return found

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
 __all__ = ["add_rms_norm", "add_rms_norm_reference", "rms_norm", "rms_norm_reference"]
 
@@ -27,12 +27,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     :raises ConfigError: shapes, dtypes or devices do not fit
     """
     _check(x, weight)
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("rms_norm", x):
         from paged_sdk.kernels.triton import norm as triton_kernels
 
         with device_of(x):
             return triton_kernels.rms_norm(x, weight, eps)
-    log_fallback("rms_norm", reason)
     return rms_norm_reference(x, weight, eps)
 
 
@@ -45,12 +44,11 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """
     _check(x, weight)
     check_tensor("residual", residual, tuple(x.shape), (x.dtype,), x.device)
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("add_rms_norm", x):
         from paged_sdk.kernels.triton import norm as triton_kernels
 
         with device_of(x):
             return triton_kernels.add_rms_norm(x, residual, weight, eps)
-    log_fallback("add_rms_norm", reason)
     return add_rms_norm_reference(x, residual, weight, eps)
 
 

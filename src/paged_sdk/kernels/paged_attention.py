@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paged_sdk.kernels import fallback
 from paged_sdk.kernels.attention import decode_attention, prefill_attention
-from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, Products, ScoreOptions
+from paged_sdk.kernels.attention_inputs import LayerCache, PagedRows, Precision, ScoreOptions
 from paged_sdk.kernels.checks import (
     FLOATS,
     check_head_vector,
@@ -230,7 +230,7 @@ def _native(query: Tensor, cache: LayerCache, rows: PagedRows, scores: ScoreOpti
         scale=scores.scale,
         window=scores.window,
         softcap=scores.softcap,
-        products=Products.BFLOAT16 if query.dtype == torch.bfloat16 else Products.FLOAT32,
+        precision=Precision.BFLOAT16 if query.dtype == torch.bfloat16 else Precision.FLOAT32,
     )
     batch = VarlenBatch(rows.cu_seqlens_q, rows.block_tables, rows.context_lens)
     # A workspace serves one call at a time, and this may be called from any thread; a new one costs a microsecond.

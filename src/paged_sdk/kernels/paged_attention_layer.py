@@ -220,7 +220,7 @@ class PagedAttention(nn.Module):
         """
         shape = tuple(mask.shape)
         if metadata.block_tables is not None or metadata.rows.context_lens.numel() != 1:
-            raise ConfigError.of("attention_mask.shape", shape, "None, unless for one sequence without block tables")
+            raise ConfigError.of("attention_mask.shape", shape, "None, except for one sequence without block tables")
         *leading, heads = (1, *shape[:-2])
         if shape[-2:] != (len(tokens), len(keys)) or heads not in (1, self.num_heads) or any(n != 1 for n in leading):
             allowed = f"[{len(tokens)}, {len(keys)}], before that 1 or {self.num_heads} heads"

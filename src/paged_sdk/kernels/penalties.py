@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.penalty_settings import PenaltySettings
 
 __all__ = ["count", "count_reference", "penalize", "penalize_reference"]
@@ -26,14 +26,13 @@ def penalize(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> 
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
     check_tensor("occurrences", occurrences, ("num_seats", logits.shape[1]), (torch.int32,), logits.device)
     settings.check(len(logits), logits.device)
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("penalize", logits):
         from paged_sdk.kernels.triton import penalties as triton_kernels
 
         with device_of(logits):
             triton_kernels.penalize(logits, occurrences, settings)
-        return
-    log_fallback("penalize", reason)
-    penalize_reference(logits, occurrences, settings)
+    else:
+        penalize_reference(logits, occurrences, settings)
 
 
 def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> None:
@@ -46,14 +45,13 @@ def count(occurrences: Tensor, settings: PenaltySettings, tokens: Tensor) -> Non
     check_tensor("occurrences", occurrences, ("num_seats", "V"), (torch.int32,), tokens.device)
     check_tensor("tokens", tokens, ("N",), (torch.int64,), tokens.device)
     settings.check(len(tokens), tokens.device)
-    if (reason := why_not_triton(tokens)) is None:
+    if runs_on_triton("count", tokens):
         from paged_sdk.kernels.triton import penalties as triton_kernels
 
         with device_of(tokens):
             triton_kernels.count(occurrences, settings, tokens)
-        return
-    log_fallback("count", reason)
-    count_reference(occurrences, settings, tokens)
+    else:
+        count_reference(occurrences, settings, tokens)
 
 
 def penalize_reference(logits: Tensor, occurrences: Tensor, settings: PenaltySettings) -> None:

@@ -10,7 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-__all__ = ["LayerSpan", "Placement", "carried", "working_on"]
+__all__ = ["LayerSpan", "Placement", "moved_to", "working_on"]
 
 
 @frozen
@@ -71,7 +71,7 @@ class Placement:
         return f"embeddings on {self.embedding}, {', '.join(spans)}, output projection on {self.head}"
 
 
-def carried(tensor: Tensor, device: torch.device) -> Tensor:
+def moved_to(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor on a device, without a copy if it is there already.
 
     Between CUDA devices the host does not wait: work launched later on either device runs after the copy.

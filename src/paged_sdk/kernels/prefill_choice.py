@@ -182,9 +182,9 @@ def compare_prefills(
     :param time: measures the duration of a call
     """
     try:
-        by_paged, by_flash = _both_ways(shape, paged, flash, _COMPARED_ROWS)
+        by_paged, by_flash = _both_calls(shape, paged, flash, _COMPARED_ROWS)
         difference = _difference(by_flash(), by_paged())
-        by_paged, by_flash = _both_ways(shape, paged, flash, _TIMED_ROWS)
+        by_paged, by_flash = _both_calls(shape, paged, flash, _TIMED_ROWS)
         speed = time(by_paged) / time(by_flash)
     except Exception as error:
         message = next(iter(str(error).splitlines()), "no message")
@@ -196,7 +196,7 @@ def compare_prefills(
     return PagedPrefill(shape=shape, paged=paged, flash=flash, reason=f"{speed:.2f} x as fast as Triton")
 
 
-def _both_ways(
+def _both_calls(
     shape: PrefillShape, paged: PagedAttentionKernel, flash: VarlenAttention, rows_of: Sequence[tuple[int, int]]
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
     """Return a call of ``paged`` and one of ``flash`` on the same random rows of these query tokens and contexts."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.activation import GatedActivation, gated_activation_reference
 from paged_sdk.kernels.checks import FLOATS, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix
 
 __all__ = [
@@ -82,12 +82,11 @@ def _linear(
     check_tensor("x", x, ("num_rows", cols), FLOATS, quants.device)
     if bias is not None:
         check_tensor("bias", bias, (matrix.rows,), (x.dtype,), x.device)
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("quantized_linear", x):
         from paged_sdk.kernels.triton import quantized_linear as triton_kernels
 
         with device_of(x):
             return triton_kernels.quantized_linear(x, matrix, bias)
-    log_fallback("quantized_linear", reason)
     return quantized_linear_reference(x, matrix, bias)
 
 
@@ -120,12 +119,11 @@ def _swiglu(
     if (up.rows, up.chunks) != (gate.rows, gate.chunks):
         raise ConfigError.of("up", f"{up.rows} rows", f"{gate.rows} rows of {cols} columns, as gate has")
     kind: GatedActivation = "silu" if activation == "silu" else "gelu_tanh"
-    if (reason := why_not_triton(x)) is None:
+    if runs_on_triton("quantized_swiglu", x):
         from paged_sdk.kernels.triton import quantized_linear as triton_kernels
 
         with device_of(x):
             return triton_kernels.quantized_swiglu(x, gate, up, kind)
-    log_fallback("quantized_swiglu", reason)
     return quantized_swiglu_reference(x, gate, up, kind)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.attention_inputs import LayerCache
 from paged_sdk.kernels.checks import FLOATS, check_key_cache, check_slots, check_tensor
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 from paged_sdk.kernels.key_offsets import check_key_offsets
 from paged_sdk.kernels.kv_cache import write_slots
 
@@ -118,15 +118,13 @@ def rotate_and_cache(
         check_slots(slot_mapping, len(cache.key) * cache.block_size)
         num_positions = 0 if positions is None else int(positions.numpy().max(initial=-1)) + 1
     check_key_offsets(cache.key_offsets, cache.key, num_positions)
-    serve = rotate_and_cache_reference
-    if (reason := why_not_triton(query)) is None:
+    if runs_on_triton("rotate_and_cache", query):
         from paged_sdk.kernels.triton import rotary as triton_kernels
 
-        serve = triton_kernels.rotate_and_cache
+        with device_of(query):
+            triton_kernels.rotate_and_cache(query, key, value, cosines, sines, cache, slot_mapping, positions)
     else:
-        log_fallback("rotate_and_cache", reason)
-    with device_of(query):
-        serve(query, key, value, cosines, sines, cache, slot_mapping, positions)
+        rotate_and_cache_reference(query, key, value, cosines, sines, cache, slot_mapping, positions)
 
 
 def rotate_and_cache_reference(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.checks import check_tensor
 from paged_sdk.kernels.draw_settings import NEXT_TRY, DrawSettings
-from paged_sdk.kernels.fallback import device_of, log_fallback, why_not_triton
+from paged_sdk.kernels.fallback import device_of, runs_on_triton
 
 __all__ = ["NOT_DRAWN", "argmax", "argmax_reference", "draw", "draw_reference", "uniforms"]
 
@@ -40,12 +40,11 @@ def argmax(logits: Tensor) -> Tensor:
     :raises ConfigError: shape or dtype do not fit
     """
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("argmax", logits):
         from paged_sdk.kernels.triton import sampling as triton_kernels
 
         with device_of(logits):
             return triton_kernels.argmax(logits)
-    log_fallback("argmax", reason)
     return argmax_reference(logits)
 
 
@@ -58,12 +57,11 @@ def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
     """
     check_tensor("logits", logits, ("N", "V"), (torch.float32,), logits.device)
     settings.check(len(logits), logits.device)
-    if (reason := why_not_triton(logits)) is None:
+    if runs_on_triton("draw", logits):
         from paged_sdk.kernels.triton import sampling as triton_kernels
 
         with device_of(logits):
             return triton_kernels.draw(logits, settings)
-    log_fallback("draw", reason)
     return draw_reference(logits, settings)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_sdk.kernels.lora import AdaptedRows
 from paged_sdk.kernels.lora_slots import SlotRows
 from paged_sdk.kernels.native.paged_attention import NativeRows
-from paged_sdk.kernels.placement import carried
+from paged_sdk.kernels.placement import moved_to
 from paged_sdk.kernels.rotary import Rotation
 
 __all__ = ["AttentionStep", "InsertedRows", "StepContext"]
@@ -86,7 +86,7 @@ class InsertedRows:
 
     def on(self, device: torch.device) -> InsertedRows:
         """Return the same on the given device."""
-        places, vectors, *later = (carried(each, device) for each in (self.places, self.vectors, *self.later))
+        places, vectors, *later = (moved_to(each, device) for each in (self.places, self.vectors, *self.later))
         return InsertedRows(places, vectors, tuple(later))
 
 
@@ -115,7 +115,7 @@ class StepContext:
         """Return the same for layers on the given device; ``attention`` handles devices itself."""
         return evolve(
             self,
-            is_long=None if self.is_long is None else carried(self.is_long, device),
+            is_long=None if self.is_long is None else moved_to(self.is_long, device),
             adapted=None if self.adapted is None else self.adapted.on(device),
             inserted=None if self.inserted is None else self.inserted.on(device),
         )

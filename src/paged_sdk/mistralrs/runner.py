@@ -29,10 +29,10 @@ from paged_sdk.mistralrs.settings import (
     adapter_limits,
     check_architecture,
     configured,
-    guessing,
     paged_settings,
     quantized,
     template_of,
+    with_speculation,
 )
 from paged_sdk.mistralrs.stream import ChatCompletionStream
 from paged_sdk.mistralrs.unsupported import check_switches, refuse_settings
@@ -144,7 +144,7 @@ class Runner:
         self._generations = Generations(sources, adapter_limits(which))
         callbacks, seed = checked_callbacks(tool_callbacks), SamplingParams(seed=seed).seed
         self._which = which
-        whole = guessing(builder, which_draft, speculative_gamma)
+        whole = with_speculation(builder, which_draft, speculative_gamma)
         self._residence = Residence(lambda: BlockingModel(whole.build()), when_reloaded=self._generations.reset)
         self._answers = Answers(self._residence.model, self._generations, callbacks, seed=seed)
         try:

@@ -37,10 +37,10 @@ __all__ = [
     "adapter_limits",
     "check_architecture",
     "configured",
-    "guessing",
     "paged_settings",
     "quantized",
     "template_of",
+    "with_speculation",
 ]
 
 _GOAL: Final = re.compile(r"(?P<number>[0-9]+) ?(?P<unit>GiB|MiB|tokens)", re.ASCII)
@@ -85,7 +85,7 @@ def quantized(builder: Builder, which: Which, in_situ_quant: str | None) -> Buil
     return builder.with_topology(Topology.empty().with_regex(r"\.experts\.", LayerTopology(isq=isq)))
 
 
-def guessing(builder: Builder, draft: Which | None, gamma: int | None) -> Builder | TextSpeculativeBuilder:
+def with_speculation(builder: Builder, draft: Which | None, gamma: int | None) -> Builder | TextSpeculativeBuilder:
     """Return the builder with speculative decoding.
 
     :raises ConfigError: ``draft`` is not a model, or one of the two models takes images

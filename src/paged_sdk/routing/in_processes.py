@@ -18,7 +18,7 @@ from paged_sdk.remote.process import EngineProcess, ProcessModel, Replied
 from paged_sdk.system.processors import numa_nodes, usable_processors
 from paged_sdk.system.threads import in_own_thread
 
-__all__ = ["Seat", "build_in_processes", "seats_of"]
+__all__ = ["ProcessorShare", "build_in_processes", "processor_shares"]
 
 
 async def build_in_processes(
@@ -37,13 +37,13 @@ async def build_in_processes(
     :raises PagedError: the first error of a build
     """
     places = sorted(builders)
-    seats = seats_of(num_replicas, numa_nodes(), usable_processors())
+    shares = processor_shares(num_replicas, numa_nodes(), usable_processors())
     processes: list[EngineProcess] = []
 
     def start() -> None:
         for place in places:
             wants_preparer = preparer is None and place == places[0]
-            builder, processors = _seated(builders[place], seats[place])
+            builder, processors = _with_share(builders[place], shares[place])
             processes.append(
                 EngineProcess(
                     builder,
@@ -94,8 +94,8 @@ def _end_all(processes: Sequence[EngineProcess]) -> None:
 
 
 @frozen
-class Seat:
-    """Holds the processors of a replica.
+class ProcessorShare:
+    """Holds a replica's share of the processors.
 
     :ivar num_threads: number of computing threads
     :ivar processors: processors that the threads are pinned to; None: any
@@ -105,7 +105,9 @@ class Seat:
     processors: frozenset[int] | None = None
 
 
-def seats_of(num_replicas: int, nodes: Mapping[int, frozenset[int]], num_processors: int) -> list[Seat]:
+def processor_shares(
+    num_replicas: int, nodes: Mapping[int, frozenset[int]], num_processors: int
+) -> list[ProcessorShare]:
     """Divide the processors among replicas. If the replicas divide evenly among the NUMA nodes, each is pinned to a
     node.
 
@@ -114,13 +116,13 @@ def seats_of(num_replicas: int, nodes: Mapping[int, frozenset[int]], num_process
     """
     share = max(num_processors // num_replicas, 1)
     if len(nodes) == 1 or num_replicas % len(nodes):
-        return [Seat(share)] * num_replicas
+        return [ProcessorShare(share)] * num_replicas
     on = [nodes[node] for node in sorted(nodes) for _ in range(num_replicas // len(nodes))]
-    return [Seat(min(share, len(processors)), processors) for processors in on]
+    return [ProcessorShare(min(share, len(processors)), processors) for processors in on]
 
 
-def _seated(builder: Any, seat: Seat) -> tuple[object, frozenset[int] | None]:
-    """Return the builder with the seat's number of threads, and the processors to pin to. A builder that sets its
+def _with_share(builder: Any, share: ProcessorShare) -> tuple[object, frozenset[int] | None]:
+    """Return the builder with the number of threads of its share, and the processors to pin to. A builder that sets its
     number of threads is returned unchanged, without pinning; a tensor-parallel model is not pinned either.
     """
     settings = getattr(builder, "settings", None)
@@ -131,4 +133,4 @@ def _seated(builder: Any, seat: Seat) -> tuple[object, frozenset[int] | None]:
     if settings.num_threads is not None:
         return builder, None
     is_divided = settings.tensor_parallel not in (None, 1)
-    return builder.with_num_threads(seat.num_threads), None if is_divided else seat.processors
+    return builder.with_num_threads(share.num_threads), None if is_divided else share.processors

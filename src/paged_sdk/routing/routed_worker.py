@@ -156,7 +156,7 @@ class RoutedWorker:
         live = _LiveRequest(self, request, subscription)
         self._live[request.request_id] = live
         try:
-            if not self.place_or_keep(live):
+            if not self.submit_or_wait(live):
                 self.check()
                 raise closed_model()
         except BaseException:
@@ -204,7 +204,7 @@ class RoutedWorker:
 
     # Called by _LiveRequest
 
-    def place_or_keep(self, live: _LiveRequest) -> bool:
+    def submit_or_wait(self, live: _LiveRequest) -> bool:
         """Submit a request to the best engine that it has not been at, or let it wait if there is no engine. Return
         False if neither is possible.
 
@@ -289,7 +289,7 @@ class RoutedWorker:
         if not isinstance(error, EngineDeadError | ModelClosedError | QueueFullError):
             return False
         self.note_failure(live)
-        return self.place_or_keep(live)
+        return self.submit_or_wait(live)
 
     def _translated(self, request: Request, replica: Replica) -> Request:
         """Return the request with its adapter's number in an engine, since the numbers differ between engines."""
@@ -402,7 +402,7 @@ class _LiveRequest:
 
     def _resume(self) -> None:
         try:
-            if not (self.is_aborted or self._worker.place_or_keep(self)):
+            if not (self.is_aborted or self._worker.submit_or_wait(self)):
                 self._end_waiting(none_runs())
         except PagedError as error:
             self._end_waiting(error)

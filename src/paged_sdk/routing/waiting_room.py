@@ -11,10 +11,10 @@ from attrs import define, field
 from paged_sdk.errors import EngineDeadError, QueueFullError
 from paged_sdk.scheduler.request import Request
 
-__all__ = ["Guest", "WaitingRoom"]
+__all__ = ["WaitingRequest", "WaitingRoom"]
 
 
-class Guest(Protocol):
+class WaitingRequest(Protocol):
     """Describes a request that waits for a replica."""
 
     @property
@@ -25,10 +25,10 @@ class Guest(Protocol):
         ...
 
 
-GuestT = TypeVar("GuestT", bound=Guest)
+WaitingT = TypeVar("WaitingT", bound=WaitingRequest)
 
 
-class WaitingRoom(Generic[GuestT]):
+class WaitingRoom(Generic[WaitingT]):
     """Holds requests that arrive while there is no replica, or whose last replica has died, until another one is added.
 
     The absence of replicas has a time limit. When it is exceeded, the waiting requests end with an error, and no
@@ -48,7 +48,7 @@ class WaitingRoom(Generic[GuestT]):
         self._seconds = seconds
         self._limit = limit
         self._call_later = call_later
-        self._absence = _Absence[GuestT](is_over=not seconds)
+        self._absence = _Absence[WaitingT](is_over=not seconds)
 
     @property
     def is_open(self) -> bool:
@@ -66,7 +66,7 @@ class WaitingRoom(Generic[GuestT]):
         absence.has_begun = True
         self._call_later(self._seconds, lambda: self._give_up(absence))
 
-    def put(self, guest: GuestT) -> bool:
+    def put(self, waiting: WaitingT) -> bool:
         """Add a request; return False if none may wait any more.
 
         :raises QueueFullError: ``limit`` requests are waiting
@@ -75,14 +75,14 @@ class WaitingRoom(Generic[GuestT]):
         if len(self) >= self._limit:
             raise QueueFullError(
                 f"no replica is running, and {self._limit} requests wait for one already",
-                request_id=guest.request.request_id,
+                request_id=waiting.request.request_id,
                 limit=self._limit,
             )
-        self._absence.waiting[guest.request.request_id] = guest
+        self._absence.waiting[waiting.request.request_id] = waiting
         # Check after adding: if the time limit expired meanwhile, _give_up may have missed this request.
-        return self.is_open or not self.discard(guest.request.request_id)
+        return self.is_open or not self.discard(waiting.request.request_id)
 
-    def leave(self) -> Iterable[GuestT]:
+    def leave(self) -> Iterable[WaitingT]:
         """End the absence, since there is a replica, and return the waiting requests."""
         ended, self._absence = self._absence, _Absence(is_over=not self._seconds)
         return ended.empty()
@@ -91,19 +91,19 @@ class WaitingRoom(Generic[GuestT]):
         """Remove a request; return False if it was not waiting."""
         return self._absence.waiting.pop(request_id, None) is not None
 
-    def empty(self) -> Iterable[GuestT]:
+    def empty(self) -> Iterable[WaitingT]:
         """Remove and return all waiting requests."""
         return self._absence.empty()
 
-    def _give_up(self, absence: _Absence[GuestT]) -> None:
+    def _give_up(self, absence: _Absence[WaitingT]) -> None:
         # If a replica has been added meanwhile, this absence has been replaced and is empty.
         absence.is_over = True
-        for guest in absence.empty():
-            guest.fail_soon(EngineDeadError(f"no replica is running, and none has come within {self._seconds:g} s"))
+        for waiting in absence.empty():
+            waiting.fail_soon(EngineDeadError(f"no replica is running, and none has come within {self._seconds:g} s"))
 
 
 @define(eq=False)
-class _Absence(Generic[GuestT]):
+class _Absence(Generic[WaitingT]):
     """Holds the state of one absence of replicas.
 
     :ivar is_over: whether the time limit is exceeded, so that no request may wait
@@ -113,11 +113,11 @@ class _Absence(Generic[GuestT]):
 
     is_over: bool
     has_begun: bool = False
-    waiting: dict[str, GuestT] = field(factory=dict)
+    waiting: dict[str, WaitingT] = field(factory=dict)
 
-    def empty(self) -> Iterable[GuestT]:
+    def empty(self) -> Iterable[WaitingT]:
         # Pop one by one instead of replacing the dict: a request added meanwhile is returned, or stays in the dict.
-        waited: list[GuestT] = []
+        waited: list[WaitingT] = []
         with suppress(KeyError):  # the dict is empty
             while True:
                 waited.append(self.waiting.popitem()[1])

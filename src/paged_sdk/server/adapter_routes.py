@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paged_sdk import InvalidRequestError
-from paged_sdk.server.answers import read_body
+from paged_sdk.server.bodies import read_body
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.served_models import Served, ServedModels
 from paged_sdk.server.settings import ServerSettings

@@ -23,12 +23,12 @@ from paged_sdk.server.answers import Answers
 from paged_sdk.server.chat_page import PAGE_ROUTES, ChatPage
 from paged_sdk.server.count_route import CountRoute
 from paged_sdk.server.drain import Drain
+from paged_sdk.server.embed_or_rank_route import EmbedOrRankRoute
 from paged_sdk.server.errors import problem_response
-from paged_sdk.server.front import Front
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.metrics import Metrics
 from paged_sdk.server.openapi import Operation, openapi_document
-from paged_sdk.server.reading_route import ReadingRoute
+from paged_sdk.server.request_middleware import RequestMiddleware
 from paged_sdk.server.served_models import ModelSource, ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.adapters import LOAD_ADAPTER, UNLOAD_ADAPTER
@@ -183,10 +183,10 @@ class ModelServer(Starlette):
             allow_headers=["*"],
             expose_headers=["x-request-id", "retry-after"],
         )
-        front = Middleware(Front, settings=settings, drain=self.drain, metrics=metrics)
+        requests = Middleware(RequestMiddleware, settings=settings, drain=self.drain, metrics=metrics)
         images = ImageUrls(settings.image_hosts, settings.max_body_bytes)
         answers = partial(Answers, models=models, metrics=metrics, settings=settings, images=images, drain=self.drain)
-        reading = partial(ReadingRoute, models=models, settings=settings, drain=self.drain)
+        embed_or_rank = partial(EmbedOrRankRoute, models=models, settings=settings, drain=self.drain)
         counts = CountRoute(models=models, settings=settings, images=images, drain=self.drain)
         adapters = AdapterRoutes(models=models, settings=settings, drain=self.drain)
         page = ChatPage()
@@ -200,8 +200,12 @@ class ModelServer(Starlette):
                     )
                     for api in APIS
                 ),
-                _Route("/v1/embeddings", reading(operation="embeddings", read=read_embedding).answer, methods=["POST"]),
-                _Route("/v1/rerank", reading(operation="rerank", read=read_rerank).answer, methods=["POST"]),
+                _Route(
+                    "/v1/embeddings",
+                    embed_or_rank(operation="embeddings", read=read_embedding).answer,
+                    methods=["POST"],
+                ),
+                _Route("/v1/rerank", embed_or_rank(operation="rerank", read=read_rerank).answer, methods=["POST"]),
                 _Route("/v1/messages/count_tokens", counts.answer, methods=["POST"]),
                 _Route("/v1/models", self._list_models),
                 _Route("/v1/models/{model:path}", self._show_model),
@@ -213,7 +217,7 @@ class ModelServer(Starlette):
                 _Route("/metrics", self._show_metrics),
                 *(_Route(path, page.answer, include_in_schema=False) for path in PAGE_ROUTES if settings.page),
             ],
-            middleware=[cors, front] if settings.cors_origins else [front],
+            middleware=[cors, requests] if settings.cors_origins else [requests],
             exception_handlers={HTTPException: _http_problem},
             lifespan=ModelServer.lifespan,
         )

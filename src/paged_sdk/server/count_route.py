@@ -6,9 +6,9 @@ from attrs import frozen
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from paged_sdk.server.answers import read_body, unless_client_leaves
+from paged_sdk.server.bodies import read_body
+from paged_sdk.server.disconnect import CLIENT_DISCONNECTED, unless_client_disconnects
 from paged_sdk.server.drain import Drain
-from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.image_urls import ImageUrls
 from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
@@ -36,5 +36,5 @@ class CountRoute:
         served = self.models.find(call.model)
         record = RequestRecord.of(request.scope)
         record.model, record.adapter = served.name, served.adapter
-        count = await unless_client_leaves(request, lambda: served.model.count_tokens(call.request))
-        return Response(status_code=HUNG_UP) if count is None else JSONResponse({"input_tokens": count})
+        count = await unless_client_disconnects(request, lambda: served.model.count_tokens(call.request))
+        return Response(status_code=CLIENT_DISCONNECTED) if count is None else JSONResponse({"input_tokens": count})

@@ -84,8 +84,8 @@ class Metrics:
         """Return the metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
-    def _of_model(self, name: str, says: str) -> Histogram:
-        return Histogram(f"paged_sdk_{name}", says, ("model",), buckets=SECONDS, registry=self._registry)
+    def _of_model(self, name: str, description: str) -> Histogram:
+        return Histogram(f"paged_sdk_{name}", description, ("model",), buckets=SECONDS, registry=self._registry)
 
 
 class _ModelFigures(Collector):
@@ -97,10 +97,10 @@ class _ModelFigures(Collector):
 
     def collect(self) -> Iterable[Metric]:
         stats = {name: model.stats() for name, model in self._models.all.items()}
-        for field, says in GAUGES.items():
-            yield _filled(GaugeMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
-        for field, says in COUNTERS.items():
-            yield _filled(CounterMetricFamily(f"paged_sdk_{field}", says, labels=["model"]), field, stats)
+        for field, description in GAUGES.items():
+            yield _filled(GaugeMetricFamily(f"paged_sdk_{field}", description, labels=["model"]), field, stats)
+        for field, description in COUNTERS.items():
+            yield _filled(CounterMetricFamily(f"paged_sdk_{field}", description, labels=["model"]), field, stats)
         yield from self._of_replicas()
 
     def _of_replicas(self) -> Iterable[Metric]:
@@ -118,8 +118,8 @@ class _ModelFigures(Collector):
             up.add_metric(of, float(_runs(replica)))
         yield up
         for kind, named in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
-            for field, says in named.items():
-                family = kind(f"paged_sdk_replica_{field}", f"Of each replica: {says}", labels=labels)
+            for field, description in named.items():
+                family = kind(f"paged_sdk_replica_{field}", f"Of each replica: {description}", labels=labels)
                 for of, replica in replicas.items():
                     family.add_metric(of, getattr(replica.stats(), field))
                 yield family

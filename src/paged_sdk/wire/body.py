@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Generic, NoReturn, TypeVar, cast
 
 from paged_sdk import InvalidRequestError
-from paged_sdk.wire.shapes import Bounds, Fields, Named, shape_of
+from paged_sdk.wire.shapes import Bounds, Fields, NamedSchemas, shape_of
 
 __all__ = ["BodyReader", "Bounds", "read_json", "schema_of"]
 
@@ -23,12 +23,12 @@ a second, during which Python's JSON parser holds the GIL.
 """
 
 
-def schema_of(kind: Any, named: Named = None) -> dict[str, Any]:
+def schema_of(kind: Any, schemas: NamedSchemas = None) -> dict[str, Any]:
     """Return the JSON schema of a type: a TypedDict, the type of one of its fields, or a union of such types.
 
-    :param named: collects the schemas of objects by name, to which other schemas then refer; None: objects are inlined
+    :param schemas: collects the schemas of objects by name, to which others then refer; None: objects are inlined
     """
-    return shape_of(kind).schema(named)
+    return shape_of(kind).schema(schemas)
 
 
 def read_json(data: bytes) -> object:
@@ -80,6 +80,6 @@ class BodyReader(Generic[BodyT]):
         """Return the names of the fields."""
         return tuple(self._shape.fields)
 
-    def schema(self, named: Named = None) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas = None) -> dict[str, Any]:
         """Return the TypedDict's JSON schema."""
-        return self._shape.schema(named)
+        return self._shape.schema(schemas)

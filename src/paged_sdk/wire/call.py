@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from attrs import field, frozen
 
@@ -106,6 +106,10 @@ class Call(Protocol[AnswerT, ChunkT]):
         """Map names of fields in errors to this API's names of these fields."""
         ...
 
+    def with_defaults(self, model: Model) -> Call[AnswerT, ChunkT]:
+        """Return the request with the model's defaults for those unset fields that the answer repeats."""
+        ...
+
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> AnswerStream[AnswerT, ChunkT]:
         """Send the request to a model.
 
@@ -146,6 +150,10 @@ class ChatCall:
     has_one_call: bool = False
     label: str | None = None
     names: Mapping[str, str] = field(factory=dict)
+
+    def with_defaults(self, model: Model) -> Self:
+        """Return the request itself: the answers of most APIs repeat no field that may be unset."""
+        return self
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
         """Send the request to a model.

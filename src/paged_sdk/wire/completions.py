@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final, Literal, Required, TypeAlias
+from typing import Annotated, Any, Final, Literal, Required
 
 from attrs import evolve, field, frozen
 
@@ -21,15 +21,11 @@ from paged_sdk.wire.body import BodyReader, Bounds
 from paged_sdk.wire.call import event
 from paged_sdk.wire.chat_completions import StreamOptions, chunk_events, includes_usage
 from paged_sdk.wire.echo import Echo
+from paged_sdk.wire.limits import NUM_PROMPTS, TokenIds
 from paged_sdk.wire.problem import Problem, openai_error
 from paged_sdk.wire.sampling import MAX_TOP_LOGPROBS, SamplingFields, constraint_of, read_sampling
 
-__all__ = ["COMPLETION", "CompletionCall", "TokenIds", "read_completion"]
-
-FEW: Final = Bounds(1, 1024)
-"""How many prompts a body may have. Each is a request, and submitting more would block the event loop too long."""
-TokenIds: TypeAlias = Annotated[list[int], Bounds(1, 1 << 20)]
-"""Token ids of a prompt. No model's context is longer than 2**20, and checking as many takes 50 ms."""
+__all__ = ["COMPLETION", "CompletionCall", "read_completion"]
 
 DEFAULT_MAX_TOKENS: Final = 16
 """OpenAI's default: a plain text has no natural end."""
@@ -44,7 +40,7 @@ class CompletionBody(SamplingFields, total=False):
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     prompt: Required[
         Annotated[
-            str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
+            str | Annotated[list[str], NUM_PROMPTS] | TokenIds | Annotated[list[TokenIds], NUM_PROMPTS],
             "A text or token ids to continue, or several of them.",
         ]
     ]
@@ -82,6 +78,10 @@ class CompletionCall:
     includes_usage: bool = False
     label: str | None = None
     names: Mapping[str, str] = NAMES
+
+    def with_defaults(self, model: Model) -> CompletionCall:
+        """Return the request itself: an answer repeats no field that may be unset."""
+        return self
 
     def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> CompletionStream:
         """Send the request to a model.

@@ -8,13 +8,9 @@ from attrs import frozen
 
 from paged_sdk import EmbeddingResponse, Model
 from paged_sdk.wire.body import BodyReader, Bounds
-from paged_sdk.wire.completions import TokenIds
+from paged_sdk.wire.limits import NUM_INPUTS, TokenIds
 
 __all__ = ["EMBEDDING", "EmbeddingCall", "read_embedding"]
-
-
-FEW: Final = Bounds(1, 2048)
-"""How many inputs a body may have: OpenAI's limit."""
 
 
 class EmbeddingBody(TypedDict, total=False):
@@ -23,7 +19,7 @@ class EmbeddingBody(TypedDict, total=False):
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     input: Required[
         Annotated[
-            str | Annotated[list[str], FEW] | TokenIds | Annotated[list[TokenIds], FEW],
+            str | Annotated[list[str], NUM_INPUTS] | TokenIds | Annotated[list[TokenIds], NUM_INPUTS],
             "A text or token ids, or several of them.",
         ]
     ]

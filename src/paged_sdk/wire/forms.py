@@ -167,12 +167,12 @@ class ChatCompletionChunk(TypedDict):
 
 
 class TextLogprobsForm(TypedDict):
-    """Holds the logprobs of a plain text."""
+    """Holds the logprobs of a plain text. The first token of an echoed prompt has none: nothing precedes it."""
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class TextChoiceForm(MayHaveEnded):

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from paged_sdk import Model, RankResponse
 from paged_sdk.wire.body import BodyReader, Bounds
-from paged_sdk.wire.embeddings import FEW
+from paged_sdk.wire.limits import NUM_INPUTS
 
 __all__ = ["RERANK", "RerankCall", "read_rerank"]
 
@@ -18,7 +18,7 @@ class RerankBody(TypedDict, total=False):
 
     model: Required[Annotated[str, "The name of a model or a loaded adapter."]]
     query: Required[Annotated[str, "The query."]]
-    documents: Required[Annotated[list[str], FEW, "The texts to rank."]]
+    documents: Required[Annotated[list[str], NUM_INPUTS, "The texts to rank."]]
     top_n: Annotated[int | None, Bounds(1), "How many of the best to return."]
     return_documents: Annotated[bool | None, "Whether to return the documents' texts too."]
     user: Annotated[str | None, "A label for the end user, for the server's log."]

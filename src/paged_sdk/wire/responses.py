@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from paged_sdk import (
     ChatCompletionResponse,
-    ChatStream,
     Constraint,
     InvalidRequestError,
     Message,
@@ -22,7 +21,7 @@ from paged_sdk.wire.body import BodyReader
 from paged_sdk.wire.call import ChatCall
 from paged_sdk.wire.responses_answer import ItemWriter, response_of
 from paged_sdk.wire.responses_body import FunctionTool, NamedFunction, ResponsesBody, TextConfig
-from paged_sdk.wire.responses_forms import Said, WholeResponse
+from paged_sdk.wire.responses_forms import RepeatedFields, WholeResponse
 from paged_sdk.wire.sampling import read_sampling
 
 __all__ = ["RESPONSES", "ResponsesCall", "read_responses"]
@@ -35,27 +34,27 @@ LOGPROBS: Final = "message.output_text.logprobs"
 class ResponsesCall(ChatCall):
     """Holds a parsed request.
 
-    :ivar said: the fields of the request that the response repeats
+    :ivar repeated: the fields of the request that the response repeats
     """
 
-    said: Said
+    repeated: RepeatedFields
 
-    def send(self, model: Model, *, adapter: str | None, timeout: float | None) -> ChatStream:
-        """Send the request to a model; see :meth:`ChatCall.send`."""
-        defaults = model.generation_defaults  # the response reports the values in effect
-        if self.said["temperature"] is None:
-            self.said["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
-        if self.said["top_p"] is None:
-            self.said["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
-        return super().send(model, adapter=adapter, timeout=timeout)
+    def with_defaults(self, model: Model) -> ResponsesCall:
+        """Return the request with the model's temperature and top_p where it has none, for the response to repeat."""
+        defaults, repeated = model.generation_defaults, self.repeated.copy()
+        if repeated["temperature"] is None:
+            repeated["temperature"] = 1.0 if defaults.temperature is None else defaults.temperature
+        if repeated["top_p"] is None:
+            repeated["top_p"] = 1.0 if defaults.top_p is None else defaults.top_p
+        return evolve(self, repeated=repeated)
 
     def response(self, answer: ChatCompletionResponse) -> WholeResponse:
         """Return a whole answer in the form of OpenAI's API."""
-        return response_of(answer, self.said, has_one_call=self.has_one_call)
+        return response_of(answer, self.repeated, has_one_call=self.has_one_call)
 
     def writer(self) -> ItemWriter:
         """Return a writer of the answer's events."""
-        return ItemWriter(self.said, has_one_call=self.has_one_call)
+        return ItemWriter(self.repeated, has_one_call=self.has_one_call)
 
 
 def read_responses(value: object) -> ResponsesCall:
@@ -92,14 +91,14 @@ def read_responses(value: object) -> ResponsesCall:
     return ResponsesCall(
         model=body["model"],
         request=request,
-        said=_said(body),
+        repeated=_repeated(body),
         is_streamed=is_streamed,
         has_one_call=body.get("parallel_tool_calls") is False,
         label=body.get("safety_identifier") or body.get("user"),
     )
 
 
-def _said(body: ResponsesBody) -> Said:
+def _repeated(body: ResponsesBody) -> RepeatedFields:
     """Return the fields of the request that a response repeats, with defaults for those that were not given."""
     text: TextConfig = body.get("text") or {}
     defaults: dict[str, Any] = {
@@ -124,7 +123,7 @@ def _said(body: ResponsesBody) -> Said:
         "user": None,
     }
     given = {key: each for key, each in body.items() if key in defaults and each is not None}
-    said = {
+    repeated = {
         **defaults,
         **given,
         "tools": [
@@ -134,7 +133,7 @@ def _said(body: ResponsesBody) -> Said:
         "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
     }
-    return cast(Said, said)
+    return cast(RepeatedFields, repeated)
 
 
 def _top_n(body: ResponsesBody) -> int | None:

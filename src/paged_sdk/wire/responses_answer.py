@@ -15,8 +15,8 @@ from paged_sdk.wire.responses_forms import (
     CallItem,
     Item,
     MessageItem,
+    RepeatedFields,
     ResponseUsage,
-    Said,
     TextOutput,
     ThoughtItem,
     WholeResponse,
@@ -26,13 +26,15 @@ from paged_sdk.wire.shown_calls import ShownCalls
 __all__ = ["ItemWriter", "response_of"]
 
 
-def response_of(answer: ChatCompletionResponse, said: Said, *, has_one_call: bool = False) -> WholeResponse:
+def response_of(
+    answer: ChatCompletionResponse, repeated: RepeatedFields, *, has_one_call: bool = False
+) -> WholeResponse:
     """Return a whole answer.
 
-    :param said: the fields of the request that the response repeats
+    :param repeated: the fields of the request that the response repeats
     :param has_one_call: whether only the first function call is shown
     """
-    return ItemWriter(said, has_one_call=has_one_call).whole(answer)
+    return ItemWriter(repeated, has_one_call=has_one_call).whole(answer)
 
 
 def _id(answer: ChatCompletionResponse, kind: str, place: int) -> str:
@@ -43,7 +45,7 @@ def _status(answer: ChatCompletionResponse) -> Literal["completed", "incomplete"
     return "completed" if answer.choices[0].finish_reason in ("stop", "tool_calls") else "incomplete"
 
 
-def _begun(answer: ChatCompletionResponse, said: Said) -> WholeResponse:
+def _begun(answer: ChatCompletionResponse, repeated: RepeatedFields) -> WholeResponse:
     """Return an empty response that is in progress."""
     return {
         "id": f"resp_{answer.id.removeprefix('chatcmpl-')}",
@@ -55,14 +57,14 @@ def _begun(answer: ChatCompletionResponse, said: Said) -> WholeResponse:
         "incomplete_details": None,
         "output": [],
         "usage": None,
-        **said,
+        **repeated,
     }
 
 
-def _whole(answer: ChatCompletionResponse, said: Said, items: list[Item]) -> WholeResponse:
+def _whole(answer: ChatCompletionResponse, repeated: RepeatedFields, items: list[Item]) -> WholeResponse:
     status = _status(answer)
     return {
-        **_begun(answer, said),
+        **_begun(answer, repeated),
         "status": status,
         "completed_at": int(time.time()) if status == "completed" else None,
         "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
@@ -147,12 +149,12 @@ class ItemWriter:
     Some models write several calls before it is known whether these are calls or text. Such calls are ended once that
     is known.
 
-    :param said: the fields of the request that the response repeats
+    :param repeated: the fields of the request that the response repeats
     :param has_one_call: whether only the first function call is shown
     """
 
-    def __init__(self, said: Said, *, has_one_call: bool = False) -> None:
-        self._said = said
+    def __init__(self, repeated: RepeatedFields, *, has_one_call: bool = False) -> None:
+        self._repeated = repeated
         self._calls = ShownCalls(has_one_call=has_one_call)
         self._sequence_number = 0
         self._answer: ChatCompletionResponse | None = None
@@ -167,12 +169,12 @@ class ItemWriter:
         for piece in answer.choices[0].pieces:
             self._add_piece(piece)
         self.end(answer)
-        return _whole(answer, self._said, self._items)
+        return _whole(answer, self._repeated, self._items)
 
     def begin(self, answer: ChatCompletionResponse) -> str:
         """Write the events that start a response."""
         self._answer = answer
-        body = _begun(answer, self._said)
+        body = _begun(answer, self._repeated)
         return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
 
     def chunk(self, chunk: ChatCompletionChunkResponse) -> str:
@@ -184,7 +186,7 @@ class ItemWriter:
         events = [] if self._items else self._open("message")
         status = _status(answer)
         events += self._end_all(status)
-        events.append(self._event(f"response.{status}", response=_whole(answer, self._said, self._items)))
+        events.append(self._event(f"response.{status}", response=_whole(answer, self._repeated, self._items)))
         return "".join(events)
 
     def failed(self, problem: Problem) -> str:
@@ -192,7 +194,7 @@ class ItemWriter:
         named = responses_problem(problem)
         code = "rate_limit_exceeded" if named.status == 429 else "server_error"
         ended = [item for item in self._items if item is not None]
-        body = {**_begun(self._begun, self._said), "output": ended, "status": "failed"}
+        body = {**_begun(self._answer_so_far, self._repeated), "output": ended, "status": "failed"}
         error = {"code": code, "message": named.message}
         return self._event("response.failed", response={**body, "error": error})
 
@@ -216,7 +218,7 @@ class ItemWriter:
         return [*events, *self._end_known()]
 
     @property
-    def _begun(self) -> ChatCompletionResponse:
+    def _answer_so_far(self) -> ChatCompletionResponse:
         assert self._answer is not None, "begin comes first"
         return self._answer
 
@@ -232,9 +234,9 @@ class ItemWriter:
         events = self._end_all()
         place = len(self._items)
         if kind == "reasoning":
-            item: Any = _reasoning(_id(self._begun, "rs", place), "", "in_progress")
+            item: Any = _reasoning(_id(self._answer_so_far, "rs", place), "", "in_progress")
         else:
-            item = {**_message(_id(self._begun, "msg", place), "", [], "in_progress"), "content": []}
+            item = {**_message(_id(self._answer_so_far, "msg", place), "", [], "in_progress"), "content": []}
         events.append(self._add_item(_OpenItem(kind, place, item)))
         part = _part(kind, "", [])
         return [*events, self._of_item(self._open_item, "response.content_part.added", content_index=0, part=part)]

@@ -92,21 +92,21 @@ class Incomplete(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
-class SaidReasoning(TypedDict):
+class RepeatedReasoning(TypedDict):
     """Repeats the request's settings of reasoning."""
 
     effort: str | None
     summary: None
 
 
-class SaidText(TypedDict):
+class RepeatedText(TypedDict):
     """Repeats the request's format of the text."""
 
     format: TextFormat | JsonObjectFormat | JsonSchemaText
     verbosity: Literal["medium"]
 
 
-class Said(TypedDict):
+class RepeatedFields(TypedDict):
     """Holds the fields of the request that a response repeats, with defaults for those that were not given."""
 
     background: Literal[False]
@@ -120,12 +120,12 @@ class Said(TypedDict):
     presence_penalty: float
     previous_response_id: None
     prompt_cache_key: str | None
-    reasoning: SaidReasoning
+    reasoning: RepeatedReasoning
     safety_identifier: str | None
     service_tier: Literal["default"]
     store: Literal[False]
     temperature: float | None
-    text: SaidText
+    text: RepeatedText
     tool_choice: Literal["auto", "none", "required"] | NamedFunction
     tools: list[FunctionTool]
     top_logprobs: int
@@ -134,7 +134,7 @@ class Said(TypedDict):
     user: str | None
 
 
-class WholeResponse(Said):
+class WholeResponse(RepeatedFields):
     """Holds an answer: whole, or the part so far."""
 
     id: str

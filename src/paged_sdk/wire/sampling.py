@@ -22,7 +22,7 @@ __all__ = [
 MAX_TOP_LOGPROBS: Final = 20
 """OpenAI's limit. Each top token is returned with its text and bytes."""
 
-MAX_TOKENS: Final = 1 << 16
+MAX_TOKEN_IDS: Final = 1 << 16
 """Maximum number of token ids in a field. Checking these takes a tenth of a second, during which the event loop serves
 no other request.
 """
@@ -60,7 +60,7 @@ class SamplingFields(SamplingDefaults, total=False):
     n: Annotated[int | None, Bounds(1), "How many answers."]
     max_tokens: Annotated[int | None, Bounds(1), "Maximum number of tokens to generate."]
     user: Annotated[str | None, "A label for the end user, for the server's log."]
-    stop_token_ids: Annotated[list[int] | None, Bounds(0, MAX_TOKENS), "Extension: tokens that end the answer."]
+    stop_token_ids: Annotated[list[int] | None, Bounds(0, MAX_TOKEN_IDS), "Extension: tokens that end the answer."]
     min_tokens: Annotated[int | None, Bounds(0), "Extension: minimum number of tokens to generate."]
     ignore_eos: Annotated[bool | None, "Extension: continue past the end token."]
     dry_multiplier: Annotated[float | None, Bounds(0), "Extension: strength of DRY, against repetition."]
@@ -177,8 +177,8 @@ def constraint_of(kind: str, source: str | Mapping[str, Any], *, field: str) -> 
 def _logits_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
     if not bias:
         return None
-    if len(bias) > MAX_TOKENS:
-        raise InvalidRequestError.of("logit_bias", f"{len(bias)} tokens", f"at most {MAX_TOKENS} tokens")
+    if len(bias) > MAX_TOKEN_IDS:
+        raise InvalidRequestError.of("logit_bias", f"{len(bias)} tokens", f"at most {MAX_TOKEN_IDS} tokens")
     numbers = {}
     for token, number in bias.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10) or not -100 <= number <= 100:

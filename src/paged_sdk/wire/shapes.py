@@ -33,9 +33,9 @@ from attrs import field, frozen
 
 from paged_sdk import InvalidRequestError
 
-__all__ = ["Bounds", "Fields", "Named", "Shape", "shape_of"]
+__all__ = ["Bounds", "Fields", "NamedSchemas", "Shape", "shape_of"]
 
-Named: TypeAlias = MutableMapping[str, Any] | None
+NamedSchemas: TypeAlias = MutableMapping[str, Any] | None
 """Collects the schemas of objects by the names of their types, so that other schemas refer to them by ``$ref``; None:
 schemas of objects are inlined.
 """
@@ -90,10 +90,10 @@ class Shape(ABC):
             raise InvalidRequestError.of(path, value, self.allowed)
 
     @abstractmethod
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         """Return the JSON schema of the accepted values.
 
-        :param named: see :data:`Named`
+        :param schemas: see :data:`NamedSchemas`
         """
 
 
@@ -108,7 +108,7 @@ class Anything(Shape):
     def takes(self, value: object) -> bool:
         return True
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         return {}
 
 
@@ -133,7 +133,7 @@ class Scalar(Shape):
             return False
         return self.bounds is None or self.bounds.fits(len(value) if isinstance(value, str) else value)  # type: ignore[arg-type]  # a number
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         keys = ("minLength", "maxLength") if self.kind is str else ("minimum", "maximum")
         return {"type": _SCALARS[self.kind][0], **(self.bounds.schema(*keys) if self.bounds else {})}
 
@@ -166,7 +166,7 @@ class Values(Shape):
     def takes(self, value: object) -> bool:
         return any(type(value) is type(each) and value == each for each in self.values)
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         return {"enum": list(self.values)}
 
 
@@ -192,9 +192,9 @@ class ListOf(Shape):
         for place, item in enumerate(cast(Sequence[object], value)):
             self.item.check(f"{path}[{place}]", item)
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         bounds = self.bounds.schema("minItems", "maxItems") if self.bounds else {}
-        return {"type": "array", "items": self.item.schema(named), **bounds}
+        return {"type": "array", "items": self.item.schema(schemas), **bounds}
 
 
 @frozen
@@ -215,28 +215,28 @@ class MapOf(Shape):
         for key, each in cast(Mapping[object, object], value).items():
             self.value.check(f"{path}[{json.dumps(str(key)[:60])}]", each)
 
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {"type": "object", "additionalProperties": self.value.schema(named) or True}
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
+        return {"type": "object", "additionalProperties": self.value.schema(schemas) or True}
 
 
 @frozen
 class Field:
     """Describes one field of an object.
 
-    :ivar says: the field's description, or why it has no effect
+    :ivar description: the field's description, or why it has no effect
     """
 
     shape: Shape
     is_required: bool
-    says: str
+    description: str
 
     def check(self, path: str, value: object) -> None:
         """Check a value. If the field is only accepted at values without effect, the error gives the reason.
 
         :raises InvalidRequestError: the value is not accepted
         """
-        if self._asks_for_nothing and self.says and not self.shape.takes(value):
-            raise InvalidRequestError.of(path, value, f"{self.shape.allowed} ({self.says})")
+        if self._asks_for_nothing and self.description and not self.shape.takes(value):
+            raise InvalidRequestError.of(path, value, f"{self.shape.allowed} ({self.description})")
         self.shape.check(path, value)
 
     @property
@@ -263,8 +263,8 @@ class Fields(Shape):
         for name, hint in hints.items():
             is_required = name in required or get_origin(hint) is Required
             inner = get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
-            says = [each for each in getattr(inner, "__metadata__", ()) if isinstance(each, str)]
-            fields[name] = Field(shape_of(inner), is_required, says[0] if says else "")
+            descriptions = [each for each in getattr(inner, "__metadata__", ()) if isinstance(each, str)]
+            fields[name] = Field(shape_of(inner), is_required, descriptions[0] if descriptions else "")
         return cls(kind.__name__, fields)
 
     @property
@@ -301,17 +301,20 @@ class Fields(Shape):
         """Tell whether an object's ``type`` is accepted here, or is absent and optional."""
         return value["type"] in self.tag("type") if "type" in value else not self.fields["type"].is_required
 
-    def schema(self, named: Named) -> dict[str, Any]:
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
         properties = {}
         for name, each in self.fields.items():
-            properties[name] = {**each.shape.schema(named), **({"description": each.says} if each.says else {})}
+            properties[name] = {
+                **each.shape.schema(schemas),
+                **({"description": each.description} if each.description else {}),
+            }
         required = [name for name, each in self.fields.items() if each.is_required]
         schema = {"type": "object", "properties": properties, "additionalProperties": False}
         if required:
             schema["required"] = required
-        if named is None:
+        if schemas is None:
             return schema
-        known = named.setdefault(self.name, schema)  # not within the assertion: python -O drops it
+        known = schemas.setdefault(self.name, schema)  # not within the assertion: python -O drops it
         assert known == schema, f"two types are called {self.name}"
         return {"$ref": REFERENCE + self.name}
 
@@ -346,8 +349,8 @@ class OneOf(Shape):
                 return
         fitting[-1].check(path, value)
 
-    def schema(self, named: Named) -> dict[str, Any]:
-        return {"anyOf": [shape.schema(named) for shape in self.shapes]}
+    def schema(self, schemas: NamedSchemas) -> dict[str, Any]:
+        return {"anyOf": [shape.schema(schemas) for shape in self.shapes]}
 
 
 def shape_of(hint: Any, bounds: Bounds | None = None) -> Shape:

@@ -225,7 +225,8 @@ class NativeDecoder:
     :param interleaved: for each rotary embedding, whether it rotates interleaved pairs (elements 2i and 2i + 1), whose
         results are stored as two halves; empty: none does
     :param shared: sums or gathers results of all ranks; None: this process computes everything
-    :raises ConfigError: shapes do not fit, or only some layers have output norms or are parallel
+    :raises ConfigError: shapes or the length of ``interleaved`` do not fit, or only some layers have output norms or
+        are parallel
     """
 
     def __init__(
@@ -256,7 +257,10 @@ class NativeDecoder:
         for target, layer in zip(self._table, layers, strict=True):
             self._describe(target, layer)
         self._ropes = (Rope * num_ropes)()
-        for rope, pairs_neighbours in zip(self._ropes, interleaved, strict=False):
+        if len(interleaved) not in (0, num_ropes):
+            allowed = f"0 or {num_ropes}, the number of rotary embeddings that the layers name"
+            raise ConfigError.of("len(interleaved)", len(interleaved), allowed)
+        for rope, pairs_neighbours in zip(self._ropes, interleaved or [False] * num_ropes, strict=True):
             rope.interleaved = pairs_neighbours
         self._args = Decoder(
             ropes=addressof(self._ropes),

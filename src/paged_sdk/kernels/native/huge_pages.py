@@ -19,7 +19,7 @@ from torch import Tensor
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.own_pages import HUGE_PAGE
 
-__all__ = ["HUGE_PAGE", "HugePages"]
+__all__ = ["HugePages"]
 
 _SHARE: Final = 0.02
 """Share of elapsed time that collapsing may take. The first pages of SmolLM2's 60 tensors fill up at the same token:

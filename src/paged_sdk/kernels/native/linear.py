@@ -24,7 +24,7 @@ from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.native.structures import DTYPES, Linear, Weight
 
-__all__ = ["NativeLinear"]
+__all__ = ["NativeLinear", "check_matrix", "check_weights", "describe", "float_vector", "pointer", "same_order"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -39,6 +39,7 @@ def float_vector(name: str, vector: Tensor | None, size: int) -> Tensor | None:
 
 
 def pointer(tensor: Tensor | None) -> int | None:
+    """Return a tensor's address, or None without a tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 

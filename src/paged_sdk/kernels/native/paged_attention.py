@@ -1,7 +1,7 @@
 """Computes attention over a paged KV cache, read in place; decodes and prefill chunks form one varlen batch.
 
 Keys are processed in spans of 128 at fixed positions, so a token's result does not depend on the batch, the chunking or
-the number of threads. :attr:`AttentionShape.products` describes the exception.
+the number of threads. :attr:`AttentionShape.precision` describes the exception.
 """
 
 from __future__ import annotations
@@ -15,12 +15,22 @@ from attrs import frozen
 from torch import Tensor
 
 from paged_sdk.errors import ConfigError
-from paged_sdk.kernels.attention_inputs import LayerCache, Products
+from paged_sdk.kernels.attention_inputs import LayerCache, Precision
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.kernels.native.linear import float_vector, pointer
 from paged_sdk.kernels.native.structures import DTYPES, Attention, Batch, Cache, Heads
 
-__all__ = ["MAX_FEW_TOKENS", "AttentionShape", "NativeRows", "VarlenBatch", "cumulated", "native_paged_attention"]
+__all__ = [
+    "MAX_FEW_TOKENS",
+    "AttentionShape",
+    "NativeRows",
+    "VarlenBatch",
+    "cumulated",
+    "describe_batch",
+    "describe_cache",
+    "describe_heads",
+    "native_paged_attention",
+]
 
 MAX_FEW_TOKENS: Final = 8
 """The keys of a sequence with up to this many query tokens are split among threads (``kSplitTokens`` in the kernels).
@@ -36,10 +46,10 @@ class AttentionShape:
     :ivar scale: multiplies the scores
     :ivar window: number of keys that a query sees, its own included; None: all
     :ivar window_reaches_ahead: whether the window also limits the later keys that tokens of
-        :attr:`VarlenBatch.both_ways` sequences see, to ``window - 1``; False: they see all
+        :attr:`VarlenBatch.bidirectional_from` sequences see, to ``window - 1``; False: they see all
     :ivar softcap: scores become ``softcap * tanh(score / softcap)``; None: no cap
-    :ivar products: the precision of products. Except with float32, sequences with up to ``MAX_FEW_TOKENS`` query tokens
-        are rounded differently from longer ones and from those marked by :attr:`VarlenBatch.in_chunks`
+    :ivar precision: the lowest in which to multiply. Except with float32, sequences with up to ``MAX_FEW_TOKENS`` query
+        tokens are rounded differently from longer ones and from those marked by :attr:`VarlenBatch.in_chunks`
     """
 
     num_heads: int
@@ -49,7 +59,7 @@ class AttentionShape:
     window: int | None = None
     window_reaches_ahead: bool = False
     softcap: float | None = None
-    products: Products = Products.FLOAT32
+    precision: Precision = Precision.FLOAT32
 
     def __attrs_post_init__(self) -> None:
         if self.head_dim < 16 or self.head_dim % 16:
@@ -73,15 +83,15 @@ class VarlenBatch:
     :ivar context_lens: [num_seqs] int32: keys of each sequence, the query tokens' own included
     :ivar in_chunks: [num_seqs] uint8: 1 if a sequence's tokens are computed as those of a long chunk even if they are
         few, so that results do not depend on where a prompt was cut; None: all 0
-    :ivar both_ways: [num_seqs] int32: the position from which on every query token of a sequence sees all its keys,
-        later ones and those before the window included, as within an image; -1: causal. None: all causal
+    :ivar bidirectional_from: [num_seqs] int32: the position from which on every query token of a sequence sees all its
+        keys, later ones and those before the window included, as within an image; -1: causal. None: all causal
     """
 
     cu_seqlens_q: Tensor
     block_tables: Tensor
     context_lens: Tensor
     in_chunks: Tensor | None = None
-    both_ways: Tensor | None = None
+    bidirectional_from: Tensor | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("cu_seqlens_q", "block_tables", "context_lens"):
@@ -95,9 +105,10 @@ class VarlenBatch:
         marks = self.in_chunks
         if marks is not None and not (_is_vector(marks, torch.uint8) and marks.shape == (count,)):
             raise ConfigError.of("in_chunks", f"{marks.dtype} {tuple(marks.shape)}", f"uint8 ({count},) in CPU memory")
-        first = self.both_ways
+        first = self.bidirectional_from
         if first is not None and not (_is_vector(first, torch.int32) and first.shape == (count,)):
-            raise ConfigError.of("both_ways", f"{first.dtype} {tuple(first.shape)}", f"int32 ({count},) in CPU memory")
+            given = f"{first.dtype} {tuple(first.shape)}"
+            raise ConfigError.of("bidirectional_from", given, f"int32 ({count},) in CPU memory")
 
     def part(self, sequences: Tensor) -> tuple[Tensor, VarlenBatch]:
         """Select sequences.
@@ -108,7 +119,7 @@ class VarlenBatch:
         lengths = self.cu_seqlens_q.diff()
         tokens = sequences.repeat_interleave(lengths).nonzero().flatten()
         marks = None if self.in_chunks is None else self.in_chunks[sequences]
-        first = None if self.both_ways is None else self.both_ways[sequences]
+        first = None if self.bidirectional_from is None else self.bidirectional_from[sequences]
         cu_seqlens_q, tables = cumulated(lengths[sequences]), self.block_tables[sequences]
         return tokens, VarlenBatch(cu_seqlens_q, tables, self.context_lens[sequences], marks, first)
 
@@ -181,7 +192,7 @@ def describe_heads(shape: AttentionShape, cache: LayerCache) -> Heads:
         window_reaches_ahead=shape.window_reaches_ahead,
         scale=shape.scale,
         softcap=shape.softcap or 0.0,
-        products=shape.products,
+        products=shape.precision,
     )
 
 
@@ -203,7 +214,7 @@ def describe_batch(batch: VarlenBatch) -> Batch:
         block_tables=batch.block_tables.data_ptr(),
         context_lens=batch.context_lens.data_ptr(),
         in_chunks=pointer(batch.in_chunks),
-        bidirectional_from=pointer(batch.both_ways),
+        bidirectional_from=pointer(batch.bidirectional_from),
         num_seqs=batch.context_lens.numel(),
         max_blocks=batch.block_tables.shape[-1],
     )
@@ -219,7 +230,7 @@ def native_paged_attention(
     out: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend with every query token over its sequence's keys, causally unless ``batch.both_ways`` says otherwise.
+    """Attend with every query token over its sequence's keys, causally except where ``batch.bidirectional_from`` says.
 
     :param workspace: scratch memory of the calling engine; used by one call at a time
     :param query: [num_tokens, num_heads, head_dim] float32, bfloat16 or float16; each token's heads contiguous

@@ -307,8 +307,8 @@ def _check_order(order: Tensor) -> None:
         raise CheckpointError(f"the order of a matrix's {cols} columns does not name each of them once")
 
 
-def _misfit(name: str, tensor: Tensor, due: str) -> CheckpointError:
-    return CheckpointError(f"{name} of a grouped matrix are {tensor.dtype} {list(tensor.shape)}: due are {due}")
+def _misfit(name: str, tensor: Tensor, expected: str) -> CheckpointError:
+    return CheckpointError(f"{name} of a grouped matrix are {tensor.dtype} {list(tensor.shape)}: expected {expected}")
 
 
 def _uncut(matrix: GroupedMatrix, first: int, last: int, why: str) -> UnsupportedQuantizationError:

@@ -111,7 +111,8 @@ def unpacked(packed: Tensor, bits: int) -> Tensor:
 
     :param packed: of any integer type, ``[rows, words]``
     :param bits: bits per code, 1 to 8
-    :returns: uint8 ``[rows, codes]``; bits after the last multiple of 8 codes are dropped unless ``bits`` divides 8
+    :returns: uint8 ``[rows, codes]`` on the device of ``packed``; bits after the last multiple of 8 codes are dropped
+        unless ``bits`` divides 8
     """
     stream = packed.contiguous().view(torch.uint8)
     rows, num_bytes = stream.shape
@@ -122,7 +123,7 @@ def unpacked(packed: Tensor, bits: int) -> Tensor:
         return torch.stack([stream >> shift & mask for shift in range(0, 8, bits)], dim=2).view(rows, -1)
     # 8 codes take ``bits`` bytes; some codes cross a byte boundary.
     units = stream[:, : num_bytes // bits * bits].reshape(rows, -1, bits)
-    codes = torch.empty(rows, units.shape[1], 8, dtype=torch.uint8)
+    codes = units.new_empty(rows, units.shape[1], 8)
     wide = units.short()
     for index in range(8):
         byte, shift = divmod(index * bits, 8)

@@ -28,13 +28,13 @@ _SCALES: Final = tuple(0.05 * step for step in range(-5, 6))  # relative deviati
 
 
 def quantize_table_blocks(weight: Tensor, tensor_type: int, importance: Tensor | None = None) -> Tensor:
-    """Quantize a matrix to GGUF blocks, on the CPU.
+    """Quantize a matrix to GGUF blocks.
 
-    :param weight: ``[rows, columns]`` of a floating point dtype, in CPU memory
+    :param weight: ``[rows, columns]`` of a floating point dtype
     :param tensor_type: ggml's number of the type, one of :data:`TABLE_TYPES`
     :param importance: float32 ``[columns]``: weights of the columns' squared errors, positive and about 1 on average;
         None: equal weights
-    :returns: uint8 ``[rows, bytes of a row]``
+    :returns: uint8 ``[rows, bytes of a row]`` on the weight's device
     :raises UnsupportedQuantizationError: the type is another, or the columns are no multiple of its block
     :raises CheckpointError: ``weight`` has NaN, Inf or magnitudes above 32,768
     """
@@ -73,10 +73,10 @@ def _fitted(x: Tensor, w: Tensor | None) -> Tensor:
 
     :param w: weights of squared errors, in the shape of ``x``; None: equal weights; in the other functions likewise
     """
-    entries = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    entries = x.new_tensor(IQ4_VALUES)
     # The midpoints of entries are integers or half-integers, so a lookup table with steps of 1/2 gives the nearest
     # entry: 0.6 ns per weight, where a search among the midpoints takes 20.
-    halves = torch.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1) / 2 + 0.25
+    halves = torch.arange(2 * IQ4_VALUES[0], 2 * IQ4_VALUES[-1] + 1, device=x.device) / 2 + 0.25
     nearest = entries[(halves[:, None] - entries).abs().argmin(1)]
     furthest = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
     best, most = torch.zeros_like(furthest), torch.zeros_like(furthest)
@@ -103,14 +103,14 @@ def _halves(values: Tensor) -> Tensor:
 
 
 def _iq4_nl(x: Tensor, w: Tensor | None) -> Tensor:
-    table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    table = x.new_tensor(IQ4_VALUES)
     scale = _fitted(x, w).half()
     return torch.cat([_halves(scale), _joined(_nearest(x, scale.float(), table))], dim=1)
 
 
 def _iq4_xs(x: Tensor, w: Tensor | None) -> Tensor:
     """Write blocks of 256 weights with a scale per 32: a 6-bit number, minus 32, times a float16."""
-    table = torch.tensor(IQ4_VALUES, dtype=torch.float32)
+    table = x.new_tensor(IQ4_VALUES)
     groups = x.reshape(-1, 32)
     scales = _fitted(groups, None if w is None else w.reshape(-1, 32)).view(-1, 8)
     largest = scales.gather(1, scales.abs().argmax(1, keepdim=True))[:, 0]
@@ -119,13 +119,13 @@ def _iq4_xs(x: Tensor, w: Tensor | None) -> Tensor:
     codes = _joined(_nearest(groups, (unit.float()[:, None] * numbers).flatten(), table))
     six = (numbers + 32).to(torch.uint8)
     low = six[:, 0::2] & 15 | six[:, 1::2] << 4
-    pairs = (six >> 4).view(-1, 2, 4) << torch.tensor((0, 2, 4, 6), dtype=torch.uint8)
+    pairs = (six >> 4).view(-1, 2, 4) << six.new_tensor((0, 2, 4, 6))
     return torch.cat([_halves(unit), pairs.sum(2, dtype=torch.uint8), low, codes.view(len(x), -1)], dim=1)
 
 
 def _mxfp4(x: Tensor, w: Tensor | None) -> Tensor:
     """Write blocks of 32 weights whose scale is a power of two: of three near the range, that with the least error."""
-    ascending, order = torch.tensor(E2M1_VALUES, dtype=torch.float32).sort(stable=True)
+    ascending, order = x.new_tensor(E2M1_VALUES).sort(stable=True)
     # The scale puts the largest weight between the two largest entries, 4 and 6, which are doubled in the table.
     power = torch.frexp(x.abs().amax(1).clamp_min(2.0**-120)).exponent - 3
     best, error, codes = power, torch.full_like(x[:, 0], torch.inf), torch.zeros_like(x, dtype=torch.int64)
@@ -155,12 +155,12 @@ def _ternary(x: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor]:
         gain = _quotient(total * total, count)
         best, most = torch.where(gain > most, _quotient(total, count), best), torch.maximum(gain, most)
     scale = best.half()
-    return scale, _nearest(x, scale.float(), torch.tensor((-1.0, 0.0, 1.0))).to(torch.uint8)
+    return scale, _nearest(x, scale.float(), x.new_tensor((-1.0, 0.0, 1.0))).to(torch.uint8)
 
 
 def _tq2_0(x: Tensor, w: Tensor | None) -> Tensor:
     scale, codes = _ternary(x, w)
-    shifts = torch.tensor((0, 2, 4, 6), dtype=torch.uint8)[:, None]
+    shifts = codes.new_tensor((0, 2, 4, 6))[:, None]
     pairs = (codes.view(-1, 2, 4, 32) << shifts).sum(2, dtype=torch.uint8)
     return torch.cat([pairs.view(len(x), -1), _halves(scale)], dim=1)
 
@@ -170,8 +170,9 @@ def _tq1_0(x: Tensor, w: Tensor | None) -> Tensor:
     scale, codes = _ternary(x, w)
 
     def fractions(part: Tensor, count: int) -> Tensor:
-        powers = torch.tensor([3 ** (4 - place) for place in range(count)], dtype=torch.int32)[:, None]
-        number = (part.reshape(len(x), count, -1).int() * powers).sum(1, dtype=torch.int32)
+        digits = part.reshape(len(x), count, -1).int()
+        powers = digits.new_tensor([3 ** (4 - place) for place in range(count)])[:, None]
+        number = (digits * powers).sum(1, dtype=torch.int32)
         return ((number * 256 + 242) // 243).to(torch.uint8)
 
     parts = fractions(codes[:, :160], 5), fractions(codes[:, 160:240], 5), fractions(codes[:, 240:], 4)

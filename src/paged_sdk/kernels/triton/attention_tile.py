@@ -16,7 +16,7 @@ from attrs import frozen
 from paged_sdk.kernels.key_offsets import KEY_SPAN
 from paged_sdk.kernels.triton.attention_codes import Decoder, load_query_pairs, split_codes
 
-__all__ = ["Tile", "attend", "joined", "load_query", "no_sums", "normalize", "offset_columns"]
+__all__ = ["SPAN", "Tile", "attend", "joined", "load_query", "no_sums", "normalize", "offset_columns"]
 
 SPAN: tl.constexpr = tl.constexpr(KEY_SPAN)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)

@@ -13,7 +13,15 @@ from torch import Tensor
 
 from paged_sdk.kernels.fp8 import ERROR_STEPS, PEAK_CODES
 
-__all__ = ["cache_heads", "copy_blocks", "reshape_and_cache"]
+__all__ = [
+    "as_bytes",
+    "cache_heads",
+    "copy_blocks",
+    "num_warps",
+    "reshape_and_cache",
+    "scale_of_heads",
+    "store_head_parts",
+]
 
 _ELEMENTS: Final = 1024  # elements per program
 _COPIED_BYTES: Final = 8192  # bytes copied per program

@@ -12,14 +12,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["FIELDS", "RANK_TILE", "add_lora_by_slot_"]
+from paged_sdk.kernels.lora_table import TableField
 
-FIELDS: Final = 4
-"""Numbers per matrix in the table: the addresses of an update's down and up matrices and of its gains (0: no gains),
-and its rank (0: no update)."""
+__all__ = ["RANK_TILE", "add_lora_by_slot_"]
+
 RANK_TILE: Final = 16
 _COLUMNS: Final = 256  # input columns that a program reads at a time
 _OUTPUTS: Final = 128
+_FIELDS: tl.constexpr = tl.constexpr(len(TableField))
+_DOWN: tl.constexpr = tl.constexpr(int(TableField.DOWN))
+_UP: tl.constexpr = tl.constexpr(int(TableField.UP))
+_GAINS: tl.constexpr = tl.constexpr(int(TableField.GAINS))
+_RANK: tl.constexpr = tl.constexpr(int(TableField.RANK))
 
 
 def add_lora_by_slot_(
@@ -30,7 +34,7 @@ def add_lora_by_slot_(
     :param out: ``[num_rows, out_features]``, with adjacent columns; changed in place
     :param x: ``[num_rows, in_features]`` of the dtype of the updates, with adjacent columns
     :param slots: ``[num_rows]`` int64: each row's slot in the table; -1: no adapter
-    :param table: ``[num_slots, num_matrices, 4]`` int64: see :data:`FIELDS`
+    :param table: ``[num_slots, num_matrices, 4]`` int64: see :class:`~paged_sdk.kernels.lora_table.TableField`
     :param starts: ``[num_matrices + 1]`` int32: the first output of each matrix, and the end
     :param shrunk: ``[num_rows, num_matrices, ranks]`` float32 scratch; ``ranks`` is the largest rank, a multiple of
         :data:`RANK_TILE`
@@ -66,11 +70,11 @@ def _shrink(
     row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:
-        entry = table_ptr + slot * slot_stride + matrix * 4
-        rank = tl.load(entry + 3)
+        entry = table_ptr + slot * slot_stride + matrix * _FIELDS
+        rank = tl.load(entry + _RANK)
         first = tl.program_id(2) * tile
         if first < rank:
-            down = tl.load(entry).to(x_ptr.dtype)
+            down = tl.load(entry + _DOWN).to(x_ptr.dtype)
             own = first + tl.arange(0, tile)
             total = tl.zeros([tile], dtype=tl.float32)
             for start in range(0, in_features, block):
@@ -105,13 +109,13 @@ def _expand(
     row, matrix = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + row)
     if slot >= 0:
-        entry = table_ptr + slot * slot_stride + matrix * 4
-        rank = tl.load(entry + 3)
+        entry = table_ptr + slot * slot_stride + matrix * _FIELDS
+        rank = tl.load(entry + _RANK)
         begin, end = tl.load(starts_ptr + matrix), tl.load(starts_ptr + matrix + 1)
         output = tl.program_id(2) * block + tl.arange(0, block)
         inside = output < end - begin
         if (rank > 0) & (tl.program_id(2) * block < end - begin):
-            up = tl.load(entry + 1).to(like_ptr.dtype)
+            up = tl.load(entry + _UP).to(like_ptr.dtype)
             total = tl.zeros([block], dtype=tl.float32)
             for first in range(0, rank, tile):
                 own = first + tl.arange(0, tile)
@@ -124,7 +128,7 @@ def _expand(
                 total += tl.sum(weights * inputs[:, None], 0)
             place = out_ptr + row * out_stride + begin + output
             before = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-            gains = tl.load(entry + 2)
+            gains = tl.load(entry + _GAINS)
             if gains != 0:
                 factors = gains.to(shrunk_ptr.dtype) + output
                 before = before * tl.load(factors, mask=inside, other=1.0)

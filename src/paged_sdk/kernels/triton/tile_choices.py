@@ -33,6 +33,9 @@ MAX_FEW_ROWS: Final = 1
 
 On an H200, 14,336 x 4096 weights of Q4_K take scalar threads 18 us with one row and 27 with two, and matrix
 instructions 28 us with any number up to 16. Over all swept matrices, two rows are equally fast either way.
+
+The kernels for scalar threads take up to 4 rows, because the sweep times them with 1, 2 and 4: on another device, more
+may be faster.
 """
 
 DECODE_ALL_ROWS: Final = 256

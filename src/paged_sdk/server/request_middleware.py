@@ -14,6 +14,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paged_sdk.server.chat_page import PAGE_PATHS
+from paged_sdk.server.disconnect import CLIENT_DISCONNECTED
 from paged_sdk.server.drain import Drain
 from paged_sdk.server.errors import path_of, problem_for, problem_response
 from paged_sdk.server.metrics import Metrics
@@ -21,10 +22,7 @@ from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.wire.problem import Problem
 
-__all__ = ["HUNG_UP", "Front"]
-
-HUNG_UP: Final = 499
-"""Status of a request whose client disconnected. It appears only in the log and the metrics."""
+__all__ = ["RequestMiddleware"]
 
 OPEN_PATHS: Final = ("/health", "/ready")
 """Health checks: answered without an API key, and while the server shuts down."""
@@ -33,7 +31,7 @@ _REQUEST_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @frozen
-class Front:
+class RequestMiddleware:
     """Wraps an application as ASGI middleware.
 
     :ivar app: the wrapped application
@@ -83,7 +81,7 @@ class Front:
                 await refuse(self.drain.interruption)
         finally:
             seconds = time.monotonic() - start
-            status = status or HUNG_UP
+            status = status or CLIENT_DISCONNECTED
             route = _path_of_route(scope)
             self.metrics.note_request(route, status, seconds)
             record.log(route, status, seconds)

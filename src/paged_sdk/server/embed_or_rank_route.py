@@ -1,4 +1,4 @@
-"""Serves requests that score or embed texts without generating any: ``/v1/embeddings`` and ``/v1/rerank``."""
+"""Serves requests that embed or rank texts without generating any: ``/v1/embeddings`` and ``/v1/rerank``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from paged_sdk import Model
-from paged_sdk.server.answers import read_body, unless_client_leaves
+from paged_sdk.server.bodies import read_body
+from paged_sdk.server.disconnect import CLIENT_DISCONNECTED, unless_client_disconnects
 from paged_sdk.server.drain import Drain
-from paged_sdk.server.front import HUNG_UP
 from paged_sdk.server.record import RequestRecord
 from paged_sdk.server.served_models import ServedModels
 from paged_sdk.server.settings import ServerSettings
 from paged_sdk.server.threads import in_thread
 from paged_sdk.server.tracing import RequestSpan
 
-__all__ = ["ReadingCall", "ReadingRoute"]
+__all__ = ["EmbedOrRankCall", "EmbedOrRankRoute"]
 
 
-class ReadingCall(Protocol):
+class EmbedOrRankCall(Protocol):
     """Describes a parsed request."""
 
     @property
@@ -45,15 +45,15 @@ class ReadingCall(Protocol):
 
 
 @frozen(kw_only=True)
-class ReadingRoute:
-    """Serves one of these APIs.
+class EmbedOrRankRoute:
+    """Serves one of these two APIs.
 
     :ivar operation: the API's name in traces
     :ivar read: parses a body
     """
 
     operation: str
-    read: Callable[[object], ReadingCall]
+    read: Callable[[object], EmbedOrRankCall]
     models: ServedModels
     settings: ServerSettings
     drain: Drain
@@ -69,7 +69,7 @@ class ReadingRoute:
         record.model, record.adapter, record.label = served.name, served.adapter, call.label
         span = RequestSpan(self.operation, call.model, request.headers)
         try:
-            answer = await unless_client_leaves(
+            answer = await unless_client_disconnects(
                 request, lambda: call.send(served.model, adapter=served.adapter, timeout=self.settings.timeout)
             )
         except BaseException as error:
@@ -80,5 +80,5 @@ class ReadingRoute:
             span.note_answer(served.name, answer.usage)
         span.end()
         if answer is None:
-            return Response(status_code=HUNG_UP)
+            return Response(status_code=CLIENT_DISCONNECTED)
         return await in_thread(lambda: JSONResponse(call.response(answer)))
