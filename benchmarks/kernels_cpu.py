@@ -89,7 +89,7 @@ def linear_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[
 def rotated_table(workspace: Workspace, rows: int, cols: int, num_rows: Sequence[int]) -> None:
     first = random_weight(workspace.library, 12 if cols % 256 == 0 else 3, rows, cols)
     print(f"{first.format} for many rows {cols} -> {rows}: us, TOP/s | oneDNN's product of int8 rows, ready quantized")
-    copies = copies_of(first.rotated())
+    copies = copies_of(first.hadamard_form())
     layers = cycle([NativeLinear(workspace, [weight]) for weight in copies])
     codes = torch.randint(-127, 128, (rows, cols), dtype=torch.int8)
     scales, zeros = torch.rand(rows), torch.zeros(rows, dtype=torch.int64)

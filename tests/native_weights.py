@@ -87,11 +87,11 @@ def hadamard(size: int) -> Tensor:
     return torch.tensor(signs, dtype=torch.float64).div(size**0.5)
 
 
-def rotate(rows: Tensor) -> Tensor:
+def transform(rows: Tensor) -> Tensor:
     """Multiply rows by Hadamard matrices over the largest blocks of up to 256 columns that divide them. -> float64"""
     block = math.gcd(rows.shape[-1], 256)
-    rotated: Tensor = torch.unflatten(rows.double(), -1, (-1, block)) @ hadamard(block)
-    return rotated.flatten(-2)
+    transformed: Tensor = torch.unflatten(rows.double(), -1, (-1, block)) @ hadamard(block)
+    return transformed.flatten(-2)
 
 
 SCALE_COLUMNS = 256
@@ -112,7 +112,7 @@ def hadamard_scales(rows: Tensor, roundings: float) -> tuple[Tensor, Tensor]:
     and the division by 127.
     """
     block = math.gcd(rows.shape[-1], 256)
-    largest = rotate(rows).abs().amax(-1)
+    largest = transform(rows).abs().amax(-1)
     sums = torch.unflatten(rows.double().abs(), -1, (-1, block)).sum(-1).amax(-1) / block**0.5
     usable = largest.isfinite()  # NaN or Inf anywhere in a row
     scales = torch.where(usable, largest / 127, torch.nan)
@@ -130,36 +130,36 @@ def hadamard_int8(rows: Tensor) -> Tensor:
     """Return rows as products with Hadamard-transformed weights quantize them: 127 codes on either side, still
     transformed. -> float64
     """
-    rotated = rotate(rows)
-    scale = (rotated.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-300)
-    return torch.round(rotated / scale) * scale
+    transformed = transform(rows)
+    scale = (transformed.abs().amax(-1, keepdim=True) / 127).clamp_min(1e-300)
+    return torch.round(transformed / scale) * scale
 
 
-def rotate_groups(rows: Tensor) -> Tensor:
+def transform_groups(rows: Tensor) -> Tensor:
     """Multiply rows by Hadamard matrices over each 32 columns, as the native kernels do. -> float64"""
-    rotated: Tensor = torch.unflatten(rows.double(), -1, (-1, 32)) @ hadamard(32)
-    return rotated.flatten(-2)
+    transformed: Tensor = torch.unflatten(rows.double(), -1, (-1, 32)) @ hadamard(32)
+    return transformed.flatten(-2)
 
 
-def code_scales(rotated: Tensor) -> Tensor:
+def code_scales(transformed: Tensor) -> Tensor:
     """Return the scale of each number of transformed rows as int8: a 127th of the largest of 256 columns."""
     largest = [
-        part.abs().amax(-1, keepdim=True).expand_as(part) for part in torch.split(rotated, SCALE_COLUMNS, dim=-1)
+        part.abs().amax(-1, keepdim=True).expand_as(part) for part in torch.split(transformed, SCALE_COLUMNS, dim=-1)
     ]
     return torch.cat(largest, -1) / 127
 
 
-def rotated_rows(rows: Tensor) -> Tensor:
+def hadamard_rows(rows: Tensor) -> Tensor:
     """Return many activations as the native kernels quantize them, still transformed. -> float64"""
-    rotated = rotate_groups(rows)
-    scales = code_scales(rotated).clamp_min(1e-300)
-    return torch.round(rotated / scales) * scales
+    transformed = transform_groups(rows)
+    scales = code_scales(transformed).clamp_min(1e-300)
+    return torch.round(transformed / scales) * scales
 
 
-def rotated_weight(weight: PackedWeight, isa: str | None = None) -> Tensor:
+def hadamard_weight(weight: PackedWeight, isa: str | None = None) -> Tensor:
     """Return packed weights as the native kernels multiply them with many rows, still transformed: products with rows
     of which one code alone is not zero. -> float64 [rows, cols]
     """
-    one_code = (rotate_groups(torch.eye(weight.cols)) * 32**0.5).float()
-    products = NativeLinear(workspace(isa), [weight.rotated()])(one_code)
+    one_code = (transform_groups(torch.eye(weight.cols)) * 32**0.5).float()
+    products = NativeLinear(workspace(isa), [weight.hadamard_form()])(one_code)
     return products.double().T / math.sqrt(32)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_weights import check_scales, hadamard, rotate
+from native_weights import check_scales, hadamard, transform
 from paged_sdk.kernels.hadamard import hadamard_block, hadamard_quantize
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -38,7 +38,7 @@ def test_codes_are_the_nearest(cols: int, dtype: torch.dtype) -> None:
     x = random_rows(11, cols).to(dtype)
     codes, scales = hadamard_quantize(x)
     assert codes.dtype == torch.int8
-    exact = rotate(x)
+    exact = transform(x)
     largest = exact.abs().amax(-1)
     # A product with the matrix rounds its entries, and each of the block's terms up to `block` times, in an order that
     # the processor decides: n roundings of random signs come to more than 4 sqrt(n) once in a thousand rows (Higham and
@@ -60,8 +60,8 @@ def test_the_rotated_product_is_the_product() -> None:
         scales = rows.abs().amax(-1, keepdim=True).double() / 127
         return torch.round(rows / scales) * scales
 
-    rotated = [codes.double() * scales.double()[:, None] for codes, scales in map(hadamard_quantize, (x, weight))]
-    assert error(*rotated) < 0.015 < error(rounded(x), rounded(weight))
+    transformed = [codes.double() * scales.double()[:, None] for codes, scales in map(hadamard_quantize, (x, weight))]
+    assert error(*transformed) < 0.015 < error(rounded(x), rounded(weight))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

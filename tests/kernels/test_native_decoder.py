@@ -13,12 +13,12 @@ from torch import Tensor
 
 from native_weights import (
     every_level,
+    hadamard_rows,
+    hadamard_weight,
     library,
     needs_library,
     quantize_activations,
     random_weight,
-    rotated_rows,
-    rotated_weight,
     workspace,
 )
 from paged_sdk.errors import ConfigError
@@ -39,7 +39,9 @@ MATRICES = frozenset({"qkv", "output", "gate", "up", "down"})
 # Of a file whose matrices have several types, only some can be packed.
 FORMS = [frozenset[str](), MATRICES, frozenset({"qkv", "down"}), frozenset({"output", "gate", "up"})]
 
-every_form = pytest.mark.parametrize("rotated", FORMS, ids=["packed", "rotated", "outer rotated", "inner rotated"])
+every_form = pytest.mark.parametrize(
+    "in_hadamard", FORMS, ids=["packed", "hadamard", "outer hadamard", "inner hadamard"]
+)
 
 
 def empty_cache(shape: AttentionShape, dtype: torch.dtype) -> LayerCache:
@@ -72,7 +74,7 @@ class Stack:
     """Holds two random layers, and their weights in float64.
 
     :param fused: whether query, key and value are one matrix
-    :param rotated: the matrices that are multiplied in the way for many rows
+    :param in_hadamard: the matrices that are multiplied in the way for many rows
     :param dtype: the dtype of the cache
     """
 
@@ -81,7 +83,7 @@ class Stack:
         *,
         fused: bool,
         parts: Parts,
-        rotated: frozenset[str] = frozenset(),
+        in_hadamard: frozenset[str] = frozenset(),
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
     ) -> None:
@@ -89,14 +91,14 @@ class Stack:
 
         def random_form(name: str, tensor_type: int, rows: int, cols: int) -> tuple[PackedWeight, Tensor]:
             packed, weight = random_weight(tensor_type, rows, cols, generator)
-            if name in rotated:
-                return packed.rotated(), rotated_weight(packed)
+            if name in in_hadamard:
+                return packed.hadamard_form(), hadamard_weight(packed)
             return packed, weight
 
         def biases(rows: Sequence[int], *, given: bool) -> list[Tensor | None]:
             return [torch.randn(n, generator=generator) if given else None for n in rows]
 
-        self._rotated = rotated
+        self._in_hadamard = in_hadamard
         self.shape = AttentionShape(HEADS, KV_HEADS, SIZE, scale=SIZE**-0.5, window=parts.window, softcap=parts.softcap)
         self.dtype = dtype
         self.layers: list[DecoderLayer] = []
@@ -163,7 +165,7 @@ class Stack:
 
     def quantize(self, name: str, rows: Tensor) -> Tensor:
         """Quantize the input of a matrix as the kernels do."""
-        return rotated_rows(rows) if name in self._rotated else quantize_activations(rows)
+        return hadamard_rows(rows) if name in self._in_hadamard else quantize_activations(rows)
 
     def stored(self, vectors: Tensor) -> Tensor:
         """Return vectors as a cache stores them."""
@@ -257,9 +259,9 @@ def relative(got: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("fused", [False, True], ids=["separate", "fused"])
 @every_form
 @pytest.mark.parametrize("parts", [LLAMA, QWEN, GEMMA], ids=["llama", "qwen", "gemma"])
-def test_layers(isa: str, dtype: torch.dtype, fused: bool, parts: Parts, rotated: frozenset[str]) -> None:
+def test_layers(isa: str, dtype: torch.dtype, fused: bool, parts: Parts, in_hadamard: frozenset[str]) -> None:
     """The second layer's rotary embedding is another one, of 48 of the 64 elements of a head."""
-    stack = latest_stack(fused=fused, parts=parts, rotated=rotated, dtype=dtype)
+    stack = latest_stack(fused=fused, parts=parts, in_hadamard=in_hadamard, dtype=dtype)
     prompt = Prompt(SIZE // 2, 24)
     expected = stack.expected(prompt.hidden, prompt.ropes)
     got = prompt.run(NativeDecoder(workspace(isa, 2), stack.fresh()), [prompt.count])
@@ -275,9 +277,9 @@ def test_layers(isa: str, dtype: torch.dtype, fused: bool, parts: Parts, rotated
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("parts", [QWEN, GEMMA], ids=["qwen", "gemma"])
 def test_a_token_depends_on_no_chunk_or_thread(
-    isa: str, dtype: torch.dtype, parts: Parts, rotated: frozenset[str]
+    isa: str, dtype: torch.dtype, parts: Parts, in_hadamard: frozenset[str]
 ) -> None:
-    stack, prompt = latest_stack(fused=False, parts=parts, rotated=rotated, dtype=dtype), Prompt(16, 32)
+    stack, prompt = latest_stack(fused=False, parts=parts, in_hadamard=in_hadamard, dtype=dtype), Prompt(16, 32)
     whole = prompt.run(NativeDecoder(workspace(isa, 1), stack.fresh()), [45])
     # Up to two rows every thread has a residual stream of its own where there are output norms.
     cases = (2, [45]), (1, [1] * 45), (1, [2, 30, 1, 12]), (2, [16, 9, 20]), (2, [2, 30, 1, 1, 11]), (3, [1, 2, 42])
@@ -290,12 +292,15 @@ def test_a_token_depends_on_no_chunk_or_thread(
 @pytest.mark.parametrize("precision", Precision, ids=lambda each: each.name)
 @pytest.mark.parametrize("parts", [QWEN, GEMMA], ids=["qwen", "gemma"])
 def test_rows_that_are_read_are_computed_as_all_are(
-    isa: str, parts: Parts, rotated: frozenset[str], precision: Precision
+    isa: str, parts: Parts, in_hadamard: frozenset[str], precision: Precision
 ) -> None:
     """Bit for bit, of a chunk of a prompt and two texts; keys and values are those of all rows in any case, and rows
     that are not read stay as they were before the last layer.
     """
-    stack, prompt = latest_stack(fused=False, parts=parts, rotated=rotated, dtype=torch.bfloat16), Prompt(16, 32)
+    stack, prompt = (
+        latest_stack(fused=False, parts=parts, in_hadamard=in_hadamard, dtype=torch.bfloat16),
+        Prompt(16, 32),
+    )
     lengths = (30, 8, 7)
     tables = torch.randperm(16)[:12].int().view(3, 4)
     places = [(table.long()[:, None] * BLOCK + torch.arange(BLOCK)).flatten() for table in tables]
@@ -552,12 +557,12 @@ def test_what_does_not_fit_is_refused() -> None:
     layer = stack.layers[0]
     query, *key_and_value = layer.qkv
     assert layer.gate is not None
-    rotated_gate, rotated_query = (Projection(each.weight.rotated()) for each in (layer.gate, query))
+    hadamard_gate, hadamard_query = (Projection(each.weight.hadamard_form()) for each in (layer.gate, query))
     for change in (
         {"output": layer.gate},
         {"qkv": layer.qkv[:2]},
-        {"gate": rotated_gate},
-        {"qkv": (rotated_query, *key_and_value)},
+        {"gate": hadamard_gate},
+        {"qkv": (hadamard_query, *key_and_value)},
         {"mlp_output_norm": layer.mlp_norm},
     ):
         with pytest.raises(ConfigError):

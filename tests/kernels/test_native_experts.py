@@ -168,7 +168,7 @@ def test_shapes_and_dtypes_that_do_not_fit() -> None:
         with pytest.raises(ConfigError, match="rows"):
             NativeExperts(workspace(), *weights_of_wrong_shape, num_experts=NUM_EXPERTS)
     with pytest.raises(ConfigError, match="multiplied as they are"):
-        NativeExperts(workspace(), gate.rotated(), up, down, num_experts=NUM_EXPERTS)
+        NativeExperts(workspace(), gate.hadamard_form(), up, down, num_experts=NUM_EXPERTS)
 
 
 @every_level

@@ -13,11 +13,11 @@ from grouped_weights import KINDS, NF4, every_kind, quantized, random_codes
 from native_weights import (
     code_scales,
     every_level,
+    hadamard_weight,
     library,
     needs_library,
     quantize_activations,
-    rotate_groups,
-    rotated_weight,
+    transform_groups,
     workspace,
 )
 from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
@@ -101,8 +101,8 @@ def test_many_rows_are_multiplied_by_codes_of_their_transform(isa: str, kind: st
 
 
 def check_rotated(weight: PackedWeight, isa: str) -> None:
-    expected = rotate_groups(decoded(weight))
-    steps = (rotated_weight(weight, isa) - expected) / code_scales(expected).clamp_min(1e-300)
+    expected = transform_groups(decoded(weight))
+    steps = (hadamard_weight(weight, isa) - expected) / code_scales(expected).clamp_min(1e-300)
     assert steps.abs().max() < WEIGHT_STEPS
 
 
@@ -137,7 +137,7 @@ def test_one_arithmetic_for_every_number_of_rows_threads_and_instruction_set(kin
     matrix = make(kind, (75, 288, 64), order=True)
     x = torch.randn(33, 288, generator=torch.Generator().manual_seed(2))
     norm = torch.rand(288, generator=torch.Generator().manual_seed(3))
-    for weight in (pack(matrix), pack(matrix).rotated()):
+    for weight in (pack(matrix), pack(matrix).hadamard_form()):
         results = []
         for isa in available_levels():
             layers = [NativeLinear(workspace(isa, threads), [weight], norm_weight=norm) for threads in (1, 2)]
@@ -150,15 +150,15 @@ def test_one_arithmetic_for_every_number_of_rows_threads_and_instruction_set(kin
 
 
 @every_level
-@pytest.mark.parametrize("rotated", [False, True])
-def test_columns_in_another_order_are_those_of_the_input(isa: str, rotated: bool) -> None:
+@pytest.mark.parametrize("in_hadamard", [False, True])
+def test_columns_in_another_order_are_those_of_the_input(isa: str, in_hadamard: bool) -> None:
     generator = torch.Generator().manual_seed(4)
     plain = make("4 bits", (48, 256, 64))
     order = torch.randperm(256, generator=generator)
     x, norm = torch.randn(6, 256, generator=generator), torch.rand(256, generator=generator)
 
     def form(matrix: GroupedMatrix) -> PackedWeight:
-        return pack(matrix).rotated() if rotated else pack(matrix)
+        return pack(matrix).hadamard_form() if in_hadamard else pack(matrix)
 
     shuffled = torch.empty_like(x).index_copy_(1, order, x)
     expected = NativeLinear(workspace(isa), [form(plain)])(x)
@@ -189,7 +189,7 @@ def test_weights_that_are_not_finite_stay_in_their_output(kind: str, bad: float)
     scales[5, 1] = bad
     weight = pack(evolve(matrix, scales=scales))
     for isa in available_levels():
-        for form in (weight, weight.rotated()):
+        for form in (weight, weight.hadamard_form()):
             product = NativeLinear(workspace(isa), [form])(torch.rand(7, 256))
             assert product.isfinite().logical_not().any(0).nonzero().flatten().tolist() == [5]
 
@@ -202,7 +202,7 @@ def test_a_scale_of_16_columns_that_is_not_finite_stays_in_its_output(isa: str, 
     scales = matrix.scales.clone()
     scales[5, group] = bad
     weight = pack(evolve(matrix, scales=scales))
-    for form in (weight, weight.rotated()):
+    for form in (weight, weight.hadamard_form()):
         product = NativeLinear(workspace(isa), [form])(torch.rand(7, 256))
         assert product.isfinite().logical_not().any(0).nonzero().flatten().tolist() == [5]
 

@@ -15,14 +15,14 @@ from native_weights import (
     code_scales,
     every_level,
     every_type,
+    hadamard_rows,
+    hadamard_weight,
     library,
     needs_library,
     random_blocks,
     random_matrix,
     random_weight,
-    rotate_groups,
-    rotated_rows,
-    rotated_weight,
+    transform_groups,
     workspace,
 )
 from paged_sdk.errors import ConfigError
@@ -61,8 +61,8 @@ def outlying(rows: int, cols: int, generator: torch.Generator) -> Tensor:
 
 def check_weight(weight: PackedWeight, values: Tensor, isa: str) -> None:
     """Check that weights as they are multiplied are near their transform."""
-    expected = rotate_groups(values)
-    steps = (rotated_weight(weight, isa) - expected) / code_scales(expected).clamp_min(1e-300)
+    expected = transform_groups(values)
+    steps = (hadamard_weight(weight, isa) - expected) / code_scales(expected).clamp_min(1e-300)
     assert steps.abs().max() < WEIGHT_STEPS
     if steps.numel() > 10_000:  # a tenth more than rounding to the nearest code
         assert steps.square().mean() < 1.1 / 12
@@ -96,15 +96,15 @@ def test_codes_at_the_ends_of_their_range(tensor_type: int, fill: str) -> None:
             blocks[:, starts + byte] = kept[:, starts + byte]
     weight = pack_gguf(library(), blocks, tensor_type, 32, 512, num_threads=1)
     for isa in available_levels():
-        expected = rotate_groups(dequantize(tensor_type, blocks))
-        steps = (rotated_weight(weight, isa) - expected) / code_scales(expected).clamp_min(1e-300)
+        expected = transform_groups(dequantize(tensor_type, blocks))
+        steps = (hadamard_weight(weight, isa) - expected) / code_scales(expected).clamp_min(1e-300)
         assert steps.abs().max() < WEIGHT_STEPS
 
 
 @every_type
 def test_every_instruction_set_makes_the_same_codes(tensor_type: int) -> None:
     weight, _ = random_weight(tensor_type, 40, 768, torch.Generator().manual_seed(1))
-    first, *others = (rotated_weight(weight, isa) for isa in available_levels())
+    first, *others = (hadamard_weight(weight, isa) for isa in available_levels())
     assert all(torch.equal(other, first) for other in others)
 
 
@@ -123,7 +123,7 @@ def test_groups_whose_scales_are_far_apart(tensor_type: int) -> None:
             blocks[3, group * size + offset : group * size + offset + 2] = 0
     weight, values = pack_gguf(library(), blocks, tensor_type, 16, 512), dequantize(tensor_type, blocks)
     for isa in available_levels():
-        expected, got = rotate_groups(values), rotated_weight(weight, isa)
+        expected, got = transform_groups(values), hadamard_weight(weight, isa)
         assert (got[3] == 0).all()
         assert ((got - expected).abs() <= WEIGHT_STEPS * code_scales(expected)).all()
 
@@ -134,7 +134,7 @@ def test_weights_that_are_not_finite_stay_in_their_output(tensor_type: int, bad:
     blocks = random_blocks(tensor_type, 20, 512, torch.Generator().manual_seed(3))
     offset = HALVES[tensor_type][0]
     blocks[5, offset : offset + 2] = torch.tensor([bad]).half().view(torch.uint8)
-    weight = pack_gguf(library(), blocks, tensor_type, 20, 512).rotated()
+    weight = pack_gguf(library(), blocks, tensor_type, 20, 512).hadamard_form()
     for isa in available_levels():
         product = NativeLinear(workspace(isa), [weight])(torch.ones(7, 512))
         assert product.isfinite().logical_not().any(0).nonzero().flatten().tolist() == [5]
@@ -147,12 +147,12 @@ def test_products_of_every_number_of_rows(isa: str, rows: int, cols: int, dtype:
     """Each as near as its rounding lets it, and none other than the row alone or on one thread more."""
     generator = torch.Generator().manual_seed(cols)
     weight, _ = random_weight(Q4_1, rows, cols, generator)
-    one, two = (NativeLinear(workspace(isa, num_threads), [weight.rotated()]) for num_threads in (1, 2))
+    one, two = (NativeLinear(workspace(isa, num_threads), [weight.hadamard_form()]) for num_threads in (1, 2))
     x = outlying(70, cols, generator).to(dtype)
     whole = one(x)
     assert (whole.dtype, whole.shape) == (dtype, (70, rows))
     tolerance = SCHEME if dtype == torch.float32 else 4e-3
-    assert relative(whole, rotated_rows(x) @ rotated_weight(weight, isa).T) < tolerance
+    assert relative(whole, hadamard_rows(x) @ hadamard_weight(weight, isa).T) < tolerance
     for num_rows in (*range(1, 18), 31, 70):  # every part of a tile, and mixtures
         for layer in (one, two):
             assert torch.equal(layer(x[:num_rows]), whole[:num_rows])
@@ -171,7 +171,7 @@ def test_the_product_with_the_decoded_weights(isa: str) -> None:
         values = matrix.decoded().double()
         weight = pack_gguf(library(), matrix.blocks, tensor_type, 40, 1024)
         x = torch.randn(9, 1024, generator=generator)
-        got = NativeLinear(workspace(isa), [weight.rotated()])(x)
+        got = NativeLinear(workspace(isa), [weight.hadamard_form()])(x)
         limit = 0.03 if len(HALVES[tensor_type]) == 2 else 0.015
         assert relative(got, x.double() @ values.T) < limit, BLOCK_FORMATS[tensor_type].name
 
@@ -183,7 +183,8 @@ def test_norm_biases_residual_and_several_weights(isa: str, dtype: torch.dtype) 
     heights, cols = (64, 19, 1, 33), 768
     types = (Q4_1, Q8_0, Q4_K, Q8_0)
     weights = [
-        random_weight(number, rows, cols, generator)[0].rotated() for number, rows in zip(types, heights, strict=True)
+        random_weight(number, rows, cols, generator)[0].hadamard_form()
+        for number, rows in zip(types, heights, strict=True)
     ]
     width = sum(heights)
     biases = [torch.randn(64, generator=generator), None, None, torch.randn(33, generator=generator).bfloat16()]
@@ -192,8 +193,8 @@ def test_norm_biases_residual_and_several_weights(isa: str, dtype: torch.dtype) 
     x = (3 * torch.randn(21, cols + 16, generator=generator)).to(dtype)[:, :cols]  # rows with a stride
     wide = torch.randn(21, width + 5, generator=generator).to(dtype)
     before, residual = wide.double(), wide[:, :width]
-    normed = rotated_rows(F.rms_norm(x.double(), (cols,), norm.double(), 1e-3))
-    expected = normed @ torch.cat([rotated_weight(each, isa) for each in weights]).T + bias
+    normed = hadamard_rows(F.rms_norm(x.double(), (cols,), norm.double(), 1e-3))
+    expected = normed @ torch.cat([hadamard_weight(each, isa) for each in weights]).T + bias
     tolerance = 4e-3 if dtype == torch.bfloat16 else SCHEME
     one, two = (
         NativeLinear(workspace(isa, num_threads), weights, biases=biases, norm_weight=norm, norm_eps=1e-3)
@@ -216,7 +217,7 @@ def test_norm_biases_residual_and_several_weights(isa: str, dtype: torch.dtype) 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_not_finite_stays_in_its_row(isa: str, bad: float) -> None:
     generator = torch.Generator().manual_seed(9)
-    weight = random_weight(Q8_0, 40, 512, generator)[0].rotated()
+    weight = random_weight(Q8_0, 40, 512, generator)[0].hadamard_form()
     x = torch.randn(5, 512, generator=generator)
     for norm in (None, torch.ones(512)):
         layer = NativeLinear(workspace(isa), [weight], norm_weight=norm)
@@ -233,31 +234,31 @@ def test_zero_and_tiny_and_huge_activations_and_none(isa: str) -> None:
     generator = torch.Generator().manual_seed(11)
     weight, _ = random_weight(Q8_0, 40, 64, generator)
     bias = torch.randn(40, generator=generator)
-    layer = NativeLinear(workspace(isa), [weight.rotated()], biases=[bias])
+    layer = NativeLinear(workspace(isa), [weight.hadamard_form()], biases=[bias])
     assert torch.equal(layer(torch.zeros(2, 64)), bias.expand(2, -1))
     assert torch.equal(layer(torch.full((1, 64), 1e-40)), bias[None])
     assert layer(torch.zeros(0, 64)).shape == (0, 40)
     x = torch.randn(3, 64, generator=generator)
     for factor in (1e-20, 1e30):
-        got = NativeLinear(workspace(isa), [weight.rotated()])(x * factor)
-        assert relative(got, rotated_rows(x * factor) @ rotated_weight(weight, isa).T) < SCHEME
+        got = NativeLinear(workspace(isa), [weight.hadamard_form()])(x * factor)
+        assert relative(got, hadamard_rows(x * factor) @ hadamard_weight(weight, isa).T) < SCHEME
 
 
 def test_both_ways_share_one_memory() -> None:
     weight, _ = random_weight(Q4_1, 32, 64, torch.Generator().manual_seed(1))
-    assert weight.rotated().data is weight.data
-    assert weight.rotated().num_bytes == weight.num_bytes == 32 * 64 * 5 // 8
+    assert weight.hadamard_form().data is weight.data
+    assert weight.hadamard_form().num_bytes == weight.num_bytes == 32 * 64 * 5 // 8
 
 
 def test_what_does_not_fit_is_refused() -> None:
     generator = torch.Generator().manual_seed(1)
     (source, _), (wider, _) = random_weight(2, 32, 64, generator), random_weight(2, 32, 96, generator)
-    weight, dense = source.rotated(), pack_dense(library(), [torch.zeros(32, 64)], (32, 64), torch.float32)
+    weight, dense = source.hadamard_form(), pack_dense(library(), [torch.zeros(32, 64)], (32, 64), torch.float32)
     layer = NativeLinear(workspace(), [weight])
     x = torch.zeros(3, 64)
     calls: list[Callable[[], object]] = [
-        dense.rotated,
-        lambda: NativeLinear(workspace(), [weight, wider.rotated()]),
+        dense.hadamard_form,
+        lambda: NativeLinear(workspace(), [weight, wider.hadamard_form()]),
         lambda: NativeLinear(workspace(), [weight, source]),
         lambda: NativeLinear(workspace(), [source, weight]),
         lambda: layer(torch.zeros(3, 65)),

@@ -96,8 +96,8 @@ class AdaptedStack(Stack):
 
 
 @functools.lru_cache(maxsize=1)  # making it takes longer than a test
-def latest_stack(parts: Parts, rotated: frozenset[str]) -> AdaptedStack:
-    return AdaptedStack(fused=False, parts=parts, rotated=rotated)
+def latest_stack(parts: Parts, in_hadamard: frozenset[str]) -> AdaptedStack:
+    return AdaptedStack(fused=False, parts=parts, in_hadamard=in_hadamard)
 
 
 class Texts:
@@ -128,16 +128,16 @@ def numbers(of_rows: tuple[int, ...] = ADAPTERS) -> Tensor:
 
 @every_level
 @pytest.mark.parametrize(
-    ("parts", "rotated", "dtype"),
+    ("parts", "in_hadamard", "dtype"),
     [
         (QWEN, frozenset[str](), torch.float32),
         (QWEN, MATRICES, torch.float16),
         (GEMMA, frozenset({"output", "gate", "up"}), torch.bfloat16),
     ],
-    ids=["qwen", "qwen rotated", "gemma"],
+    ids=["qwen", "qwen hadamard", "gemma"],
 )
-def test_rows_of_several_adapters(isa: str, parts: Parts, rotated: frozenset[str], dtype: torch.dtype) -> None:
-    stack, texts = latest_stack(parts, rotated), Texts()
+def test_rows_of_several_adapters(isa: str, parts: Parts, in_hadamard: frozenset[str], dtype: torch.dtype) -> None:
+    stack, texts = latest_stack(parts, in_hadamard), Texts()
     found = [
         RandomAdapter(rank=3, dtype=dtype, seed=1),
         RandomAdapter(rank=9, dtype=dtype, seed=2, skipped=("output", "gate_up")),
@@ -158,9 +158,9 @@ def test_rows_of_several_adapters(isa: str, parts: Parts, rotated: frozenset[str
 
 
 @every_level
-@pytest.mark.parametrize("rotated", [frozenset[str](), MATRICES], ids=["packed", "rotated"])
-def test_a_token_depends_on_no_neighbour_or_thread(isa: str, rotated: frozenset[str]) -> None:
-    stack, texts = latest_stack(GEMMA, rotated), Texts()
+@pytest.mark.parametrize("in_hadamard", [frozenset[str](), MATRICES], ids=["packed", "hadamard"])
+def test_a_token_depends_on_no_neighbour_or_thread(isa: str, in_hadamard: frozenset[str]) -> None:
+    stack, texts = latest_stack(GEMMA, in_hadamard), Texts()
     found = [RandomAdapter(rank=8, dtype=torch.bfloat16, seed=seed, scales=seed > 1).native for seed in (1, 2, 3)]
 
     def run(threads: int, adapters: NativeAdapters, read: tuple[int, ...] | None = None) -> Tensor:

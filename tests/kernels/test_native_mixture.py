@@ -213,7 +213,7 @@ def test_what_does_not_fit_is_refused() -> None:
     changes: list[dict[str, Any]] = [
         {"gate": layer.down},
         {"down": layer.gate},
-        {"gate": Projection(layer.gate.weight.rotated())},
+        {"gate": Projection(layer.gate.weight.hadamard_form())},
         {"gate": None},
         {"parallel": True},
         {"norm": "rms", "mlp_norm_bias": layer.mlp_norm},

@@ -504,6 +504,11 @@ def test_what_the_fused_layers_do_not_know_is_never_fused(llama: Checkpoint) -> 
     for turned, reason in ((False, None), (True, f"{unknown} is_interleaved = True")):
         rope = as_kind(NewerRope, known.ropes[0], is_interleaved=turned)
         assert why_not(attrs.evolve(known, ropes=(*known.ropes[1:], rope))) == reason
+    most = backend.native_pages.workspace.library.max_interleaved
+    for rotary_dim, reason in ((most, None), (most + 2, f"{unknown} pairs of neighbours in more than {most} elements")):
+        rope = attrs.evolve(known.ropes[0], interleaved=True, rotary_dim=rotary_dim)
+        found = why_not(attrs.evolve(known, ropes=(rope, *known.ropes[1:])))
+        assert (found is None) if reason is None else (found or "").startswith(reason)
     # A field without a default is one that every model sets.
     moe = NewerMoe(
         layers=frozenset(), num_experts=4, num_experts_per_token=2, intermediate_size=32, renormalize=True,

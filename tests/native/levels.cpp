@@ -155,11 +155,11 @@ void compare_linear(Levels& levels, int32_t format, int cols, const Bound& bound
   }
 }
 
-void compare_attention(Levels& levels, const paged_heads& heads, bool with_offsets, bool both_ways) {
+void compare_attention(Levels& levels, const paged_heads& heads, bool with_offsets, bool bidirectional) {
   Random random(heads.cache_dtype + heads.head_dim + heads.window);
   // A decode, a draft, a chunk, and a short sequence.
   Batch batch({1, 5, 40, 1}, {200, 133, 70, 17}, heads.block_size, random);
-  if (both_ways) batch.both_ways = {-1, 120, 10, -1};
+  if (bidirectional) batch.bidirectional_from = {-1, 120, 10, -1};
   const Cache cache(heads, batch.num_blocks, random);
   const int tokens = batch.num_tokens(), width = heads.num_heads * heads.head_dim;
   const std::vector<float> query = random.normal(tokens * width);
@@ -197,8 +197,8 @@ void compare_attention(Levels& levels) {
       capped.softcap = 3.0f;
       sunk.sinks = sinks;
       for (const paged_heads& heads : {plain, in_pairs, windowed, reaching, capped, sunk})
-        for (const bool both_ways : {false, true})
-          compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0, both_ways);
+        for (const bool bidirectional : {false, true})
+          compare_attention(levels, heads, cache == PAGED_FLOAT8_E4M3 && heads.window == 0, bidirectional);
     }
   }
 }
@@ -305,7 +305,7 @@ void compare_decoder(Levels& levels, const LayerWeights& weights, int32_t cache_
 void compare_layers(Levels& levels, int32_t format) {
   Random random(format);
   const LayerWeights weights(format, random);
-  const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kForManyRows;
+  const bool pairs = format == PAGED_DENSE_BFLOAT16, has_experts = format < kInHadamard;
   if (has_experts) compare_experts(levels, weights, {kCodes, pairs});
   for (const int32_t cache : {PAGED_FLOAT32, PAGED_BFLOAT16, PAGED_FLOAT8_E4M3}) {
     const bool no_codes = format == PAGED_DENSE_FLOAT32 && cache == PAGED_FLOAT32;
@@ -325,17 +325,17 @@ void compare_all(Levels& levels) {
   for (const int32_t format : kGroupedFormats) compare_rows(levels, format);
   for (const int32_t format : kBlockFormats) compare_linear(levels, format, 512, {kSums});
   // Within one block of columns, codes and products are identical; sums over several blocks are fused or not.
-  for (const int32_t format : kBlockFormats) compare_linear(levels, kForManyRows + format, 256, {0.0});
-  compare_linear(levels, kForManyRows + PAGED_Q4_1, 96, {0.0});
-  compare_linear(levels, kForManyRows + PAGED_Q4_K, 768, {kSums});
+  for (const int32_t format : kBlockFormats) compare_linear(levels, kInHadamard + format, 256, {0.0});
+  compare_linear(levels, kInHadamard + PAGED_Q4_1, 96, {0.0});
+  compare_linear(levels, kInHadamard + PAGED_Q4_K, 768, {kSums});
   for (const int32_t format : kGroupedFormats) {
     compare_linear(levels, format, 512, {kSums});
-    compare_linear(levels, kForManyRows + format, 256, {0.0});
+    compare_linear(levels, kInHadamard + format, 256, {0.0});
   }
   for (const int32_t format : kDenseFormats)
     for (const int cols : {201, 256}) compare_linear(levels, format, cols, {kSums, format == PAGED_DENSE_BFLOAT16});
   compare_attention(levels);
-  for (const int32_t format : {int32_t{PAGED_Q4_K}, kForManyRows + PAGED_Q4_K}) compare_layers(levels, format);
+  for (const int32_t format : {int32_t{PAGED_Q4_K}, kInHadamard + PAGED_Q4_K}) compare_layers(levels, format);
   compare_layers(levels, grouped(PAGED_GROUPED_4, 128));
   for (const int32_t format : kDenseFormats) compare_layers(levels, format);
 }

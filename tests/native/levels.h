@@ -104,7 +104,7 @@ inline std::vector<uint8_t> quantized(int level, const std::vector<uint8_t>& x, 
 }
 
 // Added to the number of a block or grouped format: multiply in the Hadamard form, which is for many rows.
-constexpr int32_t kForManyRows = 1 << 30;
+constexpr int32_t kInHadamard = 1 << 30;
 
 // A random matrix in one of the library's formats.
 struct Weight {
@@ -112,9 +112,9 @@ struct Weight {
   paged_weight packed;
 
   Weight(int32_t form, int rows, int cols, Random& random) {
-    const int32_t format = form % kForManyRows;
+    const int32_t format = form % kInHadamard;
     data.resize(paged_packed_bytes(format, rows, cols));
-    packed = {data.data(), nullptr, nullptr, format, rows, cols, form >= kForManyRows};
+    packed = {data.data(), nullptr, nullptr, format, rows, cols, form >= kInHadamard};
     if (paged::is_grouped(format)) {
       pack_grouped(random);
       return;
@@ -159,7 +159,7 @@ struct Weight {
 // Sequences with pages in random order.
 struct Batch {
   std::vector<int32_t> starts, tables, lengths;
-  std::vector<int32_t> both_ways;  // empty: all causal
+  std::vector<int32_t> bidirectional_from;  // empty: all causal
   int max_blocks;
   int num_blocks;
 
@@ -180,7 +180,7 @@ struct Batch {
     return out;
   }
   paged_batch view() const {
-    const int32_t* seen_by_all = both_ways.empty() ? nullptr : both_ways.data();
+    const int32_t* seen_by_all = bidirectional_from.empty() ? nullptr : bidirectional_from.data();
     const auto count = static_cast<int32_t>(lengths.size());
     return {starts.data(), tables.data(), lengths.data(), nullptr, seen_by_all, count, max_blocks};
   }

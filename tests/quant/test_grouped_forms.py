@@ -91,11 +91,11 @@ def test_what_has_no_packed_form_is_converted(role: Role) -> None:
         assert error(linear, [matrix]) < CONVERTED
 
 
-def test_of_float8_that_adds_a_25th_to_its_own_error() -> None:
+def test_of_float8_that_adds_3_percent_to_its_own_error() -> None:
     weight, matrix = random(64, 1024), float8(64, 1024)
     table = kept().embedding(NamedMatrix("embed", matrix), scale=None, dtype=torch.float32, device=CPU)
     own, added = matrix.decoded() - weight, table.forward(torch.arange(64)) - matrix.decoded()
-    assert 0.02 < added.square().sum() / own.square().sum() < 0.04
+    assert 0.025 < added.square().sum() / own.square().sum() < 0.035
 
 
 def test_columns_that_fit_no_block_are_decoded() -> None:

@@ -81,6 +81,13 @@ def test_rows_may_be_quantized_a_few_at_a_time(isq: IsqType, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("isq", IsqType)
+def test_a_matrix_may_have_no_rows(isq: IsqType) -> None:
+    matrix = quantize_stored(DenseMatrix(torch.empty(0, 256)), isq, None, CPU)
+    assert matrix.shape == (0, 256)
+    assert matrix.to(CPU).decoded().shape == (0, 256)
+
+
+@pytest.mark.parametrize("isq", IsqType)
 def test_heads_take_a_wider_type(isq: IsqType) -> None:
     head = for_head(isq)
     assert head.bits > isq.bits or (head is IsqType.Q8_0 and isq.bits == 8)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from native_weights import (
     every_type,
+    hadamard_rows,
+    hadamard_weight,
     library,
     needs_library,
     random_matrix,
-    rotated_rows,
-    rotated_weight,
     workspace,
 )
 from paged_sdk.kernels.native.packed import pack_gguf
@@ -39,10 +39,10 @@ def packed(matrices: list[BlockMatrix], biases: list[Tensor | None]) -> NativeBl
     return NativeBlockLinear(workspace(), weights, biases, few_rows=8)
 
 
-def rotated(matrices: list[BlockMatrix], biases: list[Tensor | None], *, few_rows: int = 0) -> NativeBlockLinear:
+def in_hadamard(matrices: list[BlockMatrix], biases: list[Tensor | None], *, few_rows: int = 0) -> NativeBlockLinear:
     """Multiply more than ``few_rows`` rows by codes of the Hadamard transform."""
     weights = [pack_gguf(library(), each.blocks, each.tensor_type, *each.shape, num_threads=1) for each in matrices]
-    return NativeBlockLinear(workspace(), weights, biases, rotate_many=True, few_rows=few_rows)
+    return NativeBlockLinear(workspace(), weights, biases, hadamard_for_many=True, few_rows=few_rows)
 
 
 def relative(got: Tensor, expected: Tensor) -> float:
@@ -62,7 +62,7 @@ def test_the_product_with_the_decoded_weights(tensor_type: int, dtype: torch.dty
         assert relative(got, x.float() @ matrix.decoded().T) < QUANTIZATION
 
 
-@pytest.mark.parametrize("form", [packed, rotated])
+@pytest.mark.parametrize("form", [packed, in_hadamard])
 def test_matrices_of_one_input_lie_side_by_side_with_their_biases(form: Form) -> None:
     generator = torch.Generator().manual_seed(0)
     matrices = [random_matrix(number, rows, COLS, generator) for number, rows in ((12, 33), (14, 7), (2, 20))]
@@ -86,16 +86,20 @@ def test_the_number_of_rows_chooses_the_form() -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = random_matrix(8, 48, COLS, generator)
     bias = torch.randn(48, generator=generator)
-    layer, few, many = rotated([matrix], [bias], few_rows=8), packed([matrix], [bias]), rotated([matrix], [bias])
+    layer, few, many = (
+        in_hadamard([matrix], [bias], few_rows=8),
+        packed([matrix], [bias]),
+        in_hadamard([matrix], [bias]),
+    )
     x = torch.randn(9, COLS, generator=generator)
     assert torch.equal(layer.forward(x[:8], None), few.forward(x[:8], None))
     assert torch.equal(layer.forward(x, None), many.forward(x, None))
     assert not torch.equal(layer.forward(x, None), few.forward(x, None))
     (weight,) = many.native_weights.few
-    assert relative(many.forward(x, None) - bias, (rotated_rows(x) @ rotated_weight(weight).T).float()) < 1e-3
+    assert relative(many.forward(x, None) - bias, (hadamard_rows(x) @ hadamard_weight(weight).T).float()) < 1e-3
 
 
-@pytest.mark.parametrize("form", [packed, rotated])
+@pytest.mark.parametrize("form", [packed, in_hadamard])
 def test_with_one_form_a_row_does_not_depend_on_its_batch(form: Form) -> None:
     generator = torch.Generator().manual_seed(0)
     layer = form([random_matrix(12, 48, COLS, generator)], [torch.randn(48, generator=generator)])
@@ -108,7 +112,7 @@ def test_with_one_form_a_row_does_not_depend_on_its_batch(form: Form) -> None:
 def test_bytes_are_those_of_the_file() -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = random_matrix(12, 48, COLS, generator)
-    for form in (packed, rotated):
+    for form in (packed, in_hadamard):
         assert form([matrix], [None]).num_bytes == matrix.blocks.nbytes == 48 * COLS * 9 // 16
 
 

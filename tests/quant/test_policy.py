@@ -10,7 +10,7 @@ from torch import Tensor
 
 from native_weights import IQ3_S, IQ4_NL, IQ4_XS, TYPES, every_level, needs_library, random_matrix, workspace
 from paged_sdk.kernels.native.linear import NativeLinear
-from paged_sdk.kernels.native.packed import gains_by_rotation, unpack_rows
+from paged_sdk.kernels.native.packed import gains_in_hadamard, unpack_rows
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.quant.dense import DenseLinear
@@ -35,9 +35,9 @@ def matrices(*tensor_types: int) -> list[BlockMatrix]:
 def check_shared(layer: NativeBlockLinear) -> None:
     """Check that few and many rows are multiplied by one memory, in two ways where the second one is faster."""
     weights = layer.native_weights
-    rotated = gains_by_rotation(workspace().library, weights.few)
-    assert [weight.for_many_rows for weight in weights.few] == [False] * len(weights.few)
-    assert [weight.for_many_rows for weight in weights.many] == [rotated] * len(weights.few)
+    in_hadamard = gains_in_hadamard(workspace().library, weights.few)
+    assert [weight.in_hadamard for weight in weights.few] == [False] * len(weights.few)
+    assert [weight.in_hadamard for weight in weights.many] == [in_hadamard] * len(weights.few)
     assert all(many.data is few.data for few, many in zip(weights.few, weights.many, strict=True))
 
 
@@ -95,11 +95,11 @@ def test_many_rows_are_rotated_where_most_of_the_matrices_gain(isa: str) -> None
     stays = MULTIPLIED_AS_THEY_ARE_BY_AVX2 if isa == "avx2" else set()
     cases = [(*[number] * 3, number not in stays) for number in TYPES]
     cases += [(12, 8, 12, not stays), (8, 12, 8, True)]
-    for *tensor_types, rotated in cases:
+    for *tensor_types, in_hadamard in cases:
         layer = form(policy, matrices(*tensor_types))
         assert isinstance(layer, NativeBlockLinear)
-        assert [weight.for_many_rows for weight in layer.native_weights.many] == [rotated] * 3
-        assert (layer.native_weights.many is layer.native_weights.few) == (not rotated)
+        assert [weight.in_hadamard for weight in layer.native_weights.many] == [in_hadamard] * 3
+        assert (layer.native_weights.many is layer.native_weights.few) == (not in_hadamard)
 
 
 @needs_library

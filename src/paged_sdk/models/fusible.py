@@ -61,8 +61,6 @@ ACTIVATIONS: Final[dict[Activation, Literal["silu", "gelu_tanh", "relu2"]]] = {
     Activation.GELU_TANH: "gelu_tanh",
     Activation.RELU2: "relu2",
 }
-_MOST_INTERLEAVED: Final = 512
-"""The largest rotary_dim of an interleaved rotary embedding."""
 
 
 def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range | None = None) -> str | None:
@@ -74,7 +72,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     :param backend: the attention backend that keeps these layers' keys and values
     :param layers: the layers to check; None: all
     """
-    if backend.native_pages is None:
+    if (pages := backend.native_pages) is None:
         return "its attention is not native"
     if model.group is not None and model.group.shared is None:
         return "the ranks share no memory"
@@ -85,7 +83,7 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
         return reason
     if config.activation not in ACTIVATIONS:
         return f"the native decoder has no activation {config.activation.value}"
-    if (unknown := _unknown_combination(config)) is not None:
+    if (unknown := _unknown_combination(config, pages.workspace.library.max_interleaved)) is not None:
         return f"the native decoder does not know {unknown}"
     if config.moe is not None and config.activation is not Activation.SILU:
         return f"the native decoder's experts have no activation {config.activation.value}"
@@ -99,8 +97,11 @@ def why_not_fused(model: DecoderModel, backend: AttentionBackend, layers: range 
     return None
 
 
-def _unknown_combination(config: DecoderConfig) -> str | None:
-    """Return a combination of settings that the fused layers do not support, or None."""
+def _unknown_combination(config: DecoderConfig, max_interleaved: int) -> str | None:
+    """Return a combination of settings that the fused layers do not support, or None.
+
+    :param max_interleaved: see :attr:`~paged_sdk.kernels.native.library.NativeLibrary.max_interleaved`
+    """
     is_rms = config.norm is NormKind.RMS
     if config.residual_scale is not None and config.num_image_layers:
         return f"residual_scale = {config.residual_scale} beside images' vectors in later layers"
@@ -110,8 +111,8 @@ def _unknown_combination(config: DecoderConfig) -> str | None:
         return "norms of what layers give that are layer norms, or in parallel"
     if config.parallel_residual and config.moe is not None:
         return "experts beside attention"
-    if any(rope.interleaved and rope.rotary_dim > _MOST_INTERLEAVED for rope in config.ropes):
-        return f"pairs of neighbours in more than {_MOST_INTERLEAVED} elements of a head"
+    if any(rope.interleaved and rope.rotary_dim > max_interleaved for rope in config.ropes):
+        return f"pairs of neighbours in more than {max_interleaved} elements of a head"
     if not config.gated_mlp and config.moe is not None:
         return "experts beside an MLP without a gate"
     return None

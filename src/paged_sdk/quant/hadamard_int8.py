@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_sdk.kernels.hadamard import hadamard_quantize
 from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.step import StepContext
-from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.linear import Linear, concatenated_biases
 
 __all__ = ["HadamardInt8Linear"]
 
@@ -43,7 +43,7 @@ class HadamardInt8Linear(Linear):
         self._weight = torch.ops.onednn.qlinear_prepack(weight, None)
         self._zero_points = torch.zeros(rows, dtype=torch.int64)
         self._halves = _saturates()
-        self._bias = _side_by_side(biases, [matrix.shape[0] for matrix in matrices])
+        self._bias = concatenated_biases(biases, [matrix.shape[0] for matrix in matrices])
 
     def forward(self, x: Tensor, ctx: StepContext | None) -> Tensor:
         """Implement :meth:`Linear.forward`."""
@@ -78,12 +78,3 @@ def _saturates() -> bool:
     ones, zeros = torch.ones(size), torch.zeros(size, dtype=torch.int64)
     product = _multiply(torch.full((1, size), 255, dtype=torch.uint8), _ZERO, weight, ones, zeros)
     return not bool((product == size * 127 * 127).all())
-
-
-def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
-    """Concatenate the biases of several matrices in float32, zero where a matrix has none; None if none has any."""
-    if all(bias is None for bias in biases):
-        return None
-    return torch.cat(
-        [torch.zeros(rows) if bias is None else bias.float() for bias, rows in zip(biases, heights, strict=True)]
-    )

@@ -212,14 +212,15 @@ def quantize_stored(
             yield quantize(_numbers(part), isq, library, importance, num_threads=num_threads)
 
     if isq in _GROUPS:
-        form_of_all = _joined(list(parts(0, min(1, rows))))
+        # What all matrices of the type and this width have in common is known without a row of this one.
+        like = _GROUPS[isq].by_torch(torch.zeros(1, cols, device=device))
         return UnreadGroupedMatrix(
             shape=(rows, cols),
-            read=lambda first, last: _joined(list(parts(first, last))),
-            group_size=form_of_all.group_size,
-            has_minima=form_of_all.has_minima,
-            bits=form_of_all.bits,
-            levels=form_of_all.levels,
+            read=lambda first, last: _joined(list(parts(first, last))) if first < last else like.rows(slice(0)),
+            group_size=like.group_size,
+            has_minima=like.has_minima,
+            bits=like.bits,
+            levels=like.levels,
         )
     tensor_type = _fitting(isq, cols)
     assert tensor_type is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -14,7 +14,7 @@ from paged_sdk.kernels.activation import GatedActivation, gated_activation, gate
 from paged_sdk.kernels.native.packed import PackedWeight
 from paged_sdk.kernels.step import StepContext
 
-__all__ = ["DecodedRows", "Linear", "NativeWeights", "decoded_matrices"]
+__all__ = ["DecodedRows", "Linear", "NativeWeights", "concatenated_biases", "decoded_matrices"]
 
 _ROWS_AT_ONCE: Final = 256  # decoded at a time: 1.5 MB with 1536 columns, which fits the caches
 
@@ -59,6 +59,19 @@ def decoded_matrices(weights: NativeWeights, decode: Callable[[PackedWeight, Ten
             own = torch.zeros(len(rows)) if bias is None else bias[rows].float()
             yield DecodedRows(before + first, decode(weight, rows), own)
         before += weight.rows
+
+
+def concatenated_biases(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
+    """Concatenate the biases of several matrices, zero where a matrix has none; None if no matrix has any.
+
+    :param heights: the rows of each matrix
+    """
+    like = next((bias for bias in biases if bias is not None), None)
+    if like is None:
+        return None
+    return torch.cat(
+        [like.new_zeros(rows) if bias is None else bias for bias, rows in zip(biases, heights, strict=True)]
+    )
 
 
 class Linear(ABC):

@@ -29,10 +29,10 @@ class NativeBlockLinear(Linear):
     :param workspace: the calling engine's workspace
     :param weights: the packed matrices, in the order of their outputs
     :param biases: one per weight, or None
-    :param rotate_many: whether many rows are multiplied by codes of the weights' Hadamard transform, which is faster
-        for more than ``few_rows`` rows. In a step, this applies to prompt tokens, and to generated tokens if more than
-        ``few_rows`` sequences generate; without a step, the number of rows decides
-    :param few_rows: see ``rotate_many``
+    :param hadamard_for_many: whether many rows are multiplied by codes of the weights' Hadamard transform, which is
+        faster for more than ``few_rows`` rows. In a step, this applies to prompt tokens, and to generated tokens if
+        more than ``few_rows`` sequences generate; without a step, the number of rows decides
+    :param few_rows: see ``hadamard_for_many``
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class NativeBlockLinear(Linear):
         weights: Sequence[PackedWeight],
         biases: Sequence[Tensor | None],
         *,
-        rotate_many: bool = False,
+        hadamard_for_many: bool = False,
         few_rows: int = FEW_ROWS,
     ) -> None:
         few = tuple(weights)
-        many = tuple(weight.rotated() for weight in few) if rotate_many else few
+        many = tuple(weight.hadamard_form() for weight in few) if hadamard_for_many else few
         self._library = workspace.library
         self._native = NativeWeights(few=few, many=many, biases=tuple(biases))
         self._few_rows = few_rows
         self._few = NativeLinear(workspace, few, biases=biases)
-        self._many = NativeLinear(workspace, many, biases=biases) if rotate_many else self._few
+        self._many = NativeLinear(workspace, many, biases=biases) if hadamard_for_many else self._few
         # Both forms share one copy of the weights.
         super().__init__(
             in_features=self._few.in_features, out_features=self._few.out_features, num_bytes=self._few.num_bytes

@@ -24,7 +24,7 @@ from paged_sdk.quant.embedding import DenseEmbedding, Embedding
 from paged_sdk.quant.experts import ExpertExtras, Experts
 from paged_sdk.quant.form import Form, Place, find_forms
 from paged_sdk.quant.isq import blocks_for, blocks_of, can_be_quantized, for_head, quantize_stored
-from paged_sdk.quant.linear import Linear
+from paged_sdk.quant.linear import Linear, concatenated_biases
 from paged_sdk.quant.side_by_side import SideBySideLinear
 
 __all__ = ["DENSE", "ExpertStack", "NamedMatrix", "Role", "WeightPolicy"]
@@ -151,7 +151,10 @@ class WeightPolicy:
             self._linear(held, biases, place, is_head=is_head)
             or self._side_by_side(matrices, held, biases, place, is_head=is_head)
             or self._linear(decoded, biases, place, is_head=is_head)
-            or DenseLinear(_merged(decoded if whole is None else [whole], place), _merged_biases(decoded, biases))
+            or DenseLinear(
+                _merged(decoded if whole is None else [whole], place),
+                concatenated_biases(biases, [matrix.shape[0] for matrix in decoded]),
+            )
         )
 
     def experts(
@@ -303,15 +306,6 @@ def _merged(matrices: Sequence[StoredMatrix], place: Place) -> Tensor:
         merged[row : row + len(values)] = values
         row += len(values)
     return merged
-
-
-def _merged_biases(matrices: Sequence[StoredMatrix], biases: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate the biases, zero where a matrix has none; None if no matrix has any."""
-    like = next((bias for bias in biases if bias is not None), None)
-    if like is None:
-        return None
-    pairs = zip(matrices, biases, strict=True)
-    return torch.cat([like.new_zeros(matrix.shape[0]) if bias is None else bias for matrix, bias in pairs])
 
 
 def _decoded_stack(stack: ExpertStack, place: Place) -> Tensor:

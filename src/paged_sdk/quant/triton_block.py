@@ -18,7 +18,7 @@ from paged_sdk.kernels.quantized.triton_blocks import TritonBlockMatrix, concate
 from paged_sdk.kernels.step import StepContext
 from paged_sdk.kernels.triton.quantized_linear import quantized_linear, quantized_swiglu
 from paged_sdk.kernels.triton.tile_choices import MAX_FEW_ROWS
-from paged_sdk.quant.linear import DecodedRows, Linear
+from paged_sdk.quant.linear import DecodedRows, Linear, concatenated_biases
 
 __all__ = ["TritonBlockLinear"]
 
@@ -49,7 +49,7 @@ class TritonBlockLinear(Linear):
             own_matrices, own_biases = zip(*pairs, strict=True)
             repacked = [_repacked(matrix, device) for matrix in own_matrices]
             self._weights.append(concatenate(repacked))
-            self._biases.append(_side_by_side(own_biases, [matrix.rows for matrix in repacked]))
+            self._biases.append(concatenated_biases(own_biases, [matrix.rows for matrix in repacked]))
         super().__init__(
             in_features=self._weights[0].cols,
             out_features=sum(weight.rows for weight in self._weights),
@@ -103,13 +103,3 @@ def _repacked(matrix: BlockMatrix | TritonBlockMatrix, device: torch.device) -> 
     if isinstance(matrix, TritonBlockMatrix):
         return matrix.to(device)
     return repack(BlockMatrix(matrix.tensor_type, matrix.blocks.to(device)))
-
-
-def _side_by_side(biases: Sequence[Tensor | None], heights: Sequence[int]) -> Tensor | None:
-    """Concatenate the biases of several matrices, zero where a matrix has none; None if no matrix has any."""
-    like = next((bias for bias in biases if bias is not None), None)
-    if like is None:
-        return None
-    return torch.cat(
-        [like.new_zeros(rows) if bias is None else bias for bias, rows in zip(biases, heights, strict=True)]
-    )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import check_matrix
-from paged_sdk.kernels.native.structures import Likeliest
+from paged_sdk.kernels.native.structures import Argmax
 
 __all__ = ["likeliest_tokens"]
 
@@ -25,7 +25,7 @@ def likeliest_tokens(library: NativeLibrary, logits: Tensor, *, num_threads: int
     num_rows, vocab_size = logits.shape
     check_matrix("logits", logits, (num_rows, vocab_size), (torch.float32,))
     out = torch.empty(num_rows, dtype=torch.int64)
-    args = Likeliest(
+    args = Argmax(
         x=logits.data_ptr(),
         out=out.data_ptr(),
         x_stride=logits.stride(0),
@@ -33,5 +33,5 @@ def likeliest_tokens(library: NativeLibrary, logits: Tensor, *, num_threads: int
         cols=vocab_size,
         num_threads=torch.get_num_threads() if num_threads is None else num_threads,
     )
-    library.functions.paged_likeliest(library.level, byref(args))
+    library.functions.paged_argmax(library.level, byref(args))
     return out

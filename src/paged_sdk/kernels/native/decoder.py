@@ -39,8 +39,6 @@ from paged_sdk.kernels.native.structures import ACTIVATIONS, DTYPES, Decoder, La
 __all__ = ["DecoderLayer", "NativeDecoder", "Projection", "Router"]
 
 _HEAD_NORMS: Final = MappingProxyType({"shared": 0, "own": 1, "whole": 2})
-_MAX_NEIGHBOURS: Final = 512
-"""Maximum number of rotated elements per head with interleaved pairs (``kMost`` in the kernels)."""
 
 
 @frozen(eq=False, kw_only=True)
@@ -245,6 +243,7 @@ class NativeDecoder:
         if len({layer.parallel for layer in layers}) > 1:
             raise ConfigError.of("parallel", "of some layers", "True in all layers, or in none")
         self._workspace = workspace
+        self._max_interleaved = workspace.library.max_interleaved
         self._shared = shared
         self._layers = tuple(layers)
         num_ropes = 1 + max(layer.rope for layer in layers)
@@ -362,8 +361,9 @@ class NativeDecoder:
             raise ConfigError.of("ropes", len(ropes), f"one for each that the layers name: {len(self._ropes)}")
         for target, (cosines, sines), widest in zip(self._ropes, ropes, self._widest_ropes, strict=True):
             half = cosines.shape[-1]
-            if half > (min(widest, _MAX_NEIGHBOURS // 2) if target.interleaved else widest):
-                raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {widest} columns")
+            most = min(widest, self._max_interleaved // 2) if target.interleaved else widest
+            if half > most:
+                raise ConfigError.of("cosines.shape", tuple(cosines.shape), f"at most {most} columns")
             _check_contiguous("cosines", cosines, (num_tokens, half), torch.float32)
             _check_contiguous("sines", sines, (num_tokens, half), torch.float32)
             target.cosines, target.sines, target.half = cosines.data_ptr(), sines.data_ptr(), half

@@ -51,7 +51,7 @@ def check_experts(
         if (weight.rows, weight.cols) != (num_experts * rows, cols) or rows % _GROUP:
             due = f"{num_experts} times {rows} rows, a multiple of {_GROUP}, of {cols} columns"
             raise ConfigError.of(name, f"{weight.rows} x {weight.cols}", due)
-        if weight.for_many_rows:
+        if weight.in_hadamard:
             raise ConfigError.of(name, "weights for many rows", "weights that are multiplied as they are")
         if weight.order is not None:
             raise ConfigError.of(name, "columns in an order of their own", "columns in the order of the input")

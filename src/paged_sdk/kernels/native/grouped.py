@@ -23,7 +23,7 @@ from paged_sdk.errors import ConfigError, UnsupportedQuantizationError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.linear import same_order
 from paged_sdk.kernels.native.packed import GROUPED_TYPE, PANEL_ROWS, PackedWeight, whole_panels
-from paged_sdk.kernels.native.structures import Codes, Grouped, Values
+from paged_sdk.kernels.native.structures import Codes, DecodeGrouped, Grouped
 from paged_sdk.kernels.own_pages import own_pages
 from paged_sdk.kernels.quantized.grouped_matrix import GroupedMatrix, UnreadGroupedMatrix, even_levels, rounded_levels
 from paged_sdk.kernels.quantized.packed_codes import CodeForm, PackedCodes
@@ -176,7 +176,7 @@ def decode_grouped(library: NativeLibrary, matrix: GroupedMatrix, *, num_threads
     minima = None if matrix.minima is None else matrix.minima.contiguous()
     levels = None if matrix.levels is None else matrix.levels.contiguous()
     out = torch.empty(rows, cols)
-    args = Values(
+    args = DecodeGrouped(
         codes=codes.described,
         scales=scales.data_ptr(),
         minima=None if minima is None else minima.data_ptr(),
@@ -187,7 +187,7 @@ def decode_grouped(library: NativeLibrary, matrix: GroupedMatrix, *, num_threads
         cols=cols,
         num_threads=torch.get_num_threads() if num_threads is None else num_threads,
     )
-    library.functions.paged_values(byref(args))
+    library.functions.paged_decode_grouped(byref(args))
     return out if matrix.order is None else torch.empty_like(out).index_copy_(1, matrix.order, out)
 
 

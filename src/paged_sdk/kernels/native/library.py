@@ -14,19 +14,19 @@ import torch
 from paged_sdk.errors import ConfigError
 from paged_sdk.kernels.native.sources import library_name, sources_hash
 from paged_sdk.kernels.native.structures import (
+    Argmax,
     Attention,
+    DecodeGrouped,
     Decoder,
     Dense,
     Experts,
     Grouped,
-    Likeliest,
     Linear,
     Norm,
     Quantize,
     QuantizeGroups,
     Ranks,
     Rows,
-    Values,
 )
 from paged_sdk.logs import get_logger
 from paged_sdk.system.processors import usable_processors
@@ -65,6 +65,11 @@ class NativeLibrary:
         return self.isa in _AS_FAST_IN_BFLOAT16
 
     @property
+    def max_interleaved(self) -> int:
+        """Return the maximum number of elements per head that a rotary embedding with interleaved pairs rotates."""
+        return int(self.functions.paged_max_interleaved())
+
+    @property
     def multiplies_pairs(self) -> bool:
         """Return whether bfloat16 attention uses the CPU's dot products of bfloat16 pairs."""
         return self.isa in _MULTIPLIES_PAIRS
@@ -101,6 +106,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_level_name.argtypes = (c_int32,)
     functions.paged_level_name.restype = c_char_p
     functions.paged_level_runs_here.argtypes = (c_int32,)
+    functions.paged_max_interleaved.argtypes = ()
+    functions.paged_max_interleaved.restype = c_int32
     functions.paged_workspace_new.argtypes = ()
     functions.paged_workspace_new.restype = c_void_p
     functions.paged_workspace_delete.argtypes = (c_void_p,)
@@ -111,8 +118,8 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_pack.restype = None
     functions.paged_pack_grouped.argtypes = (POINTER(Grouped),)
     functions.paged_pack_grouped.restype = None
-    functions.paged_values.argtypes = (POINTER(Values),)
-    functions.paged_values.restype = None
+    functions.paged_decode_grouped.argtypes = (POINTER(DecodeGrouped),)
+    functions.paged_decode_grouped.restype = None
     functions.paged_pack_dense.argtypes = (c_int32, POINTER(Dense))
     functions.paged_gains_in_hadamard.argtypes = (c_int32, c_int32)
     functions.paged_gains_in_hadamard.restype = c_int32
@@ -124,7 +131,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.paged_quantize_groups.argtypes = (c_int32, POINTER(QuantizeGroups))
     functions.paged_rows.argtypes = (c_int32, POINTER(Rows))
     functions.paged_norm.argtypes = (c_int32, POINTER(Norm))
-    functions.paged_likeliest.argtypes = (c_int32, POINTER(Likeliest))
+    functions.paged_argmax.argtypes = (c_int32, POINTER(Argmax))
     functions.paged_ranks_bytes.argtypes = (c_int32, c_int64)
     functions.paged_ranks_bytes.restype = c_int64
     functions.paged_ranks_sum.argtypes = (POINTER(Ranks), c_void_p, c_int64)

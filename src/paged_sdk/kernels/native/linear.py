@@ -48,7 +48,7 @@ def describe(target: Weight, weight: PackedWeight, bias: Tensor | None) -> None:
     target.data = weight.data.data_ptr()
     target.bias, target.order = pointer(bias), pointer(weight.order)
     target.format, target.rows, target.cols = weight.tensor_type, weight.rows, weight.cols
-    target.in_hadamard = weight.for_many_rows
+    target.in_hadamard = weight.in_hadamard
 
 
 def check_weights(weights: Sequence[PackedWeight]) -> None:
@@ -64,14 +64,14 @@ def check_weights(weights: Sequence[PackedWeight]) -> None:
         raise ConfigError.of("order", "of weights of one input", "the same for all of them")
     if len({_operand(weight) for weight in weights}) != 1:
         formats = [weight.format for weight in weights]
-        raise ConfigError.of("weights", formats, "all of them in blocks, all rotated, or all dense of one dtype")
+        raise ConfigError.of("weights", formats, "all in blocks, all in the Hadamard form, or all dense of one dtype")
 
 
 def _operand(weight: PackedWeight) -> str:
     """Return the form of the activations that a weight is multiplied with."""
     if weight.dense_dtype is not None:
         return weight.format
-    return "rotated" if weight.for_many_rows else "groups"
+    return "hadamard" if weight.in_hadamard else "groups"
 
 
 def same_order(one: Tensor | None, other: Tensor | None) -> bool:

@@ -24,7 +24,7 @@ __all__ = [
     "PANEL_ROWS",
     "PackedWeight",
     "decode_rows",
-    "gains_by_rotation",
+    "gains_in_hadamard",
     "pack_dense",
     "pack_gguf",
     "unpack_rows",
@@ -52,7 +52,7 @@ class PackedWeight:
     :ivar rows: output features
     :ivar cols: input features: a multiple of the format's block; any number if dense
     :ivar data: uint8, in the layout of ``csrc/layout.h``, the same on every instruction set
-    :ivar for_many_rows: how blocks are multiplied: False: as they are, which is faster for few rows; True: as int8
+    :ivar in_hadamard: how blocks are multiplied: False: as they are, which is faster for few rows; True: as int8
         codes of their Hadamard transform, made during the product (``csrc/hadamard_product.h``)
     :ivar order: int32 ``[cols]``: the input column that each column multiplies; None: the columns are in order
     """
@@ -61,7 +61,7 @@ class PackedWeight:
     rows: int
     cols: int
     data: Tensor
-    for_many_rows: bool = False
+    in_hadamard: bool = False
     order: Tensor | None = None
 
     @property
@@ -81,19 +81,19 @@ class PackedWeight:
         """Return the bytes of the packed matrix, whose rows are padded to a multiple of 16."""
         return self.data.numel()
 
-    def rotated(self) -> PackedWeight:
-        """Return the same matrix, in the same memory, for products with many rows.
+    def hadamard_form(self) -> PackedWeight:
+        """Return the same matrix, in the same memory, to be multiplied by codes of its Hadamard transform.
 
         :raises ConfigError: the matrix is dense
         """
         if self.dense_dtype is not None:
             raise ConfigError.of("weight", self.format, "a matrix in blocks")
-        return evolve(self, for_many_rows=True)
+        return evolve(self, in_hadamard=True)
 
 
-def gains_by_rotation(library: NativeLibrary, weights: Sequence[PackedWeight]) -> bool:
-    """Return whether :meth:`~PackedWeight.rotated` makes products with many rows faster, for matrices in blocks that
-    share an input. The majority of their rows decides: on AVX2 without VNNI, only 8-bit formats gain.
+def gains_in_hadamard(library: NativeLibrary, weights: Sequence[PackedWeight]) -> bool:
+    """Return whether the Hadamard form makes products with many rows faster, for matrices in blocks with one input. The
+    majority of their rows decides: on AVX2 without VNNI, only 8-bit formats gain.
     """
     gains = library.functions.paged_gains_in_hadamard
     gaining = sum(weight.rows for weight in weights if gains(library.level, weight.tensor_type))

@@ -214,7 +214,7 @@ def describe_batch(batch: VarlenBatch) -> Batch:
         block_tables=batch.block_tables.data_ptr(),
         context_lens=batch.context_lens.data_ptr(),
         in_chunks=pointer(batch.in_chunks),
-        both_ways=pointer(batch.bidirectional_from),
+        bidirectional_from=pointer(batch.bidirectional_from),
         num_seqs=batch.context_lens.numel(),
         max_blocks=batch.block_tables.shape[-1],
     )

@@ -10,17 +10,18 @@ __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "WEIGHT_DTYPES",
+    "Argmax",
     "Attention",
     "Batch",
     "Cache",
     "Codes",
+    "DecodeGrouped",
     "Decoder",
     "Dense",
     "Experts",
     "Grouped",
     "Heads",
     "Layer",
-    "Likeliest",
     "Linear",
     "Norm",
     "Quantize",
@@ -30,7 +31,6 @@ __all__ = [
     "Router",
     "Rows",
     "Update",
-    "Values",
     "Weight",
 ]
 
@@ -128,7 +128,7 @@ class Batch(Structure):
         ("block_tables", c_void_p),
         ("context_lens", c_void_p),
         ("in_chunks", c_void_p),
-        ("both_ways", c_void_p),
+        ("bidirectional_from", c_void_p),
         ("num_seqs", c_int32),
         ("max_blocks", c_int32),
     )
@@ -283,8 +283,8 @@ class Update(Structure):
     )
 
 
-class Likeliest(Structure):
-    """Mirrors ``paged_likeliest_args``: the arguments of a row-wise argmax."""
+class Argmax(Structure):
+    """Mirrors ``paged_argmax_args``: the arguments of a row-wise argmax."""
 
     _fields_ = (
         ("x", c_void_p),
@@ -373,8 +373,8 @@ class Dense(Structure):
     )
 
 
-class Values(Structure):
-    """Mirrors ``paged_values_args``: the arguments of decoding a grouped matrix."""
+class DecodeGrouped(Structure):
+    """Mirrors ``paged_decode_grouped_args``: the arguments of decoding a grouped matrix."""
 
     _fields_ = (
         ("codes", Codes),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paged_sdk.kernels.native.grouped import can_be_packed, pack_grouped
 from paged_sdk.kernels.native.library import NativeLibrary
-from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_by_rotation, pack_gguf, whole_panels
+from paged_sdk.kernels.native.packed import PACKED_TYPES, PackedWeight, gains_in_hadamard, pack_gguf, whole_panels
 from paged_sdk.kernels.native.quantize import quantize_blocks
 from paged_sdk.kernels.native.ranks import ColumnJoin
 from paged_sdk.kernels.quantized.blocks_to_groups import as_groups
@@ -45,8 +45,8 @@ class _CpuBlocks(Form):
             return HadamardInt8Linear(blocks, biases)
         library = place.workspace.library
         packed = [_packed(library, [each], place) for each in blocks]
-        rotate_many = not (place.one_form or is_head) and gains_by_rotation(library, packed)
-        return NativeBlockLinear(place.workspace, packed, biases, rotate_many=rotate_many)
+        hadamard_for_many = not (place.one_form or is_head) and gains_in_hadamard(library, packed)
+        return NativeBlockLinear(place.workspace, packed, biases, hadamard_for_many=hadamard_for_many)
 
     def experts(
         self,

@@ -152,8 +152,8 @@ struct paged_cache {
 // the last of its context_lens[s] tokens; block_tables is [num_seqs, max_blocks]. If paged_heads.products allows
 // rounding, sequences with up to 8 query tokens (decodes, drafts) use other arithmetic than longer ones. in_chunks
 // marks sequences that always use the arithmetic of longer ones, so that a prompt's result does not depend on how it is
-// cut into chunks. both_ways marks sequences whose query tokens (of an image, or of an encoder's text) attend to each
-// other bidirectionally.
+// cut into chunks. bidirectional_from marks sequences whose query tokens (of an image, or of an encoder's text) attend
+// to each other bidirectionally.
 struct paged_batch {
   const int32_t* cu_seqlens_q;
   const int32_t* block_tables;
@@ -161,7 +161,7 @@ struct paged_batch {
   const uint8_t* in_chunks;  // [num_seqs], 0 or 1; null: all 0
   // [num_seqs]: every query token of the sequence sees all keys from this one to the sequence's last, causal mask and
   // window notwithstanding (if window_reaches_ahead, only those within the window); -1: causal. Null: all -1.
-  const int32_t* both_ways;
+  const int32_t* bidirectional_from;
   int32_t num_seqs;
   int32_t max_blocks;
 };
@@ -173,7 +173,7 @@ struct paged_heads {
   int32_t block_size;
   int32_t cache_dtype;
   int32_t window;  // keys that a query sees, including its own; 0: all
-  int32_t window_reaches_ahead;  // 1: where both_ways is set, the window is symmetric: as many keys ahead as back
+  int32_t window_reaches_ahead;  // 1: where attention is bidirectional, the window is symmetric
   float scale;
   float softcap;  // 0: none
   int32_t products;  // PagedProducts
@@ -205,6 +205,9 @@ struct paged_router {
   float swiglu_alpha;   // as in paged_experts_args
   float swiglu_limit;
 };
+
+// Maximum elements of a head, 2 * half, that an interleaved rotary embedding rotates.
+constexpr int32_t kMaxInterleaved = 512;
 
 // Rotary embedding of a step's rows: cosines and sines are [num_rows, half]. Element i of a head is rotated with
 // element half + i; if interleaved, 2i with 2i + 1, and the result is stored in the half-split order.
@@ -326,7 +329,7 @@ struct paged_norm_args {
 };
 
 // out[row] = argmax of x[row], the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
-struct paged_likeliest_args {
+struct paged_argmax_args {
   const float* x;
   int64_t* out;
   int64_t x_stride;
@@ -380,7 +383,7 @@ struct paged_grouped_args {
 };
 
 // out [rows, cols] = code * scale + minimum, where the code is looked up in levels if there are any.
-struct paged_values_args {
+struct paged_decode_grouped_args {
   paged_codes codes;
   const float* scales;  // [rows, groups]
   const float* minima;  // [rows, groups]; null: none

@@ -141,6 +141,14 @@ inline void normalize_layer(const float* row, int size, const float* weight, con
   }
 }
 
+// Writes the norm of a row to `out`, or the row itself if `weight` is null. `norm` is a PagedNorm.
+inline void normalize_into(int32_t norm, const float* row, int size, const float* weight, const float* bias, float eps,
+                           float* out) {
+  if (weight != nullptr && norm == PAGED_LAYER_NORM) return normalize_layer(row, size, weight, bias, eps, out);
+  __builtin_memcpy(out, row, sizeof(float) * size);
+  if (weight != nullptr) normalize(out, size, weight, eps);
+}
+
 // Quantizes row `row` of x, times 1 / rms and norm_weight if given, to row `place` of out.
 inline void quantize_row(const Matrix& x, int64_t row, int cols, const float* norm_weight, float eps,
                          const Activations& out, int64_t place) {

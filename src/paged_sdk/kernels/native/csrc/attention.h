@@ -186,22 +186,29 @@ struct QueryTile {
   int num_tokens;
   int group;  // query heads per KV head
   // Keys that all tokens see bidirectionally, such as those of an image; none by default.
-  int both_ways_begin = 0, both_ways_end = 0;
+  int bidirectional_begin = 0, bidirectional_end = 0;
   // Bounds them by a symmetric window: each token sees this many keys from its own on; 0: unbounded.
   int reach = 0;
 
   int rows() const { return num_tokens * group; }
+  int last_position() const { return first_position + num_tokens - 1; }
+  int position_of(int row) const { return first_position + row / group; }
   // The token at a position sees keys [oldest_of, end_of).
   int end_of(int position) const {
-    const int end = std::max(position + 1, both_ways_end);
+    const int end = std::max(position + 1, bidirectional_end);
     return reach > 0 ? std::min(end, position + reach) : end;
   }
   int oldest_of(int position, int window) const {
     if (window <= 0) return 0;
     const int oldest = position - window + 1;
-    return both_ways_end > 0 && reach == 0 ? std::min(oldest, both_ways_begin) : oldest;
+    return bidirectional_end > 0 && reach == 0 ? std::min(oldest, bidirectional_begin) : oldest;
   }
-  int end() const { return end_of(first_position + num_tokens - 1); }
+  int end() const { return end_of(last_position()); }
+  // How many of the first keys of the span at first_key have to be processed for the token at a position, a multiple of
+  // `multiple`, which is a power of two: keys after these have no weight. At most 0 if it sees none.
+  int seen_width(int first_key, int position, int multiple) const {
+    return (std::min(end_of(position) - first_key, kSpan) + multiple - 1) & ~(multiple - 1);
+  }
 };
 
 // Returns a row's dot product with a span's key offset, which is added to each of the span's scores.
@@ -216,7 +223,7 @@ inline Floats offset_score(const float* offset, int size, const Load& load_query
 inline void update_softmax(const QueryTile& tile, int first_key, const paged_heads& heads, float* scores,
                            const Partial& span) {
   for (int r = 0; r < tile.rows(); ++r) {
-    const int position = tile.first_position + r / tile.group;
+    const int position = tile.position_of(r);
     const int oldest = tile.oldest_of(position, heads.window), end = tile.end_of(position);
     float* row = scores + r * kKeyTile;
     if (heads.softcap > 0.0f)

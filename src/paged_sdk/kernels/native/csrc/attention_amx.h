@@ -36,26 +36,21 @@ struct PairScratch {
 
   static size_t blocks(int rows) { return (static_cast<size_t>(rows) + kRowLanes - 1) / kRowLanes; }
   static size_t floats(int rows, int head_dim) {
-    const size_t size = head_dim;
-    return blocks(rows) * kRowLanes * (size / 2 + size + 2) + kSpan * size + kRowLanes * (kSpan + kSpanPairs);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static PairScratch at(float* memory, int rows, int head_dim) {
-    const auto take = [&memory](size_t count) {
-      float* taken = memory;
-      memory += count;
-      return taken;
-    };
-    const auto take_pairs = [&take](size_t count) { return reinterpret_cast<uint32_t*>(take(count)); };
+  static PairScratch at(Arena& arena, int rows, int head_dim) {
     const size_t lanes = blocks(rows) * kRowLanes, size = head_dim;
     PairScratch out{};
-    out.query = take_pairs(lanes * size / 2);
-    out.sums = take(lanes * size);
-    out.maximum = take(lanes);
-    out.total = take(lanes);
-    out.keys = take_pairs(kSpan * size / 2);
-    out.values = take_pairs(kSpan * size / 2);
-    out.scores = take(kSpan * kRowLanes);
-    out.weights = take_pairs(kSpanPairs * kRowLanes);
+    out.query = arena.take<uint32_t>(lanes * size / 2);
+    out.sums = arena.take<float>(lanes * size);
+    out.maximum = arena.take<float>(lanes);
+    out.total = arena.take<float>(lanes);
+    out.keys = arena.take<uint32_t>(kSpan * size / 2);
+    out.values = arena.take<uint32_t>(kSpan * size / 2);
+    out.scores = arena.take<float>(kSpan * kRowLanes);
+    out.weights = arena.take<uint32_t>(kSpanPairs * kRowLanes);
     return out;
   }
 };
@@ -108,9 +103,9 @@ inline void pack_span(const Pages& pages, int first, int begin, int end, int wid
 }
 
 // Prefetches a span's keys and values, some at a time, while the span before is computed.
-class SpanAhead {
+class SpanPrefetcher {
  public:
-  SpanAhead(const Pages& pages, int begin, int end)
+  SpanPrefetcher(const Pages& pages, int begin, int end)
       : pages_(pages), count_(std::max(end - begin, 0)), bytes_(pages.heads.head_dim * element_bytes(pages.heads)) {
     if (count_ > 0) pages.vectors_of(begin, end, vectors_);
   }
@@ -153,7 +148,7 @@ template <int kVectors, bool kAdds>
 [[gnu::noinline]] void multiply_lanes(MatrixUnit& unit, const uint32_t* rows, int64_t stride, const uint32_t* lanes,
                                       int depth, int num_tiles, float* sums) {
   const int whole = depth / kAmxPairs * kAmxPairs;
-  see_memory();
+  compiler_barrier();
   if (whole > 0) {
     unit.shape(kAmxRows, kAmxRows, kAmxPairs);
     multiply_tiles<kVectors, kAdds>(rows, stride, lanes, whole, kAmxPairs, num_tiles, sums);
@@ -250,18 +245,18 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   std::fill_n(scratch.total, lanes, 0.0f);
   std::fill_n(scratch.sums, lanes * size, 0.0f);
   // Padding lanes of the last block behave as the last row.
-  const auto position_of = [&](int row) { return tile.first_position + std::min(row, rows - 1) / tile.group; };
+  const auto position_of = [&](int row) { return tile.position_of(std::min(row, rows - 1)); };
   const auto oldest_of = [&](int row) { return tile.oldest_of(position_of(row), heads.window); };
   const auto end_of = [&](int row) { return tile.end_of(position_of(row)); };
   for (int key = first_key; key < last_key; key += kSpan) {
     const float* offset = pages.key_offset(key);
-    // Keys past what the block's last row sees are skipped: their weights would be zero.
-    const auto width_of = [&](int last_row) { return (std::min(end_of(last_row) - key, kSpan) + 31) & ~31; };
-    pack_span(pages, key, std::max(key, oldest_of(0)), std::min(key + kSpan, tile.end()), width_of(rows - 1), scratch);
-    SpanAhead next(pages, key + kSpan, std::min(key + 2 * kSpan, last_key));
+    pack_span(pages, key, std::max(key, oldest_of(0)), std::min(key + kSpan, tile.end()),
+              tile.seen_width(key, tile.last_position(), kPairKeys), scratch);
+    SpanPrefetcher next(pages, key + kSpan, std::min(key + 2 * kSpan, last_key));
     for (int row = 0; row < rows; row += kRowLanes) {
       next.fetch(row / kRowLanes + 1, blocks);
-      const int width = width_of(row + kRowLanes - 1), vectors = rows - row > kPanelRows ? 2 : 1;
+      const int width = tile.seen_width(key, position_of(row + kRowLanes - 1), kPairKeys);
+      const int vectors = rows - row > kPanelRows ? 2 : 1;
       if (width <= 0) continue;
       const uint32_t* const query = scratch.query + static_cast<int64_t>(row) * size / 2;
       float* const sums = scratch.sums + static_cast<int64_t>(row) * size;

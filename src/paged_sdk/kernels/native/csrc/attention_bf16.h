@@ -26,13 +26,19 @@ struct PairScratch {
   uint32_t* weights;  // [kRowBlock, 64]
 
   static size_t floats(int rows, int head_dim) {
-    return kRowBlock * (kSpan + kSpanPairs) + static_cast<size_t>(head_dim) / 2 * (rows + 2 * kSpan);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static PairScratch at(float* memory, [[maybe_unused]] int rows, int head_dim) {
-    auto* weights = reinterpret_cast<uint32_t*>(memory + kRowBlock * kSpan);
-    uint32_t* keys = weights + kRowBlock * kSpanPairs;
-    uint32_t* values = keys + kSpan * head_dim / 2;
-    return {memory, values + kSpan * head_dim / 2, keys, values, weights};
+  static PairScratch at(Arena& arena, int rows, int head_dim) {
+    const size_t pairs = static_cast<size_t>(head_dim) / 2;
+    PairScratch out{};
+    out.scores = arena.take<float>(kRowBlock * kSpan);
+    out.weights = arena.take<uint32_t>(kRowBlock * kSpanPairs);
+    out.keys = arena.take<uint32_t>(pairs * kSpan);
+    out.values = arena.take<uint32_t>(kSpanPairs * head_dim);
+    out.query = arena.take<uint32_t>(rows * pairs);
+    return out;
   }
 };
 
@@ -82,18 +88,15 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   const paged_heads& heads = pages.heads;
   const int size = heads.head_dim, rows = tile.rows();
   out.clear(rows, size);
-  const int last_position = tile.first_position + tile.num_tokens - 1;
   const auto oldest_of = [&](int position) { return tile.oldest_of(position, heads.window); };
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, tile.end());
     const float* offset = pages.key_offset(key);
-    // Keys past what the block's last row sees are skipped: their weights would be zero.
-    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
-    pack_span(pages, key, begin, end, width_of(last_position), scratch);
+    pack_span(pages, key, begin, end, tile.seen_width(key, tile.last_position(), kPairKeys), scratch);
     for (int row = 0; row < rows; row += kRowBlock) {
       const int count = std::min(rows - row, kRowBlock);
-      const int width = width_of(tile.first_position + (row + count - 1) / tile.group);
+      const int width = tile.seen_width(key, tile.position_of(row + count - 1), kPairKeys);
       if (width <= 0) continue;
       multiply_dense<PairDot>(count, scratch.query + row * size / 2, size / 2, scratch.keys, kSpan, size / 2,
                               scratch.scores, kSpan, width, false);
@@ -104,7 +107,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
           for (float* s = scratch.scores + r * kSpan; s < scratch.scores + r * kSpan + width; s += 16)
             store_floats(s, add(load_floats(s), common));
         }
-        const int position = tile.first_position + (row + r) / tile.group;
+        const int position = tile.position_of(row + r);
         weigh_row(scratch.scores + r * kSpan, width, oldest_of(position) - key, tile.end_of(position) - key, heads,
                   out.maximum[row + r], out.sum[row + r], out.values + (row + r) * size,
                   scratch.weights + r * kSpanPairs);

@@ -112,9 +112,9 @@ inline Floats add_lanes(Floats a, Floats b) {
 // GCC 12 spills accumulators otherwise.
 template <class Stored, int kChunks, int kRows>
 __attribute__((noinline)) void score_keys(const void* data, const int64_t* vectors, int head, const uint32_t* query,
-                                          float* scores, LinesAhead& shared) {
+                                          float* scores, PrefetchQueue& shared) {
   constexpr int kSize = kChunks * kChunk;
-  LinesAhead ahead = shared;  // kept in registers; through memory, each prefetch would wait for the one before
+  PrefetchQueue ahead = shared;  // kept in registers; through memory, each prefetch would wait for the one before
   Floats sums[kRows][2];
   for (int r = 0; r < kRows; ++r) sums[r][0] = sums[r][1] = zero_floats();
 #pragma GCC unroll 1
@@ -152,9 +152,9 @@ __attribute__((noinline)) void score_keys(const void* data, const int64_t* vecto
 template <class Stored, int kChunks, int kWide, int kRows>
 __attribute__((noinline)) void weigh_values(const void* data, const int64_t* vectors, int begin, int end,
                                             int64_t first_element, const uint32_t* weights, float* out,
-                                            LinesAhead& shared) {
+                                            PrefetchQueue& shared) {
   constexpr int kSize = kChunks * kChunk;
-  LinesAhead ahead = shared;
+  PrefetchQueue ahead = shared;
   Floats low[kRows][kWide], high[kRows][kWide];
   for (int r = 0; r < kRows; ++r) {
     for (int c = 0; c < kWide; ++c) {
@@ -228,7 +228,7 @@ struct SpanScales {
 // Adds one span to the item's partial results, whose value elements stay interleaved, and prefetches `next` meanwhile.
 template <class Stored, int kChunks>
 inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& span, const FewScratch& scratch,
-                            float* partials, size_t partial_floats, const Upcoming& next) {
+                            float* partials, size_t partial_floats, const NextTokens& next) {
   constexpr bool kScaled = std::is_same_v<Stored, StoredFloat8>;
   constexpr int kSize = kChunks * kChunk;
   const Pages& pages = item.pages;
@@ -252,7 +252,7 @@ inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& 
       *last_token++ = static_cast<const uint8_t*>(data) + vectors[i] * (kSize * Stored::kBytes);
   last_token = std::copy(next.tokens, next.tokens + next.count, last_token);
   const int distance = std::min(tokens_ahead(heads, item.num_heads), end - begin);
-  LinesAhead ahead{tokens + distance, last_token, 0, item.num_heads};
+  PrefetchQueue ahead{tokens + distance, last_token, 0, item.num_heads};
 
   for (int first = first_group; first < end_group; first += kKeysAtOnce) {
     for (int head = 0; head < item.num_heads; ++head) {
@@ -269,7 +269,7 @@ inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& 
     std::optional<SpanScales> scales;
     if constexpr (kScaled) scales.emplace(pages, vectors, head, first_key, span);
     for (int row = 0; row < rows; ++row) {
-      const int position = item.tile.first_position + row / item.tile.group, at = head * rows + row;
+      const int position = item.tile.position_of(row), at = head * rows + row;
       float* scores = scratch.scores + at * kSpan;
       // weigh_row masks these scores, but needs them initialized.
       std::fill(scores, scores + begin, 0.0f);
@@ -300,7 +300,7 @@ inline void attend_few_span(const RunItem& item, int first_key, const SpanKeys& 
 
 template <class Stored, int kChunks>
 inline void attend_few_of(const RunItem& item, const FewScratch& scratch, float* partials, size_t partial_floats,
-                          const Upcoming& upcoming) {
+                          const NextTokens& next_tokens) {
   constexpr bool kScaled = std::is_same_v<Stored, StoredFloat8>;
   const int rows = item.tile.rows(), size = kChunks * kChunk;
   for (int r = 0; r < item.num_heads * rows; ++r)
@@ -311,25 +311,25 @@ inline void attend_few_of(const RunItem& item, const FewScratch& scratch, float*
   for (int index = item.first; index < item.last; ++index) {
     const SpanKeys span(item.tile, item.pages.heads, index * kSpan);
     if (span.begin >= span.end) continue;
-    Upcoming next;
+    NextTokens next;
     if (index + 1 < item.last) next.look_at({item.tile, item.pages, item.num_heads, index + 1, item.last});
     attend_few_span<Stored, kChunks>(item, index * kSpan, span, scratch, partials, partial_floats,
-                                     next.count > 0 ? next : upcoming);
+                                     next.count > 0 ? next : next_tokens);
   }
   for (int head = 0; head < item.num_heads; ++head)
     restore_order(partial(head).values, rows * size, kScaled ? kProductUnit : 1.0f);
 }
 
 // Attends over the keys of an item that any row sees, with the scaled queries in scratch.query_floats. Writes one
-// Partial per head, `partial_floats` apart, and prefetches `upcoming` meanwhile.
+// Partial per head, `partial_floats` apart, and prefetches `next_tokens` meanwhile.
 inline void attend_few(const RunItem& item, const FewScratch& scratch, float* partials, size_t partial_floats,
-                       const Upcoming& upcoming) {
+                       const NextTokens& next_tokens) {
   const auto attend = [&](auto chunks) {
     constexpr int kChunks = decltype(chunks)::value;
     const auto attend_stored = item.pages.heads.cache_dtype == PAGED_FLOAT8_E4M3
                                    ? attend_few_of<StoredFloat8, kChunks>
                                    : attend_few_of<StoredBfloat16, kChunks>;
-    attend_stored(item, scratch, partials, partial_floats, upcoming);
+    attend_stored(item, scratch, partials, partial_floats, next_tokens);
   };
   switch (item.pages.heads.head_dim) {
     case 64:

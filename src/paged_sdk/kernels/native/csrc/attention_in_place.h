@@ -55,8 +55,8 @@ struct TileVectors {
 
 // Scores a tile's keys for kRows rows; zero for keys outside [begin, end).
 template <class Cached, int kRows>
-inline void score_in_place(const TileVectors<Cached>& keys, const float* query, float* scores, LinesAhead& shared) {
-  LinesAhead ahead = shared;  // kept in registers; through memory, each prefetch would wait for the one before
+inline void score_in_place(const TileVectors<Cached>& keys, const float* query, float* scores, PrefetchQueue& shared) {
+  PrefetchQueue ahead = shared;  // kept in registers; through memory, each prefetch would wait for the one before
   alignas(64) float lanes[kRows][16][kSumLanes];
   const int size = keys.size;
   for (int first = 0; first < kKeyTile; first += 16) {
@@ -92,8 +92,8 @@ constexpr int kRowsOfTwoVectors = 3;
 // Adds 16 kWide columns of a tile's weighted values, from column c on, to those of kRows rows.
 template <class Cached, int kRows, int kWide>
 inline void add_columns(const TileVectors<Cached>& values, const float* weights, int c, float* out,
-                        LinesAhead& shared) {
-  LinesAhead ahead = shared;
+                        PrefetchQueue& shared) {
+  PrefetchQueue ahead = shared;
   const int size = values.size;
   Floats sums[kRows][kWide];
 #pragma GCC unroll 8
@@ -120,7 +120,7 @@ inline void add_columns(const TileVectors<Cached>& values, const float* weights,
 }
 
 template <class Cached, int kRows>
-inline void add_in_place(const TileVectors<Cached>& values, const float* weights, float* out, LinesAhead& ahead) {
+inline void add_in_place(const TileVectors<Cached>& values, const float* weights, float* out, PrefetchQueue& ahead) {
   constexpr int kWide = kRows <= kRowsOfTwoVectors ? 2 : 1;
   int c = 0;
   for (; c + 16 * kWide <= values.size; c += 16 * kWide)
@@ -132,7 +132,7 @@ inline void add_in_place(const TileVectors<Cached>& values, const float* weights
 template <class Cached>
 inline void attend_tile_in_place(const RunItem& item, int first_key, const SpanKeys& seen,
                                  const InPlaceScratch& scratch, float* partials, size_t partial_floats,
-                                 const Upcoming& next) {
+                                 const NextTokens& next) {
   const Pages& pages = item.pages;
   const paged_heads& heads = pages.heads;
   const int rows = item.tile.rows(), size = heads.head_dim;
@@ -143,7 +143,7 @@ inline void attend_tile_in_place(const RunItem& item, int first_key, const SpanK
   for (int i = seen.begin; i < seen.end; ++i)
     *last_token++ = static_cast<const uint8_t*>(pages.cache.value) + vectors[i] * (size * Cached::kBytes);
   last_token = std::copy(next.tokens, next.tokens + next.count, last_token);
-  LinesAhead ahead{tokens, last_token, 0, item.num_heads};
+  PrefetchQueue ahead{tokens, last_token, 0, item.num_heads};
 
   const auto of_head = [&](const void* data, const float* scales, int head) {
     return TileVectors<Cached>{data, scales, vectors, head, size, seen.begin, seen.end};
@@ -173,9 +173,9 @@ inline void attend_tile_in_place(const RunItem& item, int first_key, const SpanK
 }
 
 // Attends over the keys of an item that any row sees, with the scaled queries in scratch.query. Writes one Partial per
-// head, `partial_floats` apart, and prefetches `upcoming` meanwhile.
+// head, `partial_floats` apart, and prefetches `next_tokens` meanwhile.
 inline void attend_in_place(const RunItem& item, const InPlaceScratch& scratch, float* partials, size_t partial_floats,
-                            const Upcoming& upcoming) {
+                            const NextTokens& next_tokens) {
   const paged_heads& heads = item.pages.heads;
   const int rows = item.tile.rows();
   for (int head = 0; head < item.num_heads; ++head)
@@ -184,11 +184,11 @@ inline void attend_in_place(const RunItem& item, const InPlaceScratch& scratch, 
   for (int key = item.first * kSpan; key < end_key; key += kKeyTile) {
     const SpanKeys seen(item.tile, heads, key, kKeyTile);
     if (seen.begin >= seen.end) continue;
-    Upcoming next;
+    NextTokens next;
     if (key + kKeyTile < end_key) next.look_at(item, key + kKeyTile, kKeyTile);
     with_element(heads.cache_dtype, [&](auto of) {
       attend_tile_in_place<decltype(of)>(item, key, seen, scratch, partials, partial_floats,
-                                         next.count > 0 ? next : upcoming);
+                                         next.count > 0 ? next : next_tokens);
     });
   }
 }

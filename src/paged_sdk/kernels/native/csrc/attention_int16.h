@@ -42,6 +42,7 @@ inline bool has_shorts(const paged_heads& heads) {
 
 constexpr int kShortRows = 6;         // rows whose accumulators are held in registers: 12 of 16
 constexpr int kShortBlock = 24;       // rows whose scores are held together
+constexpr int kShortKeys = 16;        // keys are coded and scored 16 at a time
 constexpr int kBlockNumbers = 32;     // numbers for a block of rows, one each, padded to whole vectors
 constexpr int kCodedRows = 48;        // queries are coded 16 at a time, and multiplied kShortRows at a time
 constexpr int kValueLimit = 4095;     // largest code of a value
@@ -61,31 +62,23 @@ struct ShortScratch {
   int16_t* codes;        // [16, head_dim]
 
   static size_t floats(int rows, int head_dim) {
-    const ShortScratch end = at(nullptr, rows, head_dim);
-    // Reading the last eight pairs of a head reads sixteen.
-    return reinterpret_cast<uintptr_t>(end.codes + 16 * head_dim + 16) / sizeof(float);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static ShortScratch at(float* memory, int rows, int head_dim) {
-    auto next = reinterpret_cast<uintptr_t>(memory);
-    const auto take = [&](size_t bytes) {
-      const uintptr_t here = next;
-      next += (bytes + 63) & ~static_cast<size_t>(63);
-      return here;
-    };
-    const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(sizeof(float) * count)); };
-    const auto shorts = [&](size_t count) { return reinterpret_cast<int16_t*>(take(sizeof(int16_t) * count)); };
+  static ShortScratch at(Arena& arena, int rows, int head_dim) {
     const size_t size = head_dim, coded_rows = (rows + kCodedRows - 1) / kCodedRows * kCodedRows;
     ShortScratch s;
-    s.queries = floats(rows * size);
-    s.query_scales = floats(coded_rows);
-    s.key_scales = floats(kSpan);
-    s.value_scales = floats(kSpan);
-    s.scores = floats(kShortBlock * kSpan);
-    s.query_codes = shorts(coded_rows * size);
-    s.keys = shorts(kSpan * size);
-    s.values = shorts(kSpan * size);
-    s.weights = shorts(kShortBlock * kSpan);
-    s.codes = shorts(16 * size);
+    s.queries = arena.take<float>(rows * size);
+    s.query_scales = arena.take<float>(coded_rows);
+    s.key_scales = arena.take<float>(kSpan);
+    s.value_scales = arena.take<float>(kSpan);
+    s.scores = arena.take<float>(kShortBlock * kSpan);
+    s.query_codes = arena.take<int16_t>(coded_rows * size);
+    s.keys = arena.take<int16_t>(kSpan * size);
+    s.values = arena.take<int16_t>(kSpan * size);
+    s.weights = arena.take<int16_t>(kShortBlock * kSpan);
+    s.codes = arena.take<int16_t>(16 * size + 16);  // reading the last eight pairs of a head reads sixteen
     return s;
   }
 };
@@ -194,7 +187,7 @@ template <class Take>
 #pragma GCC unroll 6
     for (int r = 0; r < kShortRows; ++r) {
       sums[r] = dot_pairs(sums[r], broadcast_pair(rows + r * stride + 2 * p), right);
-      settle(sums[r]);
+      keep_in_register(sums[r]);
     }
   }
 #pragma GCC unroll 6
@@ -275,9 +268,9 @@ inline void code_weights(const QueryTile& tile, const paged_heads& heads, int ke
   };
   clear_rest(largest_lanes), clear_rest(sum_lanes[0]), clear_rest(sum_lanes[1]);
   const auto begin_of = [&](int r) {
-    return tile.oldest_of(tile.first_position + (row + r) / tile.group, heads.window) - key;
+    return tile.oldest_of(tile.position_of(row + r), heads.window) - key;
   };
-  const auto end_of = [&](int r) { return tile.end_of(tile.first_position + (row + r) / tile.group) - key; };
+  const auto end_of = [&](int r) { return tile.end_of(tile.position_of(row + r)) - key; };
   const auto is_whole = [&](int r) { return begin_of(r) <= 0 && end_of(r) >= width && heads.softcap <= 0.0f; };
   for (int r = 0; r < count; ++r) {
     const auto mask = is_whole(r) ? mask_scores<true> : mask_scores<false>;
@@ -368,16 +361,13 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   const paged_heads& heads = pages.heads;
   const int rows = tile.rows();
   out.clear(rows, heads.head_dim);
-  const int last_position = tile.first_position + tile.num_tokens - 1;
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, tile.oldest_of(tile.first_position, heads.window));
     const int end = std::min(key + kSpan, tile.end());
-    // Keys past what the block's last row sees are skipped: their weights would be zero.
-    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 15) & ~15; };
-    code_span(pages, key, begin, end, width_of(last_position), scratch);
+    code_span(pages, key, begin, end, tile.seen_width(key, tile.last_position(), kShortKeys), scratch);
     for (int row = 0; row < rows; row += kShortBlock) {
       const int count = std::min(rows - row, kShortBlock);
-      const int width = width_of(tile.first_position + (row + count - 1) / tile.group);
+      const int width = tile.seen_width(key, tile.position_of(row + count - 1), kShortKeys);
       if (width > 0) attend_block(tile, pages, key, row, count, width, scratch, out);
     }
   }

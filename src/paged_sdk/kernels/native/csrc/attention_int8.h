@@ -49,6 +49,7 @@ inline bool has_codes(const paged_heads& heads) {
 #if defined(PAGED_HAS_CODES)
 
 constexpr int kCodeRows = kDenseTile;  // rows whose scores are held together
+constexpr int kCodeKeys = 32;          // keys are scored 32 at a time
 
 // A thread's scratch memory for a tile.
 struct CodeScratch {
@@ -67,37 +68,28 @@ struct CodeScratch {
   int8_t* rows_of_codes;  // [16, head_dim]
 
   static size_t floats(int rows, int head_dim) {
-    const CodeScratch end = at(nullptr, rows, head_dim);
-    return (reinterpret_cast<uintptr_t>(end.rows_of_codes) + line(16 * head_dim)) / sizeof(float);
+    Arena arena(nullptr);
+    at(arena, rows, head_dim);
+    return arena.used() / sizeof(float);
   }
-  static CodeScratch at(float* memory, int rows, int head_dim) {
-    auto next = reinterpret_cast<uintptr_t>(memory);
-    const auto take = [&](size_t bytes) {
-      const uintptr_t here = next;
-      next += line(bytes);
-      return here;
-    };
-    const auto floats = [&](size_t count) { return reinterpret_cast<float*>(take(sizeof(float) * count)); };
-    const size_t elements = static_cast<size_t>(rows) * head_dim;
+  static CodeScratch at(Arena& arena, int rows, int head_dim) {
+    const size_t elements = static_cast<size_t>(rows) * head_dim, span = static_cast<size_t>(kSpan) * head_dim;
     CodeScratch s;
-    s.queries = floats(elements);
-    s.query_scales = floats(rows);
-    s.query_sums = reinterpret_cast<int32_t*>(floats(rows));
-    s.scores = floats(kCodeRows * kSpan);
-    s.key_scales = floats(kSpan);
-    s.value_scales = floats(kSpan);
-    s.common_key = floats(head_dim);
-    s.factors = floats(2 * kCodeRows);
-    s.query_codes = reinterpret_cast<int8_t*>(take(elements));
-    s.keys = reinterpret_cast<uint8_t*>(take(kSpan * head_dim));
-    s.values = reinterpret_cast<int8_t*>(take(kSpan * head_dim));
-    s.weights = reinterpret_cast<uint8_t*>(take(kCodeRows * kSpan));
-    s.rows_of_codes = reinterpret_cast<int8_t*>(take(16 * head_dim));
+    s.queries = arena.take<float>(elements);
+    s.query_scales = arena.take<float>(rows);
+    s.query_sums = arena.take<int32_t>(rows);
+    s.scores = arena.take<float>(kCodeRows * kSpan);
+    s.key_scales = arena.take<float>(kSpan);
+    s.value_scales = arena.take<float>(kSpan);
+    s.common_key = arena.take<float>(head_dim);
+    s.factors = arena.take<float>(2 * kCodeRows);
+    s.query_codes = arena.take<int8_t>(elements);
+    s.keys = arena.take<uint8_t>(span);
+    s.values = arena.take<int8_t>(span);
+    s.weights = arena.take<uint8_t>(kCodeRows * kSpan);
+    s.rows_of_codes = arena.take<int8_t>(16 * head_dim);
     return s;
   }
-
- private:
-  static size_t line(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
 };
 
 // Calls take(integral_constant<size>) for common head sizes, whose elements fit registers; 0 for other sizes.
@@ -401,20 +393,17 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
   // Keys stored minus an offset have nothing left in common; with a window, the first key that a tile sees depends on
   // the tile.
   const bool less_first = heads.window <= 0 && pages.cache.key_offsets == nullptr;
-  const int last_position = tile.first_position + tile.num_tokens - 1;
   const auto oldest_of = [&](int position) {
     return heads.window > 0 ? tile.oldest_of(position, heads.window) : static_cast<int>(from_first);
   };
   for (int key = first_key; key < std::min(end_key, tile.end()); key += kSpan) {
     const int begin = std::max(key, oldest_of(tile.first_position));
     const int end = std::min(key + kSpan, tile.end());
-    // Keys past what the block's last row sees are skipped: their weights would be zero.
-    const auto width_of = [&](int position) { return (std::min(tile.end_of(position) - key, kSpan) + 31) & ~31; };
-    code_span(pages, key, begin, end, width_of(last_position), less_first, scratch);
+    code_span(pages, key, begin, end, tile.seen_width(key, tile.last_position(), kCodeKeys), less_first, scratch);
     const float* common = less_first ? scratch.common_key : pages.key_offset(key);
     in_code_blocks(rows, [&](int row, auto count) {
       constexpr int kRows = decltype(count)::value;
-      const int width = width_of(tile.first_position + (row + kRows - 1) / tile.group);
+      const int width = tile.seen_width(key, tile.position_of(row + kRows - 1), kCodeKeys);
       if (width <= 0) return;
       float constants[kRows] = {};
       for (int r = 0; common != nullptr && r < kRows; ++r) {
@@ -425,7 +414,7 @@ inline void attend_run(const QueryTile& tile, const Pages& pages, int first_key,
         score_codes<kRows, 2>(scratch, row, size, c, constants, scratch.scores + c);
       SpanWeights spans[kRows];
       for (int r = 0; r < kRows; ++r) {
-        const int position = tile.first_position + (row + r) / tile.group;
+        const int position = tile.position_of(row + r);
         const int first_seen = oldest_of(position) - key, end_seen = tile.end_of(position) - key;
         const bool whole = first_seen <= 0 && end_seen >= kSpan && heads.softcap <= 0.0f;
         const auto code = whole ? code_weights<true> : code_weights<false>;

@@ -20,6 +20,7 @@ inline bool has_pairs(const paged_heads& heads) {
 #if defined(__AVX512BF16__)
 
 constexpr int kSpanPairs = kSpan / 2;
+constexpr int kPairKeys = 32;  // keys are packed and scored 32 at a time
 
 // Loads 16 elements of a cached vector as bfloat16.
 inline __m256i load_sixteen(const Pages& pages, const void* data, const float* scales, int64_t vector, int c) {

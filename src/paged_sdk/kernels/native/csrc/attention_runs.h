@@ -101,7 +101,7 @@ struct RunItem {
 };
 
 // The first tokens of an item, which are prefetched while the item before is computed.
-struct Upcoming {
+struct NextTokens {
   const uint8_t* tokens[kMostTokensAhead];
   int count = 0;
 
@@ -119,7 +119,7 @@ struct Upcoming {
 
 // A queue of tokens to prefetch, for an item's heads: first the keys of a span, then its values, then keys of the next
 // span.
-struct LinesAhead {
+struct PrefetchQueue {
   const uint8_t* const* token;  // the next token's first vector
   const uint8_t* const* end;
   int head, num_heads;

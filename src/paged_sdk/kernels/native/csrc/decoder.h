@@ -1,6 +1,8 @@
 // Runs whole decoder layers in one job: the phases of the other headers, in order.
 #pragma once
 
+#include <algorithm>
+
 #include "attention_batch.h"
 #include "lora.h"
 #include "mixture.h"
@@ -56,72 +58,69 @@ struct DecoderScratch {
   uint8_t* mixture;
   AdapterScratch adapters;
 
+  // Of each part, the size in the layer where it is largest: floats, or bytes of those that hold several things.
   struct Sizes {
-    size_t activations, projected, attended, gated, branch, joined, part, normed, read, sums, attention, mixture;
-    AdapterScratch::Sizes adapters;
+    size_t activations = 0, projected = 0, attended = 0, gated = 0, branch = 0, joined = 0, part = 0, normed = 0;
+    size_t read = 0, attention = 0, mixture = 0;
 
-    explicit Sizes(const paged_decoder_args& args)
-        : activations(0), projected(0), attended(0), gated(0), branch(0), joined(0), part(0), normed(0), read(0),
-          attention(0), mixture(0), adapters(args) {
-      const size_t row = sizeof(float) * args.num_rows;
+    explicit Sizes(const paged_decoder_args& args) {
+      const size_t rows = args.num_rows;
       for (int i = 0; i < args.num_layers; ++i) {
         const paged_layer& layer = args.layers[i];
         const paged_heads& heads = layer.heads;
         const int queries = heads.num_heads * heads.head_dim;
-        grow(projected, row * (queries + 2 * heads.num_kv_heads * heads.head_dim));
-        grow(attended, row * queries);
+        grow(projected, rows * (queries + 2 * heads.num_kv_heads * heads.head_dim));
+        grow(attended, rows * queries);
         for (const paged_weight* weight : {&layer.qkv[0], &layer.output})
           grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
         if (layer.router.weight != nullptr) {
-          grow(mixture, MixtureScratch::Sizes(args, layer).total());
+          grow(mixture, MixtureScratch::bytes(args, layer));
         } else {
           grow(gated, DenseRows::bytes(args.num_rows, layer.up.rows));
           for (const paged_weight* weight : {&first_of_mlp(layer), &layer.down})
             grow(activations, Operand::bytes(*weight, args.num_rows, args.num_threads));
-          if (layer.inner_widths != nullptr) grow(joined, row * layer.down.cols);
+          if (layer.inner_widths != nullptr) grow(joined, rows * layer.down.cols);
         }
-        if (layer.attended_widths != nullptr) grow(joined, row * layer.output.cols), grow(part, row * layer.output.rows);
-        if (layer.inner_widths != nullptr) grow(part, row * columns_of(layer, layer.down));
-        if (layer.norm == PAGED_LAYER_NORM) grow(normed, row * layer.qkv[0].cols);
+        if (layer.attended_widths != nullptr) {
+          grow(joined, rows * layer.output.cols);
+          grow(part, rows * layer.output.rows);
+        }
+        if (layer.inner_widths != nullptr) grow(part, rows * columns_of(layer, layer.down));
+        if (layer.norm == PAGED_LAYER_NORM) grow(normed, rows * layer.qkv[0].cols);
         // Few rows of a sequence may use another attention kernel than many, with other scratch.
         const paged_decoder_args last = only_read(args);
-        if (last.num_rows < args.num_rows) grow(read, sizeof(float) * last.num_rows * layer.qkv[0].cols);
+        if (last.num_rows < args.num_rows) grow(read, static_cast<size_t>(last.num_rows) * layer.qkv[0].cols);
         for (const paged_batch* batch : {&args.batch, &last.batch})
           grow(attention, AttentionScratch::bytes(AttentionPlan(heads, *batch, args.num_threads), args.num_threads));
       }
-      if (has_branch(args)) branch = line_aligned(row * args.layers[0].qkv[0].cols);
-      sums = ThreadSums::bytes_of(args.num_rows);
-    }
-    size_t total(int num_threads) const {
-      return activations + projected + attended + gated + branch + joined + part + normed + read +
-             sums * num_threads + attention + mixture + adapters.total();
+      if (has_branch(args)) branch = rows * args.layers[0].qkv[0].cols;
     }
 
    private:
-    static void grow(size_t& size, size_t needed) { size = line_aligned(needed) > size ? line_aligned(needed) : size; }
+    static void grow(size_t& size, size_t needed) { size = std::max(size, needed); }
   };
 
-  static DecoderScratch at(uint8_t* memory, const Sizes& sizes, int num_threads) {
+  static DecoderScratch at(Arena& arena, const Sizes& sizes, const paged_decoder_args& args) {
     DecoderScratch out{};
-    const auto take = [&memory](size_t bytes) {
-      uint8_t* taken = memory;
-      memory += bytes;
-      return taken;
-    };
-    out.activations = take(sizes.activations);
-    out.projected = reinterpret_cast<float*>(take(sizes.projected));
-    out.attended = reinterpret_cast<float*>(take(sizes.attended));
-    out.gated = reinterpret_cast<float*>(take(sizes.gated));
-    out.branch = reinterpret_cast<float*>(take(sizes.branch));
-    out.joined = reinterpret_cast<float*>(take(sizes.joined));
-    out.part = reinterpret_cast<float*>(take(sizes.part));
-    out.normed = reinterpret_cast<float*>(take(sizes.normed));
-    out.read = reinterpret_cast<float*>(take(sizes.read));
-    out.sums = take(sizes.sums * num_threads);
-    out.attention = take(sizes.attention);
-    out.mixture = take(sizes.mixture);
-    out.adapters = AdapterScratch::at(memory, sizes.adapters);
+    out.activations = arena.take<uint8_t>(sizes.activations);
+    out.projected = arena.take<float>(sizes.projected);
+    out.attended = arena.take<float>(sizes.attended);
+    out.gated = reinterpret_cast<float*>(arena.take<uint8_t>(sizes.gated));
+    out.branch = arena.take<float>(sizes.branch);
+    out.joined = arena.take<float>(sizes.joined);
+    out.part = arena.take<float>(sizes.part);
+    out.normed = arena.take<float>(sizes.normed);
+    out.read = arena.take<float>(sizes.read);
+    out.sums = arena.take<uint8_t>(ThreadSums::bytes_of(args.num_rows) * args.num_threads);
+    out.attention = arena.take<uint8_t>(sizes.attention);
+    out.mixture = arena.take<uint8_t>(sizes.mixture);
+    out.adapters = AdapterScratch::at(arena, args);
     return out;
+  }
+  static size_t bytes(const Sizes& sizes, const paged_decoder_args& args) {
+    Arena arena(nullptr);
+    at(arena, sizes, args);
+    return arena.used();
   }
 };
 

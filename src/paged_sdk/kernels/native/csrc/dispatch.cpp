@@ -11,6 +11,7 @@
 #include <sys/sysctl.h>
 #endif
 
+#include <cstdlib>
 #include <new>
 
 #include "kernels.h"
@@ -110,6 +111,14 @@ constexpr Level kLevels[] = {
 };
 constexpr int kNumLevels = sizeof(kLevels) / sizeof(kLevels[0]);
 
+bool exists(int32_t level) { return level >= 0 && level < kNumLevels; }
+
+// Aborts if there is no such level, rather than call whatever lies beside the table.
+const Level& level_at(int32_t level) {
+  if (!exists(level)) std::abort();
+  return kLevels[level];
+}
+
 }  // namespace
 
 uint8_t* reserve(paged_workspace& workspace, size_t bytes) {
@@ -125,10 +134,13 @@ uint8_t* reserve(paged_workspace& workspace, size_t bytes) {
 
 // Returns the name of ISA level `level` (0 is the best), or null past the last.
 PAGED_EXPORT const char* paged_level_name(int32_t level) {
-  return level >= 0 && level < paged::kNumLevels ? paged::kLevels[level].name : nullptr;
+  return paged::exists(level) ? paged::kLevels[level].name : nullptr;
 }
 
-PAGED_EXPORT int32_t paged_level_runs_here(int32_t level) { return paged::kLevels[level].runs_here(); }
+PAGED_EXPORT int32_t paged_level_runs_here(int32_t level) { return paged::level_at(level).runs_here(); }
+
+// Returns the maximum elements of a head that an interleaved rotary embedding rotates.
+PAGED_EXPORT int32_t paged_max_interleaved() { return kMaxInterleaved; }
 
 PAGED_EXPORT paged_workspace* paged_workspace_new() { return new (std::nothrow) paged_workspace{}; }
 
@@ -140,55 +152,55 @@ PAGED_EXPORT void paged_workspace_delete(paged_workspace* workspace) {
 
 // Whether many rows are multiplied faster with in_hadamard, for weights of this packed format.
 PAGED_EXPORT int32_t paged_gains_in_hadamard(int32_t level, int32_t format) {
-  return paged::kLevels[level].kernels->gains_in_hadamard(format) ? 1 : 0;
+  return paged::level_at(level).kernels->gains_in_hadamard(format) ? 1 : 0;
 }
 
 // Each kernel returns 0, or 1 if its scratch memory cannot be allocated.
 PAGED_EXPORT int32_t paged_linear(int32_t level, const paged_linear_args* args) {
-  return paged::kLevels[level].kernels->linear(*args);
+  return paged::level_at(level).kernels->linear(*args);
 }
 
 // Also returns 3 if an expert id is out of range.
 PAGED_EXPORT int32_t paged_experts(int32_t level, const paged_experts_args* args) {
-  return paged::kLevels[level].kernels->experts(*args);
+  return paged::level_at(level).kernels->experts(*args);
 }
 
 PAGED_EXPORT int32_t paged_attention(int32_t level, const paged_attention_args* args) {
-  return paged::kLevels[level].kernels->attention(*args);
+  return paged::level_at(level).kernels->attention(*args);
 }
 
 PAGED_EXPORT int32_t paged_decoder(int32_t level, const paged_decoder_args* args) {
-  return paged::kLevels[level].kernels->decoder(*args);
+  return paged::level_at(level).kernels->decoder(*args);
 }
 
 // Also returns 2 if the weights contain NaN, Inf or numbers above 32,768 and cannot be quantized.
 PAGED_EXPORT int32_t paged_quantize(int32_t level, const paged_quantize_args* args) {
-  return paged::kLevels[level].kernels->quantize(*args);
+  return paged::level_at(level).kernels->quantize(*args);
 }
 
 // Returns the same as paged_quantize.
 PAGED_EXPORT int32_t paged_quantize_groups(int32_t level, const paged_quantize_groups_args* args) {
-  return paged::kLevels[level].kernels->quantize_groups(*args);
+  return paged::level_at(level).kernels->quantize_groups(*args);
 }
 
 // Also returns 3 if a row index is out of range.
 PAGED_EXPORT int32_t paged_rows(int32_t level, const paged_rows_args* args) {
-  return paged::kLevels[level].kernels->rows(*args);
+  return paged::level_at(level).kernels->rows(*args);
 }
 
 // Returns 0.
 PAGED_EXPORT int32_t paged_norm(int32_t level, const paged_norm_args* args) {
-  return paged::kLevels[level].kernels->norm(*args);
+  return paged::level_at(level).kernels->norm(*args);
 }
 
 // Returns 0.
-PAGED_EXPORT int32_t paged_likeliest(int32_t level, const paged_likeliest_args* args) {
-  return paged::kLevels[level].kernels->likeliest(*args);
+PAGED_EXPORT int32_t paged_argmax(int32_t level, const paged_argmax_args* args) {
+  return paged::level_at(level).kernels->argmax(*args);
 }
 
 // Packs a dense matrix into panels of the format, padded with zero rows. Returns 0.
 PAGED_EXPORT int32_t paged_pack_dense(int32_t level, const paged_dense_args* args) {
-  return paged::kLevels[level].kernels->pack_dense(*args);
+  return paged::level_at(level).kernels->pack_dense(*args);
 }
 
 // Collapses the 2 MiB at `data`, 2 MiB aligned, into a huge page and keeps its contents; returns whether the system

@@ -69,10 +69,10 @@ inline void add_wide(Ints& sum, const WidePairs& w, int32_t even, int32_t odd) {
   const __m256i x_even = _mm256_set1_epi32(even), x_odd = _mm256_set1_epi32(odd);
   sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(w.even.lo, x_even));
   sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(w.even.hi, x_even));
-  settle(sum);
+  keep_in_register(sum);
   sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(w.odd.lo, x_odd));
   sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(w.odd.hi, x_odd));
-  settle(sum);
+  keep_in_register(sum);
 }
 
 template <int kRows>
@@ -114,7 +114,7 @@ template <int kBits, int kRows>
           const __m256i x = broadcast_quad(a[r].q + 16 * half + 4 * q);
           const Shorts product = {_mm256_maddubs_epi16(w[q].lo, x), _mm256_maddubs_epi16(w[q].hi, x)};
           part[r] = q == begin ? product : add_shorts(part[r], product);
-          settle(part[r]);
+          keep_in_register(part[r]);
         }
       }
 #pragma GCC unroll 4

@@ -6,6 +6,8 @@
 // between.
 #pragma once
 
+#include <algorithm>
+
 #include "product.h"
 
 namespace paged {
@@ -25,6 +27,10 @@ constexpr int kSegmentRows = 64;
 // Panels that are multiplied together: their 32 inner columns are one activation group for down.
 constexpr int kUnitPanels = kGroup / kPanelRows;
 
+// Bytes of a thread's sums of four panels of a segment.
+constexpr size_t kSegmentSums = 2 * kUnitPanels * sums_bytes(kSegmentRows);
+static_assert(kSegmentSums == line_aligned(kSegmentSums));
+
 struct ExpertsScratch {
   int32_t* places;    // [num_experts]
   int32_t* pairs;     // [num_pairs], sorted by expert: token * num_selected + index of the selection
@@ -34,51 +40,32 @@ struct ExpertsScratch {
   float* own;         // [num_pairs, inner] of this rank, if inner activations are gathered
   float* joined;      // the same, gathered from all ranks
   float* totals;      // [num_tokens, hidden]
-  uint8_t* sums;      // per thread: sums of four panels of a segment
+  uint8_t* sums;      // kSegmentSums per thread
 
-  struct Sizes {
-    size_t places, pairs, segments, input, gated, own, joined, totals, sums;
-
-    explicit Sizes(const paged_experts_args& args) {
-      const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;
-      const int64_t used = num_pairs < args.num_experts ? num_pairs : args.num_experts;
-      places = line_aligned(sizeof(int32_t) * args.num_experts);
-      pairs = line_aligned(sizeof(int32_t) * num_pairs);
-      segments = line_aligned(sizeof(Segment) * (used + num_pairs / kSegmentRows + 1));
-      const auto rows_bytes = [&](const paged_weight& weight) {
-        return is_dense(weight.format) ? DenseRows::bytes(num_pairs, weight.cols)
-                                       : Activations::bytes(num_pairs, weight.cols);
-      };
-      input = rows_bytes(args.gate);
-      gated = rows_bytes(args.down);
-      const bool joins = args.inner_widths != nullptr;
-      own = joins ? line_aligned(sizeof(float) * num_pairs * (args.gate.rows / args.num_experts)) : 0;
-      joined = joins ? line_aligned(sizeof(float) * num_pairs * args.down.cols) : 0;
-      totals = line_aligned(sizeof(float) * args.num_tokens * (args.down.rows / args.num_experts));
-      sums = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
-    }
-    size_t total(int num_threads) const {
-      return places + pairs + segments + input + gated + own + joined + totals + sums * num_threads;
-    }
-  };
-
-  static ExpertsScratch at(uint8_t* memory, const Sizes& sizes, int num_threads) {
-    const auto take = [&memory](size_t bytes) {
-      uint8_t* taken = memory;
-      memory += bytes;
-      return taken;
+  static ExpertsScratch at(Arena& arena, const paged_experts_args& args, int num_threads) {
+    const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;
+    const int64_t used = std::min<int64_t>(num_pairs, args.num_experts);
+    const auto rows_bytes = [&](const paged_weight& weight) {
+      return is_dense(weight.format) ? DenseRows::bytes(num_pairs, weight.cols)
+                                     : Activations::bytes(num_pairs, weight.cols);
     };
+    const bool joins = args.inner_widths != nullptr;
     ExpertsScratch out{};
-    out.places = reinterpret_cast<int32_t*>(take(sizes.places));
-    out.pairs = reinterpret_cast<int32_t*>(take(sizes.pairs));
-    out.segments = reinterpret_cast<Segment*>(take(sizes.segments));
-    out.input = take(sizes.input);
-    out.gated = take(sizes.gated);
-    out.own = reinterpret_cast<float*>(take(sizes.own));
-    out.joined = reinterpret_cast<float*>(take(sizes.joined));
-    out.totals = reinterpret_cast<float*>(take(sizes.totals));
-    out.sums = take(sizes.sums * num_threads);
+    out.places = arena.take<int32_t>(args.num_experts);
+    out.pairs = arena.take<int32_t>(num_pairs);
+    out.segments = arena.take<Segment>(used + num_pairs / kSegmentRows + 1);
+    out.input = arena.take<uint8_t>(rows_bytes(args.gate));
+    out.gated = arena.take<uint8_t>(rows_bytes(args.down));
+    out.own = arena.take<float>(joins ? num_pairs * (args.gate.rows / args.num_experts) : 0);
+    out.joined = arena.take<float>(joins ? num_pairs * args.down.cols : 0);
+    out.totals = arena.take<float>(static_cast<int64_t>(args.num_tokens) * (args.down.rows / args.num_experts));
+    out.sums = arena.take<uint8_t>(kSegmentSums * num_threads);
     return out;
+  }
+  static size_t bytes(const paged_experts_args& args, int num_threads) {
+    Arena arena(nullptr);
+    at(arena, args, num_threads);
+    return arena.used();
   }
 };
 
@@ -225,7 +212,7 @@ inline void gate_unit(const paged_experts_args& args, const Stack& gate, const S
 }
 
 // Cost of one unit of a segment, in rows.
-inline int64_t rows_paid(const Segment& segment) { return segment.count > kFreeRows ? segment.count : kFreeRows; }
+inline int64_t rows_paid(const Segment& segment) { return std::max<int64_t>(segment.count, kMemoryBoundRows); }
 
 inline int64_t rows_paid(const ExpertsScratch& scratch) {
   int64_t total = 0;
@@ -287,9 +274,8 @@ inline void add_down(const paged_experts_args& args, const Stack& down, const Ou
 template <class Kind>
 inline Task run_experts_of(Job& job, const paged_experts_args& args, const Output out, const ExpertsScratch scratch) {
   const Stack gate(args.gate, args.num_experts), up(args.up, args.num_experts), down(args.down, args.num_experts);
-  const size_t bytes = line_aligned(2 * kUnitPanels * sums_bytes(kSegmentRows));
   const auto sums = [&](int thread) {
-    return reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + thread * bytes);
+    return reinterpret_cast<float (*)[kPanelRows]>(scratch.sums + thread * kSegmentSums);
   };
   sort_pairs(args, scratch);
   const int64_t num_pairs = static_cast<int64_t>(args.num_tokens) * args.num_selected;

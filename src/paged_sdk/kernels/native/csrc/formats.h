@@ -19,10 +19,10 @@ struct Scales {
 inline void load_pairs(const uint8_t* p, Bytes w[8]) {
   for (int v = 0; v < 2; ++v) {
     const Bytes packed = load_bytes(p + v * kVector);
-    w[4 * v] = keep(packed, 3);
-    w[4 * v + 1] = keep(shift_right<2>(packed), 3);
-    w[4 * v + 2] = keep(shift_right<4>(packed), 3);
-    w[4 * v + 3] = keep(shift_right<6>(packed), 3);
+    w[4 * v] = and_mask(packed, 3);
+    w[4 * v + 1] = and_mask(shift_right<2>(packed), 3);
+    w[4 * v + 2] = and_mask(shift_right<4>(packed), 3);
+    w[4 * v + 3] = and_mask(shift_right<6>(packed), 3);
   }
 }
 
@@ -42,8 +42,8 @@ inline void load_three(const uint8_t* p, Bytes w[8]) {
 inline void load_nibbles(const uint8_t* p, Bytes w[8]) {
   for (int v = 0; v < 4; ++v) {
     const Bytes packed = load_bytes(p + v * kVector);
-    w[v] = keep(packed, 15);
-    w[v + 4] = keep(shift_right<4>(packed), 15);
+    w[v] = and_mask(packed, 15);
+    w[v + 4] = and_mask(shift_right<4>(packed), 15);
   }
 }
 
@@ -117,10 +117,10 @@ struct Legacy {
 // Unpacks 256 six-bit numbers from 192 bytes.
 inline void load_six_bits(const uint8_t* packed, uint8_t numbers[4 * kVector]) {
   const Bytes a = load_bytes(packed), b = load_bytes(packed + kVector), c = load_bytes(packed + 2 * kVector);
-  store_bytes(numbers, keep(a, 63));
-  store_bytes(numbers + kVector, keep(b, 63));
-  store_bytes(numbers + 2 * kVector, keep(c, 63));
-  const Bytes low = keep(shift_right<6>(a), 3);
+  store_bytes(numbers, and_mask(a, 63));
+  store_bytes(numbers + kVector, and_mask(b, 63));
+  store_bytes(numbers + 2 * kVector, and_mask(c, 63));
+  const Bytes low = and_mask(shift_right<6>(a), 3);
   store_bytes(numbers + 3 * kVector, merge(merge(low, shift_right<4>(b), 12), shift_right<2>(c), 48));
 }
 
@@ -155,8 +155,8 @@ struct Q2K {
     const Floats unit = load_half(block), minimum_unit = sub(zero_floats(), load_half(block + kHalves));
     for (int v = 0; v < 4; ++v) {
       const Bytes packed = load_bytes(block + 2 * kHalves + v * kVector);
-      store_bytes(scales, keep(packed, 15));
-      store_bytes(minima, keep(shift_right<4>(packed), 15));
+      store_bytes(scales, and_mask(packed, 15));
+      store_bytes(minima, and_mask(shift_right<4>(packed), 15));
       for (int g = 0; g < 4; ++g) {
         store_floats(out.scale[4 * v + g], mul(unit, load_uint8(scales + g * kPanelRows)));
         store_floats(out.minimum[4 * v + g], mul(minimum_unit, load_uint8(minima + g * kPanelRows)));

@@ -110,12 +110,12 @@ class SquareLine {
 // by block, so that rows are read from the second- or third-level cache half as often, and results are written as 256
 // bytes per row.
 template <class Emit, class Fetch>
-inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const HadamardRows& x, const Emit& emit,
+inline void multiply_hadamard_group(const HadamardPanel* panels, int count, const HadamardRows& x, const Emit& emit,
                                     const Fetch& fetch) {
   alignas(64) float products[kPairsTogether][2][kSquareRows][kPanelRows];
   SquareLine line;
   const int blocks = scale_blocks(x.cols), pairs = (count + 1) / 2;
-  see_memory();
+  compiler_barrier();
   for (int t = 0; t < HadamardRows::tiles(x.num_rows); ++t) {
     const int64_t first = static_cast<int64_t>(t) * kTokenTile;
     const int rows = x.num_rows - first < kTokenTile ? static_cast<int>(x.num_rows - first) : kTokenTile;
@@ -124,7 +124,7 @@ inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const
       const int col = b * kScaleCols, steps = (std::min(x.cols - col, kScaleCols) + kAmxCols - 1) / kAmxCols;
       for (int to = rows * (b + 1) / blocks; fetched < to; ++fetched) fetch(first + fetched);
       for (int pair = 0; pair < pairs; ++pair) {
-        const RotatedPanel &even = panels[2 * pair], &odd = panels[std::min(2 * pair + 1, count - 1)];
+        const HadamardPanel &even = panels[2 * pair], &odd = panels[std::min(2 * pair + 1, count - 1)];
         line.multiply({x.tile(t) + int64_t{col} * kTokenTile,
                        {even.codes + int64_t{col} * kPanelRows, odd.codes + int64_t{col} * kPanelRows},
                        steps,

@@ -17,14 +17,14 @@ namespace {
 constexpr int code_cols(int cols) { return (cols + kCodesTogether - 1) / kCodesTogether * kCodesTogether; }
 
 // Codes of one panel: one vector per quad, stored plus 128 except for AMX, and 16 scales per block of columns.
-struct RotatedPanel {
+struct HadamardPanel {
   uint8_t* codes;
   float* scales;
 
   static constexpr int64_t bytes(int cols) {
     return static_cast<int64_t>(code_cols(cols)) * kPanelRows + static_cast<int64_t>(scale_blocks(cols)) * kVector;
   }
-  static RotatedPanel at(uint8_t* memory, int cols) {
+  static HadamardPanel at(uint8_t* memory, int cols) {
     return {memory, reinterpret_cast<float*>(memory + static_cast<int64_t>(code_cols(cols)) * kPanelRows)};
   }
 };
@@ -118,7 +118,7 @@ inline Floats common_scale(const float* low, const float* high, Shorts (&halves)
 
 // Makes the codes of a panel.
 template <class Format>
-void rotate_panel(const uint8_t* panel, const paged_weight& weight, const RotatedPanel& out) {
+void make_hadamard_panel(const uint8_t* panel, const paged_weight& weight, const HadamardPanel& out) {
   constexpr const Layout& kLayout = Format::kLayout;
   constexpr int kUnit = kCoefficientUnit<Format>;
   // The scale of a block of codes includes 1 / 32 for the transforms of weights and activations.
@@ -211,10 +211,11 @@ void rotate_panel(const uint8_t* panel, const paged_weight& weight, const Rotate
   }
 }
 
-inline void rotate_panel(const paged_weight& weight, int64_t panel, const RotatedPanel& out) {
+inline void make_hadamard_panel(const paged_weight& weight, int64_t panel, const HadamardPanel& out) {
   with_format(weight.format, [&](auto of) {
     using Format = decltype(of);
-    rotate_panel<Format>(weight.data + panel * Format::kLayout.panel_bytes(weight.format, weight.cols), weight, out);
+    const uint8_t* data = weight.data + panel * Format::kLayout.panel_bytes(weight.format, weight.cols);
+    make_hadamard_panel<Format>(data, weight, out);
   });
 }
 

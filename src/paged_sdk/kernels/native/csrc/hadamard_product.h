@@ -21,7 +21,7 @@ namespace {
 
 // Returns the initial value of a row's sums.
 inline Ints first_sum(const int32_t* offset) {
-  if constexpr (kTakesOff128) return zero_ints();
+  if constexpr (kDotSubtracts128) return zero_ints();
   return broadcast_shifted<0>(offset);
 }
 
@@ -33,7 +33,7 @@ void dot_panel(const uint8_t* weights, const int8_t* codes, int64_t quads, Ints 
 // memory and the function is not inlined: with local accumulators, inlined, the compiler spent up to a tenth of the
 // time on moving registers.
 template <int kPanels, int kRows>
-[[gnu::noinline]] void multiply_hadamard_tile(const RotatedPanel (&panels)[kPanels], const HadamardRows& x, int tile,
+[[gnu::noinline]] void multiply_hadamard_tile(const HadamardPanel (&panels)[kPanels], const HadamardRows& x, int tile,
                                               Floats (&products)[kPanels][kRows]) {
   const int8_t* codes = x.tile(tile);
   const uint8_t* weights[kPanels];
@@ -44,7 +44,7 @@ template <int kPanels, int kRows>
     for (int p = 0; p < kPanels; ++p)
       for (int r = 0; r < kRows; ++r) sum[p][r] = first_sum(x.offsets + block + r);
     const int groups = std::min(x.cols - b * kScaleCols, kScaleCols) / kGroup;
-    if constexpr (kPanelByPanel) {
+    if constexpr (kOnePanelAtATime) {
       const int64_t quads = groups * (kGroup / 4);
       for (int p = 0; p < kPanels; ++p, weights[p - 1] += quads * kVector)
         dot_panel<kRows>(weights[p], codes, quads, sum[p]);
@@ -73,7 +73,7 @@ template <int kPanels, int kRows>
 
 // Multiplies some rows of a tile; emit(row, products) receives the results, complete except for biases.
 template <int kPanels, int kRows, class Emit>
-inline void multiply_hadamard_rows(const RotatedPanel (&panels)[kPanels], const HadamardRows& x, int tile,
+inline void multiply_hadamard_rows(const HadamardPanel (&panels)[kPanels], const HadamardRows& x, int tile,
                                    const Emit& emit) {
   Floats products[kPanels][kRows];
   multiply_hadamard_tile(panels, x, tile, products);
@@ -87,7 +87,7 @@ inline void multiply_hadamard_rows(const RotatedPanel (&panels)[kPanels], const 
 }
 
 template <int kPanels, class Emit>
-inline void multiply_hadamard_panels(const RotatedPanel (&panels)[kPanels], const HadamardRows& x, const Emit& emit) {
+inline void multiply_hadamard_panels(const HadamardPanel (&panels)[kPanels], const HadamardRows& x, const Emit& emit) {
   for (int t = 0; t < HadamardRows::tiles(x.num_rows); ++t) {
     const int rows = x.num_rows - t * kTokenTile;
     if (kTokenTile == 2 || rows <= 2) {
@@ -102,7 +102,7 @@ inline void multiply_hadamard_panels(const RotatedPanel (&panels)[kPanels], cons
 
 // Multiplies one or two panels with all rows; emit(0, row, products) receives the results, complete except for biases.
 template <class Emit, class Fetch>
-inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const HadamardRows& x, const Emit& emit,
+inline void multiply_hadamard_group(const HadamardPanel* panels, int count, const HadamardRows& x, const Emit& emit,
                                     const Fetch&) {
   if (count == 2) {
     multiply_hadamard_panels<2>({panels[0], panels[1]}, x,
@@ -118,8 +118,8 @@ inline void multiply_hadamard_group(const RotatedPanel* panels, int count, const
 
 // Making a panel's codes takes as long as multiplying this many rows by vector instructions. AMX multiplies four rows
 // in the time of one.
-constexpr int kRotationRows = 14;
-inline int hadamard_rows_paid(int num_rows) { return num_rows / (kHasMatrixUnit ? 4 : 1) + kRotationRows; }
+constexpr int kPanelCodingRows = 14;
+inline int hadamard_rows_paid(int num_rows) { return num_rows / (kHasMatrixUnit ? 4 : 1) + kPanelCodingRows; }
 
 // Number of pairs of panels, which are multiplied together; the last may be a single panel.
 inline int64_t hadamard_pairs(const paged_weight& weight) { return (num_panels(weight.rows) + 1) / 2; }
@@ -134,10 +134,10 @@ inline void multiply_hadamard(const paged_weight* weights, const HadamardRows& x
     const int64_t pairs = hadamard_pairs(w);
     const int64_t begin = first > before ? first - before : 0, end = last - before < pairs ? last - before : pairs;
     for (int64_t pair = begin; pair < end; pair += kPairsTogether) {
-      RotatedPanel panels[2 * kPairsTogether];
+      HadamardPanel panels[2 * kPairsTogether];
       const int64_t first_panel = 2 * pair, last_panel = 2 * std::min(pair + kPairsTogether, end);
       const int count = static_cast<int>(std::min(last_panel, num_panels(w.rows)) - first_panel);
-      for (int p = 0; p < count; ++p) rotate_panel(w, first_panel + p, panels[p] = x.panel(thread, p));
+      for (int p = 0; p < count; ++p) make_hadamard_panel(w, first_panel + p, panels[p] = x.panel(thread, p));
       const auto emit = [&](int i, int64_t row, const Floats(&products)[2]) {
         for (int p = 2 * i; p < 2 * i + 2 && p < count; ++p) {
           const int64_t at = (first_panel + p) * kPanelRows;
@@ -160,11 +160,11 @@ inline void multiply_hadamard_gated(const paged_weight& gate, const paged_weight
                                     int32_t activation, float* hidden, int64_t first, int64_t last, int thread) {
   [[maybe_unused]] const MatrixUnit unit;
   for (int64_t p = first; p < last; p += kPairsTogether) {
-    RotatedPanel panels[2 * kPairsTogether];
+    HadamardPanel panels[2 * kPairsTogether];
     const int pairs = last - p < kPairsTogether ? static_cast<int>(last - p) : kPairsTogether;
     for (int i = 0; i < pairs; ++i) {
-      rotate_panel(gate, p + i, panels[2 * i] = x.panel(thread, 2 * i));
-      rotate_panel(up, p + i, panels[2 * i + 1] = x.panel(thread, 2 * i + 1));
+      make_hadamard_panel(gate, p + i, panels[2 * i] = x.panel(thread, 2 * i));
+      make_hadamard_panel(up, p + i, panels[2 * i + 1] = x.panel(thread, 2 * i + 1));
     }
     const auto emit = [&](int i, int64_t row, const Floats(&products)[2]) {
       const int64_t at = (p + i) * kPanelRows;

@@ -27,7 +27,7 @@ struct HadamardRows {
   static size_t bytes(int num_rows, int cols, int num_threads) {
     const size_t padded = static_cast<size_t>(tiles(num_rows)) * kTokenTile;
     return line_aligned(padded * code_cols(cols)) + 2 * line_aligned(padded * scale_blocks(cols) * sizeof(float)) +
-           2 * kPairsTogether * RotatedPanel::bytes(cols) * num_threads;
+           2 * kPairsTogether * HadamardPanel::bytes(cols) * num_threads;
   }
   static HadamardRows at(uint8_t* memory, int num_rows, int cols) {
     const size_t padded = static_cast<size_t>(tiles(num_rows)) * kTokenTile;
@@ -42,8 +42,8 @@ struct HadamardRows {
   }
   int8_t* tile(int64_t index) const { return codes + index * kTokenTile * code_cols(cols); }
   int64_t block(int64_t tile, int index) const { return (tile * scale_blocks(cols) + index) * kTokenTile; }
-  RotatedPanel panel(int thread, int index) const {
-    return RotatedPanel::at(panels + (2 * kPairsTogether * thread + index) * RotatedPanel::bytes(cols), cols);
+  HadamardPanel panel(int thread, int index) const {
+    return HadamardPanel::at(panels + (2 * kPairsTogether * thread + index) * HadamardPanel::bytes(cols), cols);
   }
 };
 

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "argmax.h"
 #include "decoder.h"
 #include "experts.h"
-#include "likeliest.h"
 #include "pack_dense.h"
 #include "pages.h"
 #include "quantize_groups.h"
@@ -42,10 +42,10 @@ int linear(const paged_linear_args& args) {
 }
 
 int experts(const paged_experts_args& args) {
-  const ExpertsScratch::Sizes sizes(args);
-  uint8_t* memory = reserve(*args.workspace, sizes.total(args.num_threads));
+  uint8_t* memory = reserve(*args.workspace, ExpertsScratch::bytes(args, args.num_threads));
   if (memory == nullptr) return kNoMemory;
-  const ExpertsScratch scratch = ExpertsScratch::at(memory, sizes, args.num_threads);
+  Arena arena(memory);
+  const ExpertsScratch scratch = ExpertsScratch::at(arena, args, args.num_threads);
   if (!all_exist(args)) return kNoSuchExpert;
   const Output out{args.out, args.out_stride, args.dtype, {}};
   run_job(args.num_threads, [&](Job& job) { return run_experts(job, args, out, scratch); });
@@ -65,10 +65,11 @@ int attention(const paged_attention_args& args) {
 
 int decoder(const paged_decoder_args& args) {
   const DecoderScratch::Sizes sizes(args);
-  uint8_t* memory = reserve(*args.workspace, sizes.total(args.num_threads));
+  uint8_t* memory = reserve(*args.workspace, DecoderScratch::bytes(sizes, args));
   if (memory == nullptr) return kNoMemory;
-  const DecoderScratch scratch = DecoderScratch::at(memory, sizes, args.num_threads);
-  const ThreadSums sums{scratch.sums, sizes.sums};
+  Arena arena(memory);
+  const DecoderScratch scratch = DecoderScratch::at(arena, sizes, args);
+  const ThreadSums sums{scratch.sums, ThreadSums::bytes_of(args.num_rows)};
   run_job(args.num_threads, [&](Job& job) { return run_layers(job, args, scratch, sums); });
   return kOk;
 }
@@ -118,23 +119,15 @@ int rows(const paged_rows_args& args) {
 int norm(const paged_norm_args& args) {
   const int cols = args.cols;
   parallel_for(args.num_threads, args.rows, row_cost(cols), [&](int64_t first, int64_t last, int) {
-    for (int64_t row = first; row < last; ++row) {
-      const float* const from = args.x + row * cols;
-      float* const to = args.out + row * cols;
-      if (args.norm == PAGED_LAYER_NORM) {
-        normalize_layer(from, cols, args.weight, args.bias, args.eps, to);
-      } else {
-        __builtin_memcpy(to, from, sizeof(float) * cols);
-        normalize(to, cols, args.weight, args.eps);
-      }
-    }
+    for (int64_t row = first; row < last; ++row)
+      normalize_into(args.norm, args.x + row * cols, cols, args.weight, args.bias, args.eps, args.out + row * cols);
   });
   return kOk;
 }
 
-int likeliest(const paged_likeliest_args& args) {
+int argmax(const paged_argmax_args& args) {
   parallel_for(args.num_threads, args.rows, row_cost(args.cols), [&](int64_t first, int64_t last, int) {
-    for (int64_t row = first; row < last; ++row) args.out[row] = likeliest_of(args.x + row * args.x_stride, args.cols);
+    for (int64_t row = first; row < last; ++row) args.out[row] = argmax_of(args.x + row * args.x_stride, args.cols);
   });
   return kOk;
 }
@@ -142,6 +135,6 @@ int likeliest(const paged_likeliest_args& args) {
 }  // namespace
 
 extern const KernelTable PAGED_TABLE{gains_in_hadamard, linear, experts, attention, decoder, quantize, quantize_groups,
-                                     rows, norm, likeliest, pack_dense};
+                                     rows, norm, argmax, pack_dense};
 
 }  // namespace paged

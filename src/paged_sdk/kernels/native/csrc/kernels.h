@@ -15,7 +15,7 @@ struct KernelTable {
   int (*quantize_groups)(const paged_quantize_groups_args& args);
   int (*rows)(const paged_rows_args& args);
   int (*norm)(const paged_norm_args& args);
-  int (*likeliest)(const paged_likeliest_args& args);
+  int (*argmax)(const paged_argmax_args& args);
   int (*pack_dense)(const paged_dense_args& args);
 };
 

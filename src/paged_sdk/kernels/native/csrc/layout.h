@@ -12,7 +12,7 @@
 //   third     1 vector, after pairs: bit q of a byte belongs to quad q
 //   bytes     8 vectors, one per quad
 //
-// A panel of a dense matrix (dense_product.h) has neither blocks nor scales. A vector is 16 rows x 2 columns in
+// A panel of a dense matrix (dense_rows.h) has neither blocks nor scales. A vector is 16 rows x 2 columns in
 // bfloat16 (a row's two numbers adjacent) or in float16 (one column after the other), or 16 rows x 1 column in float32.
 //
 // A panel of a grouped matrix begins with 16 float32 units of its scales, followed by 16 units of its minima, or by 64

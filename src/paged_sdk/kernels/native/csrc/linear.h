@@ -59,7 +59,7 @@ struct Output {
 constexpr int kSumPanels = kHasMatrixUnit ? 8 : 4;
 
 // Bytes of a thread's sums of one panel, [num_rows][16].
-inline size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }
+constexpr size_t sums_bytes(int num_rows) { return sizeof(float) * kPanelRows * num_rows; }
 
 // out[:, concat of the weights' rows] = x . W^T, for panels [first, last) of all weights.
 inline void multiply_packed(const paged_weight* weights, const Activations& x, const Output& out,

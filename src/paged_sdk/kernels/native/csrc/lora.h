@@ -30,10 +30,11 @@ struct AdaptedRows {
         if (starts[a] < starts[a + 1] && update(a, layer, p).down != nullptr) return true;
     return false;
   }
-  static size_t bytes(const paged_decoder_args& args) {
-    return line_aligned(sizeof(int32_t) * (args.num_rows + args.num_adapters + 1));
+  // Numbers in the memory of sorted rows.
+  static size_t numbers(const paged_decoder_args& args) {
+    return static_cast<size_t>(args.num_rows) + args.num_adapters + 1;
   }
-  // Sorts num_rows rows by their adapters, given in of_row, into memory of bytes().
+  // Sorts num_rows rows by their adapters, given in of_row, into `memory`.
   static AdaptedRows sorted(const paged_decoder_args& args, const int32_t* of_row, int num_rows, int32_t* memory) {
     int32_t *starts = memory, *rows = memory + args.num_adapters + 1;
     int32_t place = 0;
@@ -57,47 +58,27 @@ struct AdapterScratch {
   float* gate_up;  // [rows, 2 * inner]
   float* product;  // [rows, hidden]: a product that is updated before it is added to the residual stream
 
-  struct Sizes {
-    size_t sorted, of_read, normed, shrunk, gate_up, product;
-    int ranks;
-
-    explicit Sizes(const paged_decoder_args& args)
-        : sorted(0), of_read(0), normed(0), shrunk(0), gate_up(0), product(0), ranks(0) {
-      if (args.num_adapters == 0) return;
-      int inner = 0;
-      for (int i = 0; i < args.num_layers; ++i) {
-        const paged_layer& layer = args.layers[i];
-        if (layer.router.weight == nullptr && layer.up.rows > inner) inner = layer.up.rows;
-        for (int a = 0; a < args.num_adapters; ++a) {
-          int all = 0;
-          for (int p = 0; p < PAGED_PROJECTIONS; ++p) all += args.adapters[a][i * PAGED_PROJECTIONS + p].rank;
-          ranks = all > ranks ? all : ranks;
-        }
+  static AdapterScratch at(Arena& arena, const paged_decoder_args& args) {
+    if (args.num_adapters == 0) return {};
+    int inner = 0, ranks = 0;
+    for (int i = 0; i < args.num_layers; ++i) {
+      const paged_layer& layer = args.layers[i];
+      if (layer.router.weight == nullptr && layer.up.rows > inner) inner = layer.up.rows;
+      for (int a = 0; a < args.num_adapters; ++a) {
+        int all = 0;
+        for (int p = 0; p < PAGED_PROJECTIONS; ++p) all += args.adapters[a][i * PAGED_PROJECTIONS + p].rank;
+        ranks = all > ranks ? all : ranks;
       }
-      sorted = AdaptedRows::bytes(args);
-      of_read = line_aligned(sizeof(int32_t) * args.num_rows);
-      normed = line_aligned(sizeof(float) * args.num_rows * args.layers[0].qkv[0].cols);
-      shrunk = line_aligned(sizeof(float) * args.num_rows * ranks);
-      gate_up = line_aligned(sizeof(float) * args.num_rows * 2 * inner);
-      product = normed;
     }
-    size_t total() const { return 2 * sorted + of_read + normed + shrunk + gate_up + product; }
-  };
-
-  static AdapterScratch at(uint8_t* memory, const Sizes& sizes) {
-    const auto take = [&memory](size_t bytes) {
-      uint8_t* taken = memory;
-      memory += bytes;
-      return taken;
-    };
+    const int64_t rows = args.num_rows, hidden = args.layers[0].qkv[0].cols;
     AdapterScratch out{};
-    out.sorted = reinterpret_cast<int32_t*>(take(sizes.sorted));
-    out.sorted_read = reinterpret_cast<int32_t*>(take(sizes.sorted));
-    out.of_read = reinterpret_cast<int32_t*>(take(sizes.of_read));
-    out.normed = reinterpret_cast<float*>(take(sizes.normed));
-    out.shrunk = reinterpret_cast<float*>(take(sizes.shrunk));
-    out.gate_up = reinterpret_cast<float*>(take(sizes.gate_up));
-    out.product = reinterpret_cast<float*>(take(sizes.product));
+    out.sorted = arena.take<int32_t>(AdaptedRows::numbers(args));
+    out.sorted_read = arena.take<int32_t>(AdaptedRows::numbers(args));
+    out.of_read = arena.take<int32_t>(rows);
+    out.normed = arena.take<float>(rows * hidden);
+    out.shrunk = arena.take<float>(rows * ranks);
+    out.gate_up = arena.take<float>(rows * 2 * inner);
+    out.product = arena.take<float>(rows * hidden);
     return out;
   }
 };
@@ -214,13 +195,7 @@ inline auto normalize_adapted(Job& job, const AdaptedRows& adapted, const float*
                    [&adapted, &layer, stream, hidden, norm, bias, normed](int64_t first, int64_t last, int) {
                      for (int64_t place = first; place < last; ++place) {
                        const float* from = stream + static_cast<int64_t>(adapted.rows[place]) * hidden;
-                       float* to = normed + place * hidden;
-                       if (norm != nullptr && layer.norm == PAGED_LAYER_NORM) {
-                         normalize_layer(from, hidden, norm, bias, layer.norm_eps, to);
-                         continue;
-                       }
-                       __builtin_memcpy(to, from, sizeof(float) * hidden);
-                       if (norm != nullptr) normalize(to, hidden, norm, layer.norm_eps);
+                       normalize_into(layer.norm, from, hidden, norm, bias, layer.norm_eps, normed + place * hidden);
                      }
                    });
 }

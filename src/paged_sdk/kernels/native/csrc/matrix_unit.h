@@ -23,7 +23,7 @@ constexpr int kAmxQuads = kAmxCols / 4;  // quads of bytes in a row of a tile
 constexpr int kAmxPairs = kAmxCols / 4;  // pairs of bfloat16 in a row of a tile
 
 // Compiler barrier: commits earlier stores to memory, since compilers do not know that tile loads read it.
-inline void see_memory() { asm volatile("" ::: "memory"); }
+inline void compiler_barrier() { asm volatile("" ::: "memory"); }
 
 // Configures its thread's tiles during its lifetime. The destructor releases them, because the system would otherwise
 // save all eight kilobytes of them at every context switch.

@@ -14,34 +14,22 @@ struct MixtureScratch {
   float* probabilities;  // [rows, num_experts padded to whole vectors]
   float* topk_weights;   // [rows, num_selected]
   int64_t* topk_ids;     // [rows, num_selected]
-  uint8_t* experts;
+  ExpertsScratch experts;
 
-  struct Sizes {
-    size_t normed, probabilities, topk_weights, topk_ids, experts;
-
-    Sizes(const paged_decoder_args& args, const paged_layer& layer)
-        : normed(line_aligned(sizeof(float) * args.num_rows * layer.gate.cols)),
-          probabilities(line_aligned(sizeof(float) * args.num_rows * padded(layer.router.num_experts))),
-          topk_weights(line_aligned(sizeof(float) * args.num_rows * layer.router.num_selected)),
-          topk_ids(line_aligned(sizeof(int64_t) * args.num_rows * layer.router.num_selected)),
-          experts(ExpertsScratch::Sizes(MixtureScratch{}.chosen(args, layer)).total(args.num_threads)) {}
-
-    size_t total() const { return normed + probabilities + topk_weights + topk_ids + experts; }
-  };
-
-  static MixtureScratch at(uint8_t* memory, const Sizes& sizes) {
-    const auto take = [&memory](size_t bytes) {
-      uint8_t* taken = memory;
-      memory += bytes;
-      return taken;
-    };
+  static MixtureScratch at(Arena& arena, const paged_decoder_args& args, const paged_layer& layer) {
+    const int64_t rows = args.num_rows, selected = rows * layer.router.num_selected;
     MixtureScratch out{};
-    out.normed = reinterpret_cast<float*>(take(sizes.normed));
-    out.probabilities = reinterpret_cast<float*>(take(sizes.probabilities));
-    out.topk_weights = reinterpret_cast<float*>(take(sizes.topk_weights));
-    out.topk_ids = reinterpret_cast<int64_t*>(take(sizes.topk_ids));
-    out.experts = take(sizes.experts);
+    out.normed = arena.take<float>(rows * layer.gate.cols);
+    out.probabilities = arena.take<float>(rows * padded(layer.router.num_experts));
+    out.topk_weights = arena.take<float>(selected);
+    out.topk_ids = arena.take<int64_t>(selected);
+    out.experts = ExpertsScratch::at(arena, out.chosen(args, layer), args.num_threads);
     return out;
+  }
+  static size_t bytes(const paged_decoder_args& args, const paged_layer& layer) {
+    Arena arena(nullptr);
+    at(arena, args, layer);
+    return arena.used();
   }
 
   static int padded(int num_experts) { return (num_experts + 15) / 16 * 16; }
@@ -131,20 +119,14 @@ inline void choose_experts(const paged_router& router, float* scores, float* top
 // Computes the feed-forward part for all rows of `stream`.
 inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_layer& layer, const float* stream,
                         const Output out, uint8_t* memory) {
-  const MixtureScratch::Sizes sizes(args, layer);
-  const MixtureScratch scratch = MixtureScratch::at(memory, sizes);
+  Arena arena(memory);
+  const MixtureScratch scratch = MixtureScratch::at(arena, args, layer);
   const paged_router& router = layer.router;
   const int rows = args.num_rows, hidden = layer.gate.cols, width = MixtureScratch::padded(router.num_experts);
   co_await job.phase(rows, row_cost(hidden), [&](int64_t first, int64_t last, int) {
-    for (int64_t t = first; t < last; ++t) {
-      float* const normed = scratch.normed + t * hidden;
-      if (layer.norm == PAGED_LAYER_NORM && layer.mlp_norm != nullptr) {
-        normalize_layer(stream + t * hidden, hidden, layer.mlp_norm, layer.mlp_norm_bias, layer.norm_eps, normed);
-        continue;
-      }
-      __builtin_memcpy(normed, stream + t * hidden, sizeof(float) * hidden);
-      if (layer.mlp_norm != nullptr) normalize(normed, hidden, layer.mlp_norm, layer.norm_eps);
-    }
+    for (int64_t t = first; t < last; ++t)
+      normalize_into(layer.norm, stream + t * hidden, hidden, layer.mlp_norm, layer.mlp_norm_bias, layer.norm_eps,
+                     scratch.normed + t * hidden);
   });
   // A float32 product costs as much as eight byte products.
   co_await job.phase(router.num_experts, int64_t{8} * rows * hidden, [&](int64_t first, int64_t last, int) {
@@ -156,8 +138,7 @@ inline Task run_mixture(Job& job, const paged_decoder_args& args, const paged_la
                      scratch.topk_ids + t * router.num_selected);
   });
   const paged_experts_args chosen = scratch.chosen(args, layer);
-  co_await run_experts(job, chosen, out,
-                       ExpertsScratch::at(scratch.experts, ExpertsScratch::Sizes(chosen), args.num_threads));
+  co_await run_experts(job, chosen, out, scratch.experts);
 }
 
 }  // namespace

@@ -52,8 +52,7 @@ inline void rotate_head(float* head, const float* cosines, const float* sines, i
 
 // Applies the rotary embedding to one head with interleaved pairs; the result is in half-split order.
 inline void rotate_neighbours(float* head, const float* cosines, const float* sines, int half) {
-  constexpr int kMost = 512;  // elements; checked by the caller
-  alignas(64) float pairs[kMost];
+  alignas(64) float pairs[kMaxInterleaved];  // the caller has checked the size
   __builtin_memcpy(pairs, head, sizeof(float) * 2 * half);
   for (int i = 0; i < half; ++i) {
     const float a = pairs[2 * i], b = pairs[2 * i + 1];

@@ -187,7 +187,7 @@ void write_grouped_panel(const paged_grouped_args& args, int64_t row, int count,
   }
 }
 
-void decode_values(const paged_values_args& args, int64_t row) {
+void decode_grouped_row(const paged_decode_grouped_args& args, int64_t row) {
   const int64_t groups = (args.cols + args.group_cols - 1) / args.group_cols;
   const float* scales = args.scales + row * groups;
   const float* minima = args.minima == nullptr ? nullptr : args.minima + row * groups;
@@ -260,9 +260,9 @@ PAGED_EXPORT void paged_pack_grouped(const paged_grouped_args* args) {
 }
 
 // Decodes a grouped matrix.
-PAGED_EXPORT void paged_values(const paged_values_args* args) {
+PAGED_EXPORT void paged_decode_grouped(const paged_decode_grouped_args* args) {
   using namespace paged;
   parallel_for(args->num_threads, args->rows, int64_t{500} * args->cols, [&](int64_t first, int64_t last, int) {
-    for (int64_t row = first; row < last; ++row) decode_values(*args, row);
+    for (int64_t row = first; row < last; ++row) decode_grouped_row(*args, row);
   });
 }

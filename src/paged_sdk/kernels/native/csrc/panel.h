@@ -16,7 +16,7 @@ template <class Format, int kRows>
   constexpr const Layout& kLayout = Format::kLayout;
   constexpr int kBits = kLayout.bits();
   const auto first_sum = [&](int r, int half) {
-    if constexpr (kLayout.offset_shift < 0 || (kBits == 8 && kTakesOff128)) {
+    if constexpr (kLayout.offset_shift < 0 || (kBits == 8 && kDotSubtracts128)) {
       return zero_ints();
     } else {
       return broadcast_shifted<kLayout.offset_shift>(&a[r].negative_sum[half]);

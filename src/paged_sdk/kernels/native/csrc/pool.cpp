@@ -23,7 +23,7 @@ constexpr int64_t kPatienceBesideRivals = 300 * kTicksPerMicrosecond;
 constexpr int64_t kTurn = 1300 * kTicksPerMicrosecond;
 
 // How often a thread measures its share of CPU time.
-constexpr int64_t kSenseInterval = 4000 * kTicksPerMicrosecond;
+constexpr int64_t kContentionInterval = 4000 * kTicksPerMicrosecond;
 
 // Maximum concurrent jobs; further jobs run on their calling thread alone.
 constexpr int kSlots = 32;
@@ -40,26 +40,26 @@ struct Ticket {
 
 // A futex on which threads sleep and are woken together. A thread registers as a sleeper before its last check of the
 // condition, and whoever fulfils the condition checks for sleepers afterwards: one of the two sees the other.
-struct Bell {
+struct WaitQueue {
   std::atomic<int> sleepers{0};
-  std::atomic<int> rung{0};
+  std::atomic<int> wakes{0};
 
   template <class Waiting>
   void sleep_while(const Waiting& waiting) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const int seen = rung.load(std::memory_order_seq_cst);
-    if (waiting()) rung.wait(seen, std::memory_order_acquire);
+    const int seen = wakes.load(std::memory_order_seq_cst);
+    if (waiting()) wakes.wait(seen, std::memory_order_acquire);
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
-  void ring() {
+  void wake_all() {
     if (sleepers.load(std::memory_order_seq_cst) == 0) return;
-    rung.fetch_add(1, std::memory_order_seq_cst);
-    rung.notify_all();
+    wakes.fetch_add(1, std::memory_order_seq_cst);
+    wakes.notify_all();
   }
 };
 
 // Measures which share of the calling thread's compute time other programs take.
-struct Senses {
+struct ContentionMonitor {
   bool disturbed = false;  // other programs took a considerable share
   int64_t turn_began = 0;  // ticks at the last yield
 
@@ -79,7 +79,7 @@ struct Senses {
     away_sum_ = fading * away_sum_ + away;
     disturbed = away_sum_ > 0.15 * wall_sum_ && away_sum_ > 3e5;
   }
-  bool is_due(int64_t now) const { return now - ticks_ > kSenseInterval; }
+  bool is_due(int64_t now) const { return now - ticks_ > kContentionInterval; }
   void look(int64_t now) {
     const int64_t turn = turn_began;
     end();
@@ -92,38 +92,38 @@ struct Senses {
   double wall_sum_ = 0.0, away_sum_ = 0.0;
 };
 
-thread_local Senses senses;
+thread_local ContentionMonitor contention;
 
 }  // namespace
 
 // The state of a job that its threads share. Slots are never freed: a thread that was descheduled when the job ended
 // finds the ticket changed when it resumes, and touches nothing else.
-struct alignas(64) Slot {
+struct alignas(64) JobSlot {
   std::atomic<uint64_t> ticket{0};
   alignas(64) std::atomic<int64_t> done{0};
   // The work of even and of odd phases. A thread reads it before it claims. While a phase is open, only the other entry
   // is written, so if the claim succeeds, what was read belongs to the phase.
-  struct alignas(64) Offer {
+  struct alignas(64) PhaseWork {
     std::atomic<void (*)(void*, int64_t, int64_t, int)> run{nullptr};
     std::atomic<void*> self{nullptr};
     std::atomic<int64_t> count{0}, least{1}, most{1};
   };
-  Offer offers[2];
+  PhaseWork phases[2];
   std::coroutine_handle<> rest;  // read by the thread that finishes the phase
   Job* job = nullptr;            // read by the thread that finishes the phase
   std::atomic<int> helpers{0};
   std::atomic<int> disturbed{0};  // threads of the job that other programs disturb
   std::atomic<bool> taken{false};
-  Bell bell;
+  WaitQueue waiters;
 
   void open(const Work& work, std::coroutine_handle<> then, int threads) {
     const Ticket last{ticket.load(std::memory_order_relaxed)};
-    Offer& offer = offers[(last.phase() + 1) & 1];
-    offer.run.store(work.run, std::memory_order_release);
-    offer.self.store(work.self, std::memory_order_release);
-    offer.count.store(work.count, std::memory_order_release);
-    offer.least.store(work.least, std::memory_order_release);
-    offer.most.store(work.most, std::memory_order_release);
+    PhaseWork& phase = phases[(last.phase() + 1) & 1];
+    phase.run.store(work.run, std::memory_order_release);
+    phase.self.store(work.self, std::memory_order_release);
+    phase.count.store(work.count, std::memory_order_release);
+    phase.least.store(work.least, std::memory_order_release);
+    phase.most.store(work.most, std::memory_order_release);
     rest = then;
     done.store(0, std::memory_order_relaxed);
     turn(threads);
@@ -131,47 +131,47 @@ struct alignas(64) Slot {
   void turn(int threads) {
     const Ticket last{ticket.load(std::memory_order_relaxed)};
     ticket.store(Ticket::of(last.phase() + 1, threads).bits, std::memory_order_seq_cst);
-    bell.ring();
+    waiters.wake_all();
   }
-  bool finish(Runner& me, const Offer& offer, int64_t items);
-  int64_t claim(Ticket seen, const Offer& offer, int64_t left, int thread);
+  bool finish(Runner& me, const PhaseWork& phase, int64_t items);
+  int64_t claim(Ticket seen, const PhaseWork& phase, int64_t left, int thread);
   void work(Runner& me, class Pool& pool);
 };
 
-// A thread's attendance at a slot. Publishes to the slot's other threads whether other programs disturb this one.
-class Attendance {
+// Tells the other threads of a job whether other programs disturb this thread, as long as it works on the job.
+class JobContention {
  public:
-  explicit Attendance(Slot& slot) : slot_(slot) {
-    senses.begin(ticks());
-    tell(senses.disturbed);
+  explicit JobContention(JobSlot& slot) : slot_(slot) {
+    contention.begin(ticks());
+    tell(contention.disturbed);
   }
-  ~Attendance() {
-    senses.end();
+  ~JobContention() {
+    contention.end();
     tell(false);
   }
 
   // Whether to yield to other programs. If all threads of the job are disturbed alike, none yields: no thread would
   // continue the work meanwhile.
   bool must_yield(int64_t now) {
-    if (senses.is_due(now)) {
-      senses.look(now);
-      tell(senses.disturbed);
+    if (contention.is_due(now)) {
+      contention.look(now);
+      tell(contention.disturbed);
     }
-    return told_ && now - senses.turn_began > kTurn &&
+    return told_ && now - contention.turn_began > kTurn &&
            slot_.disturbed.load(std::memory_order_relaxed) <= slot_.helpers.load(std::memory_order_relaxed);
   }
   void yield() {
     yield_processor();
-    senses.turn_began = ticks();
+    contention.turn_began = ticks();
   }
   int64_t patience() const {
     return slot_.disturbed.load(std::memory_order_relaxed) > 0 ? kPatienceBesideRivals : kPatience;
   }
   void sleep(Ticket seen) {
-    senses.end();
-    slot_.bell.sleep_while([&] { return slot_.ticket.load(std::memory_order_seq_cst) == seen.bits; });
-    senses.begin(ticks());
-    tell(senses.disturbed);
+    contention.end();
+    slot_.waiters.sleep_while([&] { return slot_.ticket.load(std::memory_order_seq_cst) == seen.bits; });
+    contention.begin(ticks());
+    tell(contention.disturbed);
   }
 
  private:
@@ -180,7 +180,7 @@ class Attendance {
     told_ = disturbed;
   }
 
-  Slot& slot_;
+  JobSlot& slot_;
   bool told_ = false;
 };
 
@@ -189,10 +189,10 @@ class Pool {
   static Pool& instance();
 
   // Returns a slot for a job of num_threads threads, or null.
-  Slot* open(int num_threads);
-  void close(Slot* slot);
+  JobSlot* open(int num_threads);
+  void close(JobSlot* slot);
   // Wakes idle threads.
-  void call() { bell_.ring(); }
+  void call() { idle_.wake_all(); }
 
   // Whether a helper should leave because other jobs have begun, whose calling threads need a processor each.
   bool leaves(int threads) {
@@ -201,23 +201,23 @@ class Pool {
       if (busy_.compare_exchange_weak(busy, busy - 1, std::memory_order_relaxed)) return true;
     return false;
   }
-  void detach(Slot& slot, bool left) {
+  void detach(JobSlot& slot, bool left) {
     slot.helpers.fetch_sub(1, std::memory_order_relaxed);
     if (!left) busy_.fetch_sub(1, std::memory_order_relaxed);
   }
 
  private:
   static void help(void* started);
-  Slot* choose(int thread, int& wanted);
-  Slot* attach(int thread);
+  JobSlot* choose(int thread, int& wanted);
+  JobSlot* attach(int thread);
   void start_helpers(int count);
 
-  Slot slots_[kSlots];
+  JobSlot slots_[kSlots];
   std::atomic<int> used_{0};  // slots below this have been used
   std::atomic<int> busy_{0};  // threads that work on jobs
   std::atomic<int> helpers_{0};
   std::mutex starting_;
-  Bell bell_;
+  WaitQueue idle_;
 
   struct Started {
     Pool* pool;
@@ -263,7 +263,7 @@ void Pool::start_helpers(int count) {
   }
 }
 
-Slot* Pool::open(int num_threads) {
+JobSlot* Pool::open(int num_threads) {
   busy_.fetch_add(1, std::memory_order_relaxed);
   if (num_threads <= 1) return nullptr;
   start_helpers(num_threads - 1);
@@ -277,14 +277,14 @@ Slot* Pool::open(int num_threads) {
   return nullptr;
 }
 
-void Pool::close(Slot* slot) {
+void Pool::close(JobSlot* slot) {
   if (slot != nullptr) slot->taken.store(false, std::memory_order_release);
   if (busy_.fetch_sub(1, std::memory_order_seq_cst) > 1) call();  // another job may want this one's threads
 }
 
 // Returns the open job with the fewest helpers, or null if all the processors it wants are taken.
-Slot* Pool::choose(int thread, int& wanted) {
-  Slot* best = nullptr;
+JobSlot* Pool::choose(int thread, int& wanted) {
+  JobSlot* best = nullptr;
   int fewest = 0;
   const int used = used_.load(std::memory_order_acquire);
   for (int i = 0; i < used; ++i) {
@@ -296,9 +296,9 @@ Slot* Pool::choose(int thread, int& wanted) {
   return best != nullptr && busy_.load(std::memory_order_seq_cst) < wanted ? best : nullptr;
 }
 
-Slot* Pool::attach(int thread) {
+JobSlot* Pool::attach(int thread) {
   int wanted = 0;
-  Slot* const best = choose(thread, wanted);
+  JobSlot* const best = choose(thread, wanted);
   if (best == nullptr) return nullptr;
   for (int busy = busy_.load(std::memory_order_relaxed); busy < wanted;) {
     if (!busy_.compare_exchange_weak(busy, busy + 1, std::memory_order_relaxed)) continue;
@@ -315,29 +315,29 @@ void Pool::help(void* given) {
   Runner me{started.thread};
   int64_t idle_since = ticks();
   for (;;) {
-    if (Slot* slot = pool.attach(me.thread)) {
+    if (JobSlot* slot = pool.attach(me.thread)) {
       slot->work(me, pool);
       idle_since = ticks();
-    } else if (ticks() - idle_since < (senses.disturbed ? kPatienceBesideRivals : kPatience)) {
+    } else if (ticks() - idle_since < (contention.disturbed ? kPatienceBesideRivals : kPatience)) {
       pause_processor();
     } else {
       int wanted;
-      pool.bell_.sleep_while([&] { return pool.choose(me.thread, wanted) == nullptr; });
+      pool.idle_.sleep_while([&] { return pool.choose(me.thread, wanted) == nullptr; });
       idle_since = ticks();
     }
   }
 }
 
 // Claims and runs some of the `left` items of the phase in `seen`. Returns how many; 0 if another thread claimed first.
-int64_t Slot::claim(Ticket seen, const Offer& offer, int64_t left, int thread) {
+int64_t JobSlot::claim(Ticket seen, const PhaseWork& phase, int64_t left, int thread) {
   // Claims shrink so that all threads finish together, but stay large enough to outweigh the claim itself and small
   // enough that a thread does not run for long without a check.
   int64_t take = left / (2 * seen.threads());
-  take = std::max(take, offer.least.load(std::memory_order_acquire));
-  take = std::min(take, offer.most.load(std::memory_order_acquire));
+  take = std::max(take, phase.least.load(std::memory_order_acquire));
+  take = std::min(take, phase.most.load(std::memory_order_acquire));
   take = std::min(take, left);
-  const auto run = offer.run.load(std::memory_order_acquire);
-  void* const self = offer.self.load(std::memory_order_acquire);
+  const auto run = phase.run.load(std::memory_order_acquire);
+  void* const self = phase.self.load(std::memory_order_acquire);
   uint64_t expected = seen.bits;
   if (!ticket.compare_exchange_strong(expected, seen.bits + static_cast<uint64_t>(take), std::memory_order_acq_rel,
                                       std::memory_order_relaxed))
@@ -347,8 +347,8 @@ int64_t Slot::claim(Ticket seen, const Offer& offer, int64_t left, int thread) {
 }
 
 // Counts items as done. Returns true if they were the last and this thread has resumed the task.
-bool Slot::finish(Runner& me, const Offer& offer, int64_t items) {
-  const int64_t total = offer.count.load(std::memory_order_relaxed);
+bool JobSlot::finish(Runner& me, const PhaseWork& phase, int64_t items) {
+  const int64_t total = phase.count.load(std::memory_order_relaxed);
   if (done.fetch_add(items, std::memory_order_acq_rel) + items != total) return false;
   job->runner_ = &me;
   me.ended = false;  // the thread may have come from the slot's previous job
@@ -359,23 +359,23 @@ bool Slot::finish(Runner& me, const Offer& offer, int64_t items) {
 }
 
 // Works on the slot's job until the job is over, or, for a helper, until other jobs need its processor more.
-void Slot::work(Runner& me, Pool& pool) {
+void JobSlot::work(Runner& me, Pool& pool) {
   const bool helps = me.thread != 0;
-  Attendance attendance(*this);
+  JobContention job_contention(*this);
   int64_t mine = 0, waiting_since = 0;
   for (;;) {
     const Ticket seen{ticket.load(std::memory_order_acquire)};
     if (me.thread >= seen.threads()) break;  // also if the job is over
-    const Offer& offer = offers[seen.phase() & 1];
-    const int64_t left = offer.count.load(std::memory_order_acquire) - seen.next();
-    if (left > 0 && !attendance.must_yield(ticks())) {
-      mine += claim(seen, offer, left, me.thread);
+    const PhaseWork& phase = phases[seen.phase() & 1];
+    const int64_t left = phase.count.load(std::memory_order_acquire) - seen.next();
+    if (left > 0 && !job_contention.must_yield(ticks())) {
+      mine += claim(seen, phase, left, me.thread);
       waiting_since = 0;
       continue;
     }
-    if (mine > 0 && finish(me, offer, std::exchange(mine, 0))) continue;
+    if (mine > 0 && finish(me, phase, std::exchange(mine, 0))) continue;
     if (left > 0) {
-      attendance.yield();
+      job_contention.yield();
       continue;
     }
     if (helps && pool.leaves(seen.threads())) {
@@ -385,11 +385,11 @@ void Slot::work(Runner& me, Pool& pool) {
     // Other threads have claimed the phase's last items.
     const int64_t now = ticks();
     if (waiting_since == 0) waiting_since = now;
-    if (now - waiting_since < attendance.patience()) {
+    if (now - waiting_since < job_contention.patience()) {
       pause_processor();
       continue;
     }
-    attendance.sleep(seen);
+    job_contention.sleep(seen);
     waiting_since = 0;
   }
   if (helps) pool.detach(*this, false);
@@ -405,7 +405,7 @@ void Job::publish(const Work& work, std::coroutine_handle<> rest) {
 void run_task(int num_threads, Task (*make)(void*, Job&), void* given) {
   num_threads = num_threads > kMostThreads ? kMostThreads : num_threads;
   Pool& pool = Pool::instance();
-  Slot* slot = pool.open(num_threads);
+  JobSlot* slot = pool.open(num_threads);
   Runner me{0};
   Job job(slot, slot != nullptr ? num_threads : 1, &me);
   {

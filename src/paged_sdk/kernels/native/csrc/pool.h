@@ -13,7 +13,7 @@
 
 namespace paged {
 
-struct Slot;
+struct JobSlot;
 
 // A thread that works on a job.
 struct Runner {
@@ -41,7 +41,7 @@ constexpr int64_t kShareCost = int64_t{1} << 20;
 
 class Job {
  public:
-  Job(Slot* slot, int num_threads, Runner* runner) : num_threads(num_threads), slot_(slot), runner_(runner) {}
+  Job(JobSlot* slot, int num_threads, Runner* runner) : num_threads(num_threads), slot_(slot), runner_(runner) {}
   Job(const Job&) = delete;
 
   // Calls body(first, last, thread) for runs of `count` items that cost about `cost` each, on all threads, and resumes
@@ -82,14 +82,14 @@ class Job {
   const int num_threads;
 
  private:
-  friend struct Slot;
+  friend struct JobSlot;
   friend class Pool;
   friend void run_task(int num_threads, Task (*)(void*, Job&), void*);
 
   // Opens a phase. Afterwards another thread may already be running the rest of the task: the caller must not touch it.
   void publish(const Work& work, std::coroutine_handle<> rest);
 
-  Slot* slot_;      // null: the calling thread works alone
+  JobSlot* slot_;      // null: the calling thread works alone
   Runner* runner_;  // the thread that runs the task
   bool begun_ = false;
 };

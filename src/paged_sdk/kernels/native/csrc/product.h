@@ -18,9 +18,9 @@ inline bool gains_in_hadamard(int32_t format) {
 
 // Activations in the form that a weight multiplies, and every other weight with the same input.
 struct Operand {
-  Activations groups;    // for packed weights
-  HadamardRows rotated;  // for weights in the Hadamard form
-  DenseRows dense;       // for dense weights
+  Activations groups;     // for packed weights
+  HadamardRows hadamard;  // for weights in the Hadamard form
+  DenseRows dense;        // for dense weights
   int num_rows;
 
   static size_t bytes(const paged_weight& weight, int num_rows, int num_threads) {
@@ -32,7 +32,7 @@ struct Operand {
     Operand out{};
     out.num_rows = num_rows;
     if (is_hadamard(weight)) {
-      out.rotated = HadamardRows::at(memory, num_rows, weight.cols);
+      out.hadamard = HadamardRows::at(memory, num_rows, weight.cols);
     } else if (is_dense(weight.format)) {
       out.dense = {memory, num_rows, dense_vectors(weight.format, weight.cols)};
     } else {
@@ -55,11 +55,11 @@ struct ThreadSums {
 };
 
 // Up to this many rows, a product is bound by memory and takes as long as with one row.
-constexpr int kFreeRows = 8;
+constexpr int kMemoryBoundRows = 8;
 
 // Cost of multiplying `panels` panels with num_rows rows.
 inline int64_t product_cost(int panels, int cols, int num_rows) {
-  return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kFreeRows ? kFreeRows : num_rows);
+  return static_cast<int64_t>(panels) * kPanelRows * cols * (num_rows < kMemoryBoundRows ? kMemoryBoundRows : num_rows);
 }
 
 // Converts rows of x, times 1 / rms and norm_weight if given, to the form that the weight multiplies, with columns in
@@ -71,7 +71,7 @@ inline auto prepare_rows(Job& job, const paged_weight& weight, Matrix x, const f
   return job.phase((out.num_rows + unit - 1) / unit, unit * row_cost(weight.cols),
                    [&weight, x, norm_weight, eps, out](int64_t first, int64_t last, int thread) {
                      if (is_hadamard(weight)) {
-                       hadamard_tiles(x, norm_weight, eps, out.rotated, first, last);
+                       hadamard_tiles(x, norm_weight, eps, out.hadamard, first, last);
                      } else if (is_dense(weight.format)) {
                        prepare_dense_rows(weight, x, norm_weight, eps, out.dense, first, last);
                      } else {
@@ -96,7 +96,7 @@ inline auto multiply(Job& job, const paged_weight* weights, int num_weights, con
                      first *= unit;
                      last = last * unit < total ? last * unit : total;
                      if (hadamard) {
-                       multiply_hadamard(weights, x.rotated, out, first, last, thread);
+                       multiply_hadamard(weights, x.hadamard, out, first, last, thread);
                      } else if (dense) {
                        multiply_dense_weights(weights, x.dense, out, sums.of(thread), first, last);
                      } else {
@@ -123,7 +123,7 @@ inline auto multiply_gated(Job& job, const paged_weight& gate, const paged_weigh
         first *= unit;
         last = last * unit < panels ? last * unit : panels;
         if (is_hadamard(gate)) {
-          multiply_hadamard_gated(gate, up, x.rotated, activation, hidden, first, last, thread);
+          multiply_hadamard_gated(gate, up, x.hadamard, activation, hidden, first, last, thread);
         } else if (is_dense(gate.format)) {
           if (takes) {
             const Operand out = Operand::at(reinterpret_cast<uint8_t*>(hidden), down, x.num_rows);

@@ -325,7 +325,7 @@ inline void quantize_signed_scales(const BlockForm& form, const Floats x[16], co
 }
 
 template <bool kWeighted>
-inline bool quantize_row(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
+inline bool quantize_row_to_blocks(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
   constexpr float kLargest = 32768.0f;
   const bool groups_of_16 = form.layout->planes == Planes::kPairs || form.layout->planes == Planes::kThree ||
                             form.layout->planes == Planes::kSix;
@@ -355,8 +355,8 @@ inline bool quantize_row(const paged_quantize_args& args, const BlockForm& form,
 // Quantizes one row. Returns false if the row contains NaN, Inf, or a number so large that its scale could overflow
 // float16.
 inline bool quantize_weights(const paged_quantize_args& args, const BlockForm& form, int64_t row, uint8_t* out) {
-  return args.importance != nullptr ? quantize_row<true>(args, form, row, out)
-                                    : quantize_row<false>(args, form, row, out);
+  return args.importance != nullptr ? quantize_row_to_blocks<true>(args, form, row, out)
+                                    : quantize_row_to_blocks<false>(args, form, row, out);
 }
 
 }  // namespace

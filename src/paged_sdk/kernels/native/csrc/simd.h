@@ -59,7 +59,7 @@ namespace {
 #if !defined(__ARM_FEATURE_DOTPROD)
 // Whether dot products subtract the 128 that is added to stored 8-bit weights. Otherwise a sum starts at -128 times the
 // sum of the other factors.
-constexpr bool kTakesOff128 = false;
+constexpr bool kDotSubtracts128 = false;
 #endif
 
 // Loads the first `count` numbers, padded with zeros.

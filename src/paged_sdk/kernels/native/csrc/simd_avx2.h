@@ -28,11 +28,11 @@ constexpr int kDenseRows = 6;  // rows and panels of a product with dense weight
 constexpr int kDensePanels = 1;
 #ifdef __AVXVNNI__
 constexpr int kTokenTile = 2;  // rows of a Hadamard product with two panels: 8 of 16 registers
-constexpr bool kPanelByPanel = false;
+constexpr bool kOnePanelAtATime = false;
 constexpr int kCodesTogether = 4;
 #else
 constexpr int kTokenTile = 4;  // with one panel: 8 of 16 registers
-constexpr bool kPanelByPanel = true;
+constexpr bool kOnePanelAtATime = true;
 constexpr int kCodesTogether = 4;
 #endif
 
@@ -47,7 +47,7 @@ inline void store_bytes(uint8_t* p, Bytes a) {
   store256(p, a.lo);
   store256(p + 32, a.hi);
 }
-inline Bytes keep(Bytes a, int mask) {
+inline Bytes and_mask(Bytes a, int mask) {
   const __m256i m = _mm256_set1_epi8(static_cast<char>(mask));
   return {_mm256_and_si256(a.lo, m), _mm256_and_si256(a.hi, m)};
 }
@@ -60,7 +60,7 @@ inline Bytes shift_left(Bytes a) {
   return {_mm256_slli_epi16(a.lo, N), _mm256_slli_epi16(a.hi, N)};
 }
 inline Bytes merge(Bytes a, Bytes b, int mask) {
-  const Bytes kept = keep(b, mask);
+  const Bytes kept = and_mask(b, mask);
   return {_mm256_or_si256(a.lo, kept.lo), _mm256_or_si256(a.hi, kept.hi)};
 }
 // Looks up table[a] for each byte; all are below 16.
@@ -72,7 +72,7 @@ inline Bytes look_up(const uint8_t* table, Bytes a) {
 // Forces the accumulator into registers now. Otherwise GCC computes all of a sum's products first and adds them as a
 // tree, which spills to the stack and took 1.35 times as long in Q4_1 (four rows, AMD Zen 4).
 template <class Vectors>
-inline void settle(Vectors& sum) {
+inline void keep_in_register(Vectors& sum) {
   asm("" : "+x"(sum.lo), "+x"(sum.hi));
 }
 

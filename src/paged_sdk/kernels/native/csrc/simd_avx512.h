@@ -25,11 +25,11 @@ constexpr int kCodesTogether = 64;  // adjacent columns of a row
 constexpr int kTokenTile = 8;  // activation rows of a Hadamard product, times two panels: 16 accumulators
 constexpr int kCodesTogether = 4;
 #endif
-constexpr bool kPanelByPanel = false;
+constexpr bool kOnePanelAtATime = false;
 
 inline Bytes load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a); }
-inline Bytes keep(Bytes a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask))); }
+inline Bytes and_mask(Bytes a, int mask) { return _mm512_and_si512(a, _mm512_set1_epi8(static_cast<char>(mask))); }
 template <int N>
 inline Bytes shift_right(Bytes a) {  // shifts cross bytes within 16-bit lanes; the caller masks
   return _mm512_srli_epi16(a, N);

@@ -25,7 +25,7 @@ constexpr int kDenseRows = 3;  // rows and panels of a product with dense weight
 constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 4;  // a register holds four columns of four rows
 constexpr int kCodesTogether = 4;
-constexpr bool kPanelByPanel = true;
+constexpr bool kOnePanelAtATime = true;
 
 // Applies f to each quarter of some vectors.
 template <class F, class... Vectors>
@@ -46,7 +46,7 @@ inline void store_bytes(uint8_t* p, const Bytes& a) {
   vst1q_u8(p + 32, a.v[2]);
   vst1q_u8(p + 48, a.v[3]);
 }
-inline Bytes keep(const Bytes& a, int mask) {
+inline Bytes and_mask(const Bytes& a, int mask) {
   const uint8x16_t m = vdupq_n_u8(static_cast<uint8_t>(mask));
   return quarters([m](uint8x16_t v) { return vandq_u8(v, m); }, a);
 }
@@ -59,7 +59,7 @@ inline Bytes shift_left(const Bytes& a) {
   return quarters([](uint8x16_t v) { return vshlq_n_u8(v, N); }, a);
 }
 inline Bytes merge(const Bytes& a, const Bytes& b, int mask) {
-  return quarters([](uint8x16_t v, uint8x16_t w) { return vorrq_u8(v, w); }, a, keep(b, mask));
+  return quarters([](uint8x16_t v, uint8x16_t w) { return vorrq_u8(v, w); }, a, and_mask(b, mask));
 }
 // Looks up table[a] for each byte; all are below 16.
 inline Bytes look_up(const uint8_t* table, const Bytes& a) {
@@ -162,7 +162,7 @@ inline Ints broadcast_shifted(const int32_t* p) {
 }
 // sum[row] += w[row, 0..3] . x[4 kFour ... 4 kFour + 3]
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-constexpr bool kTakesOff128 = false;
+constexpr bool kDotSubtracts128 = false;
 
 template <bool kEightBit, int kFour>
 inline Ints dot_four(const Ints& sum, const Bytes& w, int8x16_t x) {
@@ -171,7 +171,7 @@ inline Ints dot_four(const Ints& sum, const Bytes& w, int8x16_t x) {
 #else
 // Both factors are signed. Weights below 128 are unchanged; toggling the top bit of 8-bit weights subtracts 128, which
 // their sums must lose anyway.
-constexpr bool kTakesOff128 = true;
+constexpr bool kDotSubtracts128 = true;
 
 template <bool kEightBit, int kFour>
 inline Ints dot_four(const Ints& sum, const Bytes& w, int8x16_t x) {

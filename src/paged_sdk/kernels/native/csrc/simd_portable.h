@@ -28,7 +28,7 @@ constexpr int kDenseRows = 3;
 constexpr int kDensePanels = 2;
 constexpr int kTokenTile = 2;
 constexpr int kCodesTogether = 4;
-constexpr bool kPanelByPanel = false;
+constexpr bool kOnePanelAtATime = false;
 
 template <class F>
 inline Bytes each_byte(F f) {
@@ -58,7 +58,7 @@ inline Bytes load_bytes(const uint8_t* p) {
   return each_byte([p](int i) { return p[i]; });
 }
 inline void store_bytes(uint8_t* p, Bytes a) { __builtin_memcpy(p, a.v, 64); }
-inline Bytes keep(Bytes a, int mask) {
+inline Bytes and_mask(Bytes a, int mask) {
   return each_byte([&](int i) { return a.v[i] & mask; });
 }
 template <int N>

@@ -19,7 +19,25 @@ uint8_t* reserve(paged_workspace& workspace, size_t bytes);
 
 namespace {
 
-inline size_t line_aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
+constexpr size_t line_aligned(size_t bytes) { return (bytes + 63) & ~static_cast<size_t>(63); }
+
+// Divides scratch memory into parts, one after the other, each aligned to a cache line. On null it only measures: what
+// it returns must not be used then, but used() is the size that the same parts take.
+class Arena {
+ public:
+  explicit Arena(void* memory) : begin_(reinterpret_cast<uintptr_t>(memory)), next_(begin_) {}
+
+  template <class Element>
+  Element* take(size_t count) {
+    const uintptr_t taken = next_;
+    next_ += line_aligned(sizeof(Element) * count);
+    return reinterpret_cast<Element*>(taken);
+  }
+  size_t used() const { return next_ - begin_; }
+
+ private:
+  uintptr_t begin_, next_;
+};
 
 }  // namespace
 }  // namespace paged

@@ -10,7 +10,7 @@ namespace {
 
 // Returns the column of a row's maximum, the first of equal maxima; -1 if a number is NaN or the maximum is not finite.
 // The row is read once: blocks are compared by their maximum, and only the best block is searched for the column.
-inline int64_t likeliest_of(const float* row, int cols) {
+inline int64_t argmax_of(const float* row, int cols) {
   constexpr int kBlock = 512;
   constexpr int32_t kInfinity = 0x7f800000;
   float largest = -std::numeric_limits<float>::infinity();
