@@ -157,8 +157,8 @@ def load_encoder(
     inner = inner.eval().to(device).requires_grad_(False)
     names = {tensor.data_ptr(): name for name, tensor in tensors.items()} if device.type == "cpu" else {}
     tensors.clear()  # so that each matrix is freed once it is packed
-    linears = take_matrices(inner, policy, names, dtype=dtype, device=device)
-    return ImageEncoder(inner, OwnProducts(linears, policy.workspace), dtype=dtype, device=device)
+    layers = take_matrices(inner, policy, names, dtype=dtype, device=device)
+    return ImageEncoder(inner, OwnProducts(layers, policy.workspace), dtype=dtype, device=device)
 
 
 def config_of_model(path: Path, config: Mapping[str, Any]) -> Any:
