@@ -11,11 +11,10 @@ from paged_sdk.build.processor_prompts import SIZES, ProcessorPrompts
 from paged_sdk.build.vision import LoadedVision
 from paged_sdk.chat.tokenizer import Tokenizer
 from paged_sdk.config.images import ImageLimits
-from paged_sdk.errors import shown
 from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.models.transformers_door.image_check import PromptWithImage, check_images
 from paged_sdk.models.transformers_door.model import TransformersModel
-from paged_sdk.models.transformers_door.skeleton import refusal
+from paged_sdk.models.transformers_door.skeleton import refusal, untried
 from paged_sdk.vision.encoder import ImageEncoder
 
 __all__ = ["load_vision_door"]
@@ -50,8 +49,7 @@ def _prompt(model: TransformersModel, prompts: ProcessorPrompts, encoder: ImageE
         with torch.inference_mode():
             encoded = encoder.encode(span.inputs, lambda: None)
     except Exception as error:  # a class with an unexpected interface
-        reason = shown(next(iter(str(error).splitlines()), type(error).__name__))
-        raise refusal(model_type, f"its encoder cannot be tried ({reason})") from error
+        raise untried(model_type, "its encoder", error) from error
     if len(encoded.vectors) != len(span.places):
         what = f"its encoder gives {len(encoded.vectors)} vectors for an image of {len(span.places)} tokens"
         raise refusal(model_type, what)

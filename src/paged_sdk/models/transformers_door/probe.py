@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paged_sdk.config.decoder import DecoderConfig
-from paged_sdk.errors import UnsupportedArchitectureError, shown
+from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.models.transformers_door.seam import SINKS, AttentionCall, Mask, attach
-from paged_sdk.models.transformers_door.skeleton import refusal
+from paged_sdk.models.transformers_door.skeleton import refusal, untried
 
 __all__ = ["AttentionLayer", "Findings", "inputs", "probe"]
 
@@ -113,9 +113,7 @@ def probe(model: PreTrainedModel) -> Findings:
     except UnsupportedArchitectureError:
         raise
     except Exception as error:  # a class may raise anything
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        name = type(model).__name__
-        raise refusal(str(model.config.model_type), f"{name} cannot be tried ({shown(reason)})") from error
+        raise untried(str(model.config.model_type), type(model).__name__, error) from error
 
 
 def _with_zeros(model: PreTrainedModel) -> PreTrainedModel:

@@ -61,7 +61,7 @@ class Seam:
     """
 
     def __init__(self) -> None:
-        self.attend: Attend = _nobody
+        self.attend: Attend = _not_set
 
 
 @frozen
@@ -125,8 +125,8 @@ def whole_masks(model: PreTrainedModel) -> Iterator[None]:
             setattr(config, _WHOLE, False)
 
 
-def _nobody(call: AttentionCall) -> Tensor:
-    raise AssertionError("nobody computes attention yet")
+def _not_set(call: AttentionCall) -> Tensor:
+    raise AssertionError("the model's attention function is not set yet")
 
 
 def _attention(

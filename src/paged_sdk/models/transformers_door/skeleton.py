@@ -29,7 +29,7 @@ from transformers.models.auto.modeling_auto import (
 from paged_sdk.errors import UnsupportedArchitectureError, shown
 from paged_sdk.models.transformers_door.seam import IMPLEMENTATION, register
 
-__all__ = ["make_skeleton", "refusal"]
+__all__ = ["make_skeleton", "refusal", "untried"]
 
 # Functions that use torch's default dtype if none is given; setting that default would affect the whole process.
 _FACTORIES: Final = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.linspace)
@@ -50,6 +50,16 @@ def refusal(model_type: str, reason: str) -> UnsupportedArchitectureError:
         f"model_type {shown(model_type)} has no decoder here, and cannot run through transformers' classes: {reason}",
         architecture=model_type,
     )
+
+
+def untried(model_type: str, what: str, error: Exception) -> UnsupportedArchitectureError:
+    """Return the error for a class that cannot be tried.
+
+    :param what: what was to be run
+    :param error: what the class raised
+    """
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return refusal(model_type, f"{what} cannot be tried ({shown(reason)})")
 
 
 def make_skeleton(config: Mapping[str, Any], dtype: torch.dtype, *, images: bool = False) -> PreTrainedModel:
