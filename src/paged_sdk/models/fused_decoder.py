@@ -208,10 +208,7 @@ class FusedDecoderModel:
 
     def logits(self, hidden: Tensor, adapted: AdaptedRows | None = None) -> Tensor:
         """Compute logits like :meth:`DecoderModel.logits`, after the last norm, which :meth:`forward` leaves out."""
-        normed = self.normed(hidden)
-        # Native kernels take float32; a head without one multiplies in the model's dtype.
-        is_native = self._model.head.native_weights is not None
-        return self._model.logits(normed if is_native else normed.to(self.dtype), adapted)
+        return self._model.logits(self.normed(hidden), adapted)
 
 
 def norm_in_float32(norm: Norm, workspace: Workspace, eps: float) -> NativeNorm:
