@@ -260,6 +260,31 @@ def test_an_output_projection_of_its_own_that_the_config_ties(caplog: pytest.Log
         load_model(config, DictSource(other), dtype=torch.float32, device=CPU)
 
 
+@pytest.mark.parametrize("wrong", ["lm_head.weight", "model.embed_tokens.weight"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_a_failed_reload_has_replaced(wrong: str, tied: bool) -> None:
+    reference: Any = build_model("llama", tie_word_embeddings=tied)
+    tensors = reference.state_dict()
+    if tied:
+        del tensors["lm_head.weight"]
+    config = reference.config.to_dict()
+    model = load_model(config, DictSource(tensors), dtype=torch.float32, device=CPU)
+    head, embedding = model.head, model.embedding
+    replaced: list[int] = []
+    with pytest.raises(CheckpointError, match="has shape"):
+        reload_model(
+            model,
+            config,
+            DictSource(tensors | {wrong: torch.ones(7)}),
+            policy=WeightPolicy(),
+            parts=[model.config.num_layers],
+            on_replaced=replaced.append,
+        )
+    is_changed = model.head is not head or model.embedding is not embedding
+    assert is_changed == (wrong == "model.embed_tokens.weight" and not tied)
+    assert replaced == ([model.config.num_layers] if is_changed else [])
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_embeddings_by_the_output_projections_name_alone(family: str, tmp_path: Path) -> None:
     """As safetensors' own save_model writes one matrix of two names: it keeps the first by the alphabet."""

@@ -164,11 +164,15 @@ def reload_model(
             on_replaced(part)
             model.replace_layer(part, layer)
             return
-        on_replaced(part)
+        # Each of the two old matrices is dropped before the other is loaded.
         is_shared = shape.tie_embeddings and places.head == places.embedding
         if not is_shared:
-            model.head = _head_of(group, _load_head(loader.at(places.head), shape, names), shape)
+            head = _load_head(loader.at(places.head), shape, names)
+            on_replaced(part)
+            model.head = _head_of(group, head, shape)
         table = _load_embedding(loader, shape, names)
+        if is_shared:
+            on_replaced(part)
         model.embedding = _embedding_of(group, table, shape, model.dtype)
         if is_shared:
             model.head = _head_of(group, loader.tied_head(names.head, table, vocab_size=shape.vocab_size), shape)
