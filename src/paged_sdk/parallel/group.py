@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import marshal
 import os
 import socket
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -22,6 +20,7 @@ from paged_sdk.config.env import nccl_leaves_the_process
 from paged_sdk.errors import EngineDeadError, ModelLoadError
 from paged_sdk.kernels.native.library import NativeLibrary
 from paged_sdk.kernels.native.ranks import ColumnJoin, SharedSum
+from paged_sdk.parallel.gloo_sockets import gloo_sockets, open_descriptors
 
 __all__ = ["Group", "Message"]
 
@@ -39,7 +38,6 @@ _NARROW: Final = (torch.float32, torch.bfloat16, torch.float16)
 _LOOPBACK: Final = "127.0.0.1"
 # Timeout for connecting: every rank has announced by now that it is about to connect.
 _JOIN: Final = timedelta(seconds=60)
-_DESCRIPTORS: Final = "/proc/self/fd"
 
 
 class Group:
@@ -75,7 +73,7 @@ class Group:
         :param device: the device that this rank computes on
         """
         gloo: Any = dist.ProcessGroupGloo  # torch's stub lacks most of its members
-        before = _descriptors()
+        before = open_descriptors()
         options = gloo._Options()
         options._timeout = _JOIN
         options._devices = [gloo.create_device(hostname=address or _LOOPBACK)]
@@ -85,7 +83,7 @@ class Group:
             raise self._explain(error) from error
         self._ranks.set_timeout(_FOREVER)
         if address is not None:
-            self._connections = _connections(store, _descriptors() - before, rank=self.rank, size=self.size)
+            self._connections = gloo_sockets(store, open_descriptors() - before, rank=self.rank, size=self.size)
         self.smallest(0)  # a barrier: other ranks may still be reading from the store
         if device.type != "cpu":
             self._devices = _connect_devices(PrefixStore("devices", store), rank=self.rank, size=self.size)
@@ -326,48 +324,6 @@ def _connect_devices(store: Store, *, rank: int, size: int) -> Any:
     nccl: Any = dist.ProcessGroupNCCL
     with nccl_leaves_the_process():
         return nccl(store, rank, size, nccl.Options())
-
-
-def _descriptors() -> set[str]:
-    """Return the numbers of this process's open file descriptors; empty on systems that do not list them."""
-    return set(os.listdir(_DESCRIPTORS)) if sys.platform == "linux" else set()
-
-
-def _connections(store: Store, descriptors: Collection[str], *, rank: int, size: int) -> list[socket.socket]:
-    """Return duplicates of gloo's sockets, to shut them down: gloo has no abort and stops waiting only on a broken one.
-
-    :param store: the store in which ranks publish the ports that they listen on
-    :param descriptors: descriptors opened meanwhile, by gloo and perhaps by other threads
-    """
-    found = [copy for each in descriptors if (copy := _socket(int(each))) is not None]
-    listening = {copy for copy in found if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)}
-    store.set(f"ports/{rank}", json.dumps([copy.getsockname()[:2] for copy in listening]))
-    ports = [tuple(place) for each in range(size) for place in json.loads(store.get(f"ports/{each}"))]
-    own = []
-    for copy in found:
-        with suppress(OSError):  # not connected
-            if copy not in listening and (copy.getsockname()[:2] in ports or copy.getpeername()[:2] in ports):
-                own.append(copy)
-                continue
-        copy.close()
-    return own
-
-
-def _socket(descriptor: int) -> socket.socket | None:
-    """Return a duplicate of a TCP socket; None if the descriptor is anything else."""
-    try:
-        copy = os.dup(descriptor)
-    except OSError:  # closed meanwhile
-        return None
-    try:
-        made = socket.socket(fileno=copy)
-    except OSError:
-        os.close(copy)
-        return None
-    if made.family in (socket.AF_INET, socket.AF_INET6) and made.type == socket.SOCK_STREAM:
-        return made
-    made.close()
-    return None
 
 
 def _message(content: bytes) -> Message:
