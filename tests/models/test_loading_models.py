@@ -20,7 +20,8 @@ from paged_sdk.config.paged import PagedCacheType
 from paged_sdk.errors import CheckpointError
 from paged_sdk.kernels.quantized.stored_matrix import StoredMatrix
 from paged_sdk.models.decoder import DecoderModel
-from paged_sdk.models.loading import load_model, loading_threads, reload_model
+from paged_sdk.models.loading import load_model, reload_model
+from paged_sdk.models.loading_threads import loading_threads
 from paged_sdk.models.moe_mlp import MoeMlp
 from paged_sdk.quant.dense_experts import DenseExperts
 from paged_sdk.quant.native_block_experts import NativeBlockExperts

@@ -15,8 +15,8 @@ from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.decoder import DecoderConfig
 from paged_sdk.errors import UnsupportedArchitectureError
 from paged_sdk.logs import get_logger
+from paged_sdk.models.checkpoint_layout import names_in, read_shape
 from paged_sdk.models.family import find_family
-from paged_sdk.models.loading import names_in, read_shape
 from paged_sdk.weights.checkpoint import Checkpoint
 from paged_sdk.weights.gguf.export import CheckpointNames, GgufPlace, gguf_architecture, gguf_places
 from paged_sdk.weights.gguf.mixtures import is_quantizable

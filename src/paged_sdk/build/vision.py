@@ -15,8 +15,8 @@ from paged_sdk.config.topology import Topology
 from paged_sdk.errors import CheckpointError, InvalidRequestError, shown
 from paged_sdk.kernels.native.library import Workspace
 from paged_sdk.logs import get_logger
+from paged_sdk.models.checkpoint_layout import names_in
 from paged_sdk.models.family import NestedFamily, find_family, supported_families
-from paged_sdk.models.loading import names_in
 from paged_sdk.quant.policy import WeightPolicy
 from paged_sdk.types.image import Image
 from paged_sdk.types.messages import Message
