@@ -295,7 +295,7 @@ def _native_layer(
         (down,) = _projections(mlp.down, many_rows=many_rows)
     attention_norm, attention_norm_bias = _given(layer.attention_norm)
     mlp_norm, mlp_norm_bias = _given(layer.mlp_norm)
-    assert not isinstance(attention.qk_norm, SharedWholeNorms), "its parts are fused by nobody"
+    assert not isinstance(attention.qk_norm, SharedWholeNorms), "why_not_fused() refuses norms across ranks"
     query, key = _head_norms(attention.qk_norm, config)
     joined = attention.output if isinstance(attention.output, JoinedLinear) else None
     last = mlp.experts if isinstance(mlp, MoeMlp) else mlp.down

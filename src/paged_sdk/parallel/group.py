@@ -305,7 +305,7 @@ class Group:
         :param on: a tensor whose device selects gloo or NCCL; None: gloo
         """
         ranks = self._ranks if on is None or on.device.type == "cpu" else self._devices
-        assert ranks is not None, "the group was left, or nobody has joined it"
+        assert ranks is not None, "the ranks are not connected: join() was not called, or leave() was"
         try:
             start(ranks).wait()
         except RuntimeError as error:

@@ -38,7 +38,9 @@ def decode(image: Image, limits: ImageLimits) -> npt.NDArray[np.uint8]:
                 _check_size(*opened.size[::-1], limits)
                 if getattr(opened, "n_frames", 1) > 1:
                     raise InvalidRequestError.of(
-                        "image", f"{getattr(opened, 'n_frames', 1)} frames", "one frame: animations are not looked at"
+                        "image",
+                        f"{getattr(opened, 'n_frames', 1)} frames",
+                        "one frame: animated images are not supported",
                     )
                 return np.array(PIL.ImageOps.exif_transpose(opened).convert("RGB"), np.uint8)
     except InvalidRequestError:

@@ -111,15 +111,19 @@ def _made(
     except KeyError as error:
         if error.args == (IMPLEMENTATION,):  # the class has its own table of attention implementations
             raise refusal(model_type, f"{class_name} does not use transformers' attention interface") from error
-        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+        raise _unmade(model_type, class_name, error) from error
     except UnsupportedArchitectureError:
         raise
     except Exception as error:  # a class may raise anything for a config
-        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+        raise _unmade(model_type, class_name, error) from error
     if model._is_stateful:
         raise _stateful(model_type, class_name)
     made_model: PreTrainedModel = model.eval().requires_grad_(False)
     return made_model
+
+
+def _unmade(model_type: str, class_name: str, error: Exception) -> UnsupportedArchitectureError:
+    return refusal(model_type, f"{class_name} cannot be made ({shown(str(error))})")
 
 
 def _stateful(model_type: str, class_name: str, where: str = "") -> UnsupportedArchitectureError:
@@ -152,7 +156,7 @@ def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
     try:
         num_labels = _config(model_type, config).num_labels
     except Exception as error:  # a class may raise anything for a config
-        raise refusal(model_type, f"{class_name} says {shown(str(error))}") from error
+        raise _unmade(model_type, class_name, error) from error
     if num_labels != 1:
         raise refusal(model_type, f"{class_name} has {num_labels} labels; classes with one label can rank texts")
     return str(class_name)
