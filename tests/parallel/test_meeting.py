@@ -132,13 +132,13 @@ def test_a_long_wait_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     monkeypatch.setattr("paged_sdk.parallel.meeting._SILENT_SECONDS", 0.0)
     looks = count()
 
-    def go_on() -> None:
+    def check_cancelled() -> None:
         if next(looks) == 3:
             raise ModelLoadError("long enough")
 
     launch = Launch(rank=1, size=2, address="localhost", port=free_port())
     with caplog.at_level("INFO", logger="paged_sdk"), pytest.raises(ModelLoadError, match="long enough"):
-        Meeting(launch, go_on)
+        Meeting(launch, check_cancelled)
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith(f"waiting for rank 0 at localhost, port {launch.port} (")
     assert said.endswith(" s more")
@@ -158,12 +158,12 @@ def test_the_port_is_taken() -> None:
 
 
 def test_waiting_ends_when_the_loading_is_cancelled() -> None:
-    def go_on() -> None:
+    def check_cancelled() -> None:
         raise ModelLoadError("the loading was cancelled")
 
     for rank in (0, 1):
         with pytest.raises(ModelLoadError, match="cancelled"):
-            Meeting(Launch(rank=rank, size=2, address="localhost", port=free_port()), go_on)
+            Meeting(Launch(rank=rank, size=2, address="localhost", port=free_port()), check_cancelled)
 
 
 @pytest.fixture
