@@ -72,8 +72,8 @@ class OwnProducts(TorchFunctionMode):
     ) -> Any:
         """Compute a torch function, with this package's layers and attention where they apply."""
         if func in (F.linear, F.conv2d, F.conv3d):
-            given = {**dict(zip(_ARGUMENTS, args, strict=False)), **(kwargs or {})}
-            x, weight, bias = (given.get(name) for name in _ARGUMENTS)
+            given: dict[str, Any] = {**dict(zip(_ARGUMENTS, args, strict=False)), **(kwargs or {})}
+            x, weight, bias = given["input"], given["weight"], given.get("bias")
             if (own := self._layers.get(id(weight))) is not None:
                 return _product(own, x, bias) if func is F.linear else _patches(own, x, weight, bias)
         if func is F.scaled_dot_product_attention and self._workspace is not None:

@@ -151,7 +151,9 @@ def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
     :raises UnsupportedArchitectureError: the class has several labels
     """
     class_name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type)
-    if model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or class_name not in (config.get("architectures") or ()):
+    if class_name is None or model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return None
+    if class_name not in (config.get("architectures") or ()):
         return None
     try:
         num_labels = _config(model_type, config).num_labels
@@ -159,7 +161,7 @@ def _ranker_class(model_type: str, config: Mapping[str, Any]) -> str | None:
         raise _unmade(model_type, class_name, error) from error
     if num_labels != 1:
         raise refusal(model_type, f"{class_name} has {num_labels} labels; classes with one label can rank texts")
-    return str(class_name)
+    return class_name
 
 
 def _without_pooler(class_name: str) -> dict[str, bool]:
