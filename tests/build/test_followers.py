@@ -44,8 +44,8 @@ class Started:
         if self.error is not None:
             raise self.error
 
-    def join(self, go_on: Any) -> None:
-        go_on()
+    def join(self, check_cancelled: Any) -> None:
+        check_cancelled()
 
     def end(self, seconds: float, error: BaseException | None) -> None:
         self.ended.append((seconds > 0, error))

@@ -74,13 +74,13 @@ def load_parts(
     *,
     proposer: Proposer | None = None,
     backends: Iterable[Candidate] = (),
-    go_on: Callable[[], None] = lambda: None,
+    check_cancelled: Callable[[], None] = lambda: None,
 ) -> ModelParts:
     """Load a model.
 
     :param proposer: proposes drafts; None: chosen by the settings
     :param backends: attention backends to try, in order, before those of attention/choice.py
-    :param go_on: called before each tensor and between stages; an exception that it raises stops loading
+    :param check_cancelled: called before each tensor and between stages; an exception that it raises stops loading
     :raises ConfigError: a setting cannot be used with this model or machine
     :raises ModelLoadError: the model cannot be loaded
     :raises SystemExit: this process was launched as a rank other than 0, and rank 0 has ended
@@ -93,11 +93,11 @@ def load_parts(
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
     check_ranks(settings, size, devices)
-    meeting = None if launch is None else Meeting(launch, go_on)
+    meeting = None if launch is None else Meeting(launch, check_cancelled)
     with nullcontext() if meeting is None else meeting.failing():
         path = model_path(source, settings)
         encoder = encoder_file(source, settings, path)
-        go_on()
+        check_cancelled()
         backends = tuple(backends)
         if size > 1:
             encoder = check_parts(size, devices[0], encoder, backends)
@@ -106,7 +106,7 @@ def load_parts(
             settings=settings,
             environment=environment,
             devices=devices,
-            go_on=go_on,
+            check_cancelled=check_cancelled,
             encoder=encoder,
             backends=backends,
         )
@@ -154,7 +154,7 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
     """
     group = None if followers is None else followers.group
     if followers is not None:
-        loading = evolve(loading, go_on=followers.watched(loading.go_on))
+        loading = evolve(loading, check_cancelled=followers.watched(loading.check_cancelled))
     loaded = load_weights(loading, group=group)
     draft = load_draft(loaded, loading)
     model, settings, placement = loaded.model, loading.settings, loaded.placement
@@ -163,8 +163,8 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
     )
     storage = make_storage(loaded, config, loading.workspace)
     if followers is not None:
-        followers.join(loading.go_on)
-    loading.go_on()
+        followers.join(loading.check_cancelled)
+    loading.check_cancelled()
     processors = default_processors(
         model.config.vocab_size,
         partial(loaded.text.tokenizer.encode, add_special_tokens=False),
@@ -175,10 +175,10 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
     if config.paged:
         pool = config.num_blocks, config.block_size, backend.num_bytes / 2**20, config.cache_type.value
         _log.info("KV pool: %d blocks of %d tokens, %.1f MiB (%s).", *pool)
-    loading.go_on()
+    loading.check_cancelled()
     fused = fuse(model, backend, settings)
     bank = make_bank(loaded, fused)
-    adapters = load_adapters(bank, settings, loading.go_on)
+    adapters = load_adapters(bank, settings, loading.check_cancelled)
     on_devices = group is not None and group.is_on_devices
     make_decoding = partial(
         make_device_decoding,

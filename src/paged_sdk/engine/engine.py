@@ -213,17 +213,17 @@ class Engine:
         if self._proposer is not None:
             self._proposer.reset()
 
-    def requantize(self, isq: IsqType, go_on: Callable[[], None]) -> None:
+    def requantize(self, isq: IsqType, check_cancelled: Callable[[], None]) -> None:
         """Hold the weights in another type. There must be no requests: their KV comes from the old weights.
 
-        :param go_on: called from time to time; what it raises ends the work, and with it the engine
+        :param check_cancelled: called from time to time; what it raises ends the work, and with it the engine
         :raises EngineDeadError: the weights are neither as they were nor as they were to be
         :raises ModelLoadError: they are as they were
         """
         assert not self.has_work, "KV of requests would be that of other weights"
         self.reset_prefix_cache()
         self._scheduler.forget_times()
-        self._runner.requantize(isq, go_on)
+        self._runner.requantize(isq, check_cancelled)
 
     def stats(self) -> ModelStats:
         """Return a snapshot of the counters."""

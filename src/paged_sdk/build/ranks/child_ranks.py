@@ -117,15 +117,15 @@ class ChildRanks:
         """
         self._hear(0.0)
 
-    def join(self, go_on: Callable[[], None]) -> None:
+    def join(self, check_cancelled: Callable[[], None]) -> None:
         """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called regularly; an exception that it raises ends the wait
+        :param check_cancelled: called regularly; an exception that it raises ends the wait
         :raises ModelLoadError: a rank has ended
         """
         while self._loading:
             self._hear(_POLL_SECONDS)
-            go_on()
+            check_cancelled()
         self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), device=self._device)
         self._meeting.cleanup()
         self.group.talk_through([process.stdin.fileno() for process in self._processes if process.stdin is not None])

@@ -18,7 +18,7 @@ from paged_sdk.build.ranks.part import ModelPart
 from paged_sdk.kernels.native.library import load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.meeting import CheckCancelled, Meeting
 from paged_sdk.system.threads import thread_must_start
 from paged_sdk.weights.checkpoint import file_stamps
 
@@ -42,8 +42,6 @@ _SHARED: Final = (
 )
 _SHARED_VARIABLES: Final = ("paged_attn", "paged_meta", "prefix_cache_n", "isq")
 
-GoOn = Callable[[], None]
-
 
 class LaunchedRanks:
     """Implements :class:`~paged_sdk.build.ranks.followers.Ranks` for ranks that were launched separately.
@@ -59,7 +57,7 @@ class LaunchedRanks:
         self._meeting = meeting
         self._device = loading.device
         self.group: Group = Group(0, meeting.launch.size, meeting.explain)
-        meeting.compare(_about(loading), loading.go_on)
+        meeting.compare(_about(loading), loading.check_cancelled)
 
     def check(self) -> None:
         """Check that all ranks are still loading.
@@ -68,13 +66,13 @@ class LaunchedRanks:
         """
         self._meeting.check()
 
-    def join(self, go_on: GoOn) -> None:
+    def join(self, check_cancelled: CheckCancelled) -> None:
         """Wait until all ranks have loaded their shards, and connect to them.
 
-        :param go_on: called regularly; an exception that it raises ends the wait
+        :param check_cancelled: called regularly; an exception that it raises ends the wait
         :raises ModelLoadError: a rank has failed to load its shard
         """
-        _join(self._meeting, self.group, self._device, go_on)
+        _join(self._meeting, self.group, self._device, check_cancelled)
 
     def end(self, seconds: float, error: BaseException | None) -> None:
         """Let the other ranks end.
@@ -99,38 +97,38 @@ def follow_launch(meeting: Meeting, loading: Loading) -> None:
     :raises OutOfMemoryError: this rank has no memory for a step
     :raises EngineDeadError: another rank has ended for another reason
     """
-    rank, size, go_on = meeting.launch.rank, meeting.launch.size, loading.go_on
+    rank, size, check_cancelled = meeting.launch.rank, meeting.launch.size, loading.check_cancelled
     group = Group(rank, size, meeting.explain)
     try:
-        meeting.compare(_about(loading), go_on)
-        part = ModelPart.load(evolve(loading, go_on=_watched(meeting, go_on)), group)
-        _join(meeting, group, loading.device, go_on)
+        meeting.compare(_about(loading), check_cancelled)
+        part = ModelPart.load(evolve(loading, check_cancelled=_watched(meeting, check_cancelled)), group)
+        _join(meeting, group, loading.device, check_cancelled)
         _log.info("Rank %d of %d computes its part of %s.", rank, size, loading.path.name)
         with memory_must_do_to(f"compute rank {rank}'s part of", loading.path):
-            _run(lambda: part.follow(group), go_on)
+            _run(lambda: part.follow(group), check_cancelled)
     finally:
         group.end()
         group.leave()
 
 
-def _watched(meeting: Meeting, go_on: GoOn) -> GoOn:
+def _watched(meeting: Meeting, check_cancelled: CheckCancelled) -> CheckCancelled:
     def going_on() -> None:
         meeting.check()
-        go_on()
+        check_cancelled()
 
     return going_on
 
 
-def _join(meeting: Meeting, group: Group, device: torch.device, go_on: GoOn) -> None:
-    meeting.wait(go_on)
+def _join(meeting: Meeting, group: Group, device: torch.device, check_cancelled: CheckCancelled) -> None:
+    meeting.wait(check_cancelled)
     group.join(PrefixStore("gloo", meeting.store), address=meeting.address, device=device)
     meeting.on_loss(group.end)
 
 
-def _run(work: Callable[[], None], go_on: GoOn) -> None:
+def _run(work: Callable[[], None], check_cancelled: CheckCancelled) -> None:
     """Run a function on another thread, and wait for it.
 
-    :param go_on: called regularly; an exception that it raises ends the wait, but not the thread
+    :param check_cancelled: called regularly; an exception that it raises ends the wait, but not the thread
     """
     raised: list[BaseException] = []
 
@@ -145,7 +143,7 @@ def _run(work: Callable[[], None], go_on: GoOn) -> None:
         thread.start()
     while thread.is_alive():
         thread.join(_LOOK_SECONDS)
-        go_on()
+        check_cancelled()
     if raised:
         raise raised[0]
 
