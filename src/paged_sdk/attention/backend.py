@@ -40,7 +40,7 @@ class AttentionSetup:
     :ivar dtype: dtype of queries, keys and values
     :ivar workspace: scratch memory of the native CPU kernels; None: they are absent
     :ivar products: what attention on the CPU may multiply
-    :ivar both_ways: whether tokens attend to one another in both directions, those of an image or all of a text
+    :ivar is_bidirectional: whether tokens attend to one another in both directions, those of an image or all of a text
     :ivar key_offsets: per layer, the offsets that are subtracted from keys before they are stored in FP8
         (:mod:`paged_sdk.kernels.key_offsets`)
     """
@@ -51,7 +51,7 @@ class AttentionSetup:
     device: torch.device
     workspace: Workspace | None = None
     products: Products = Products.FLOAT32
-    both_ways: bool = False
+    is_bidirectional: bool = False
     key_offsets: Sequence[Tensor] = ()
 
     def of_layers(self, layers: Sequence[int], device: torch.device) -> AttentionSetup:

@@ -45,7 +45,7 @@ def _nothing_against(setup: AttentionSetup) -> str | None:
 
 def _why_not_triton(setup: AttentionSetup) -> str | None:
     model = setup.model
-    if setup.both_ways:
+    if setup.is_bidirectional:
         return "its tokens, or those of its images, attend in both directions"
     return why_not_triton(torch.empty(0, model.num_heads, model.head_dim, dtype=setup.dtype, device=setup.device))
 

@@ -99,7 +99,7 @@ class NativePagedBackend(PagedBackend):
         """See :meth:`AttentionBackend.prepare`."""
         # A pool gives its blocks out in order at first, so those before the newest are in use.
         self._huge_pages.follow(max((row.kv_ids[-1] for row in rows), default=0))
-        parts, in_chunks, both_ways, num_generating = _by_form(rows, is_whole=self._config.bidirectional)
+        parts, in_chunks, both_ways, num_generating = _by_form(rows, is_bidirectional=self._config.bidirectional)
         arrays = self._varlen(parts)
         batch = VarlenBatch(
             cu_seqlens_q=torch.from_numpy(arrays.cu_seqlens_q),
@@ -116,13 +116,13 @@ class NativePagedBackend(PagedBackend):
         return _NativePagedStep(self._pages, native_rows, positions)
 
 
-def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
+def _by_form(rows: Sequence[StepRow], *, is_bidirectional: bool) -> tuple[list[StepRow], list[bool], list[int], int]:
     """Divide rows so that the form in which a token is computed follows from its place in its own sequence.
 
     It must not follow from how many tokens of the sequence a step computes: the end of a prompt comes alone where the
     rest is cached, and generated tokens come many at a time as drafts or after a preemption.
 
-    :param is_whole: whether all tokens of a text see one another
+    :param is_bidirectional: whether all tokens of a text see one another
     :returns: rows of tokens of a prompt, or of at most ``MAX_FEW_TOKENS`` generated ones; which of them are of prompts;
         the position from which on all of them see one another, -1 where they do not; and how many of the given rows
         have generated tokens
@@ -136,7 +136,8 @@ def _by_form(rows: Sequence[StepRow], *, is_whole: bool) -> tuple[list[StepRow],
         if start < row.num_prompt_tokens:
             first_generated = min(end, row.num_prompt_tokens)
             whole = (start, first_generated, 0)
-            for first, end_of_part, seen_by_all in [whole] if is_whole else _by_image(row, start, first_generated):
+            parts_of_row = [whole] if is_bidirectional else _by_image(row, start, first_generated)
+            for first, end_of_part, seen_by_all in parts_of_row:
                 parts.append(_part(row, first, end_of_part))
                 in_chunks.append(True)
                 both_ways.append(seen_by_all)

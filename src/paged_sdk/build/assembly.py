@@ -229,7 +229,7 @@ def _load(loading: Loading, followers: Followers | None, seat: Seat, proposer: P
         hidden_size=model.config.hidden_size,
         recipe=loaded.recipe,
         why_no_text=loaded.why_no_text,
-        reads_whole_texts=model.config.bidirectional,
+        is_bidirectional=model.config.bidirectional,
         heals_tokens=settings.token_healing,
         images=None if loaded.vision is None else loaded.vision.prompts,
         on_worker_start=partial(_start_worker, placement.head, settings, loading.workspace, images, seat),

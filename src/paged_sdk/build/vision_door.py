@@ -35,8 +35,8 @@ def load_vision_door(path: Path, model: TransformersModel, tokenizer: Tokenizer,
     limits = prompts.limited(limits)
     text = {module for block in model.blocks for module in block.modules()}
     encoder = ImageEncoder(own, dtype=model.dtype, device=model.device, others=text)
-    is_whole = check_images(model, _prompt(model, prompts, encoder))
-    return LoadedVision(prompts.make(limits, is_whole=is_whole), encoder, is_whole)
+    is_bidirectional = check_images(model, _prompt(model, prompts, encoder))
+    return LoadedVision(prompts.make(limits, is_bidirectional=is_bidirectional), encoder, is_bidirectional)
 
 
 def _prompt(model: TransformersModel, prompts: ProcessorPrompts, encoder: ImageEncoder) -> PromptWithImage:

@@ -101,7 +101,7 @@ class StepReader:
 
 
 def _written_media(media: PromptMedia) -> tuple[Any, ...]:
-    spans = [(span.first_token, span.num_tokens, span.places.tobytes(), span.is_whole) for span in media.spans]
+    spans = [(span.first_token, span.num_tokens, span.places.tobytes(), span.is_bidirectional) for span in media.spans]
     return spans, None if media.positions is None else media.positions.tobytes()
 
 
@@ -114,9 +114,9 @@ def _read_media(spans: Iterable[tuple[int, int, bytes, bool]], positions: bytes 
                 places=np.frombuffer(places, np.int64),
                 digest=b"",
                 inputs={},
-                is_whole=is_whole,
+                is_bidirectional=is_bidirectional,
             )
-            for first_token, num_tokens, places, is_whole in spans
+            for first_token, num_tokens, places, is_bidirectional in spans
         ),
         positions=None if positions is None else np.frombuffer(positions, np.int64).reshape(3, -1),
     )

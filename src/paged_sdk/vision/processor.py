@@ -142,7 +142,7 @@ class ImagePrompts:
                     places=own.places + len(expanded),
                     digest=image.digest,
                     inputs=own.inputs,
-                    is_whole=self._family.is_whole,
+                    is_bidirectional=self._family.is_bidirectional,
                 )
             )
             expanded += own.token_ids

@@ -76,9 +76,9 @@ def check_images(model: TransformersModel, prompt: PromptWithImage) -> bool:
         are_alike(some, others, rounding) for some, others in zip(own.parts, reference.parts, strict=True)
     ):
         raise refusal(model_type, "it does more with an image than to put vectors in place of tokens")
-    for is_whole in (False, True):
-        if _are_masks(reference.masks, model, prompt.blocks if is_whole else None):
-            return is_whole
+    for is_bidirectional in (False, True):
+        if _are_masks(reference.masks, model, prompt.blocks if is_bidirectional else None):
+            return is_bidirectional
     raise refusal(model_type, "its masks of prompts with images are none that can be computed here")
 
 
