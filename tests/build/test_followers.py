@@ -54,7 +54,7 @@ class Started:
 def test_the_others_hear_that_it_is_over_unless_something_went_wrong() -> None:
     def run(group: Group) -> list[Message] | list[tuple[bool, BaseException | None]]:
         if group.rank:
-            return [group.hear()]
+            return [group.receive_message()]
         ranks = Started(group)
         followers = Followers(ranks)
         followers.close()

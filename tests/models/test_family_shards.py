@@ -53,7 +53,7 @@ def said_by(config: Mapping[str, Any], tensors: Mapping[str, Tensor], size: int)
 
 def help_with(head: SharedHead, group: Group) -> Tensor:
     """Compute a rank's part of logits that the first rank asks for, and return as many rows."""
-    hidden = logits_rows(group.hear())
+    hidden = logits_rows(group.receive_message())
     head.help(hidden)
     return hidden
 

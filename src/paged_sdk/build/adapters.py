@@ -45,7 +45,7 @@ def make_bank(loaded: LoadedModel, model: CausalModel) -> AdapterBank:
         head_dim=own.config.head_dim if isinstance(own, DecoderModel) else 0,
         fused=fused_spans(model),
         resolve=resolve,
-        tell=None if group is None or group.rank else group.tell,
+        send_message=None if group is None or group.rank else group.send_message,
     )
 
 

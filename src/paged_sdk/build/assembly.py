@@ -283,7 +283,7 @@ def _with_pool(
     if on_devices is not None:
         config = evolve(config, num_blocks=on_devices.smallest(config.num_blocks))
     elif group is not None:
-        group.tell((config.num_blocks,))
+        group.send_message((config.num_blocks,))
     return config
 
 

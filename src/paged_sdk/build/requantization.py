@@ -70,7 +70,7 @@ class WeightRequantizer:
         old, start = self._loaded, time.monotonic()
         replaced: set[int] = set()
         if self._group is not None and self._group.rank == 0:
-            self._group.tell((REQUANTIZE, isq.value))
+            self._group.send_message((REQUANTIZE, isq.value))
         with alone_on(*old.placement.devices):
             try:
                 made = self._requantized(isq, replaced.add, check_cancelled)

@@ -180,10 +180,10 @@ class SharedHead(Linear):
         """
         if self._group.is_on_devices:
             if not self._group.is_in_lockstep:
-                self._group.tell((LOGITS, len(x), str(x.dtype).removeprefix("torch.")))
-                self._group.pass_on(x.contiguous())
+                self._group.send_message((LOGITS, len(x), str(x.dtype).removeprefix("torch.")))
+                self._group.broadcast(x.contiguous())
             return self._group.gather(self._base.forward(x, ctx), self._widths)
-        self._group.tell(logits_message(x))
+        self._group.send_message(logits_message(x))
         own = self._base.forward(x, ctx)
         if (gathered := self._gathered(own)) is not None:
             return gathered
@@ -195,7 +195,7 @@ class SharedHead(Linear):
     def help_on_device(self, num_rows: int, dtype: str, device: torch.device) -> None:
         """Compute this rank's logits of hidden states that rank 0 broadcasts, on a GPU."""
         x = torch.empty(num_rows, self.in_features, dtype=getattr(torch, dtype), device=device)
-        self._group.pass_on(x)
+        self._group.broadcast(x)
         self._group.gather(self._base.forward(x, None), self._widths)
 
     def help(self, x: Tensor) -> None:

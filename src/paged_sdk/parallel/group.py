@@ -117,7 +117,7 @@ class Group:
         """
         self.shared = SharedSum(library, file, rank=self.rank, size=self.size)
 
-    def talk_through(self, pipes: Sequence[int]) -> None:
+    def use_pipes(self, pipes: Sequence[int]) -> None:
         """Send messages through pipes from now on: a pipe wakes one thread per side for a message, gloo two.
 
         :param pipes: on rank 0, one pipe to each other rank; elsewhere the one pipe from rank 0
@@ -213,7 +213,7 @@ class Group:
         parts = found.view(self.size, num_rows, widest)
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], -1)
 
-    def pass_on(self, tensor: Tensor) -> Tensor:
+    def broadcast(self, tensor: Tensor) -> Tensor:
         """Broadcast rank 0's values into a contiguous tensor."""
         self._wait(lambda ranks: ranks.broadcast(tensor, 0), tensor)
         return tensor
@@ -232,7 +232,7 @@ class Group:
         content = text.encode("utf-8", "replace")[:_FRAME]
         frame = torch.zeros(_FRAME, dtype=torch.uint8)
         frame[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else frame[:0]
-        self._pass_on(frame, rank)
+        self._broadcast(frame, rank)
         if error is not None:
             return error
         said = frame.numpy().tobytes().rstrip(b"\0").decode("utf-8", "replace")
@@ -247,7 +247,7 @@ class Group:
         self._wait(lambda ranks: ranks.recv([tensor], rank, 0))
         return tensor
 
-    def tell(self, message: Message) -> None:
+    def send_message(self, message: Message) -> None:
         """Send a message from rank 0 to all others."""
         content = marshal.dumps(message)
         if self._pipes:
@@ -260,22 +260,22 @@ class Group:
         room = _FRAME - _LENGTH_BYTES
         if len(data) <= room:
             frame[_LENGTH_BYTES : _LENGTH_BYTES + len(data)] = data
-        self._pass_on(self._frame)
+        self._broadcast(self._frame)
         if len(data) > room:
-            self._pass_on(torch.from_numpy(data.copy()))
+            self._broadcast(torch.from_numpy(data.copy()))
 
-    def hear(self) -> Message:
+    def receive_message(self) -> Message:
         """Wait for the next message from rank 0."""
         if self._pipes:
             (pipe,) = self._pipes
             return _message(self._read(pipe, int.from_bytes(self._read(pipe, _LENGTH_BYTES), "little")))
-        self._pass_on(self._frame)
+        self._broadcast(self._frame)
         frame = self._frame.numpy()
         length = int(frame[:_LENGTH_BYTES].view(np.int64)[0])
         if length <= _FRAME - _LENGTH_BYTES:
             return _message(frame[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes())
         rest = torch.empty(length, dtype=torch.uint8)
-        self._pass_on(rest)
+        self._broadcast(rest)
         return _message(rest.numpy().tobytes())
 
     def _write(self, pipe: int, content: bytes) -> None:
@@ -296,7 +296,7 @@ class Group:
             size -= len(part)
         return b"".join(parts)
 
-    def _pass_on(self, tensor: Tensor, rank: int = 0) -> None:
+    def _broadcast(self, tensor: Tensor, rank: int = 0) -> None:
         self._wait(lambda ranks: ranks.broadcast(tensor, rank))
 
     def _wait(self, start: Callable[[Any], Any], on: Tensor | None = None) -> None:

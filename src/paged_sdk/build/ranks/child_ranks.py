@@ -128,7 +128,7 @@ class ChildRanks:
             check_cancelled()
         self.group.join(FileStore(str(Path(self._meeting.name) / "ranks"), self.group.size), device=self._device)
         self._meeting.cleanup()
-        self.group.talk_through([process.stdin.fileno() for process in self._processes if process.stdin is not None])
+        self.group.use_pipes([process.stdin.fileno() for process in self._processes if process.stdin is not None])
         self._watcher = threading.Thread(target=self._watch, name="paged-sdk ranks", daemon=True)
         with thread_must_start("to watch over the other ranks in"):
             self._watcher.start()

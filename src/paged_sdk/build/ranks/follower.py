@@ -78,5 +78,5 @@ def _follow(assignment: Assignment, answers: BinaryIO) -> None:
     part = ModelPart.load(loading, group)
     answers.write(READY)
     group.join(FileStore(str(assignment.rendezvous / "ranks"), assignment.size), device=device)
-    group.talk_through([0])
+    group.use_pipes([0])
     part.follow(group)

@@ -93,11 +93,11 @@ class Followers:
         :param inserted: vectors that replace embeddings of the step's tokens
         :raises EngineDeadError: another rank has ended
         """
-        self.group.tell(self._writer.message(step, inserted))
+        self.group.send_message(self._writer.message(step, inserted))
 
     def choose(self, way: str) -> None:
         """Make the other ranks run the next step in this way instead of eagerly."""
-        self.group.tell((WAY, way))
+        self.group.send_message((WAY, way))
 
     def check(self) -> None:
         """Check that no rank has ended, so that the results computed since are complete.
@@ -117,7 +117,7 @@ class Followers:
         seconds = 0.0
         if error is None and self.group.is_joined:
             with suppress(EngineError):
-                self.group.tell((END,))
+                self.group.send_message((END,))
                 seconds = _END_SECONDS
         self._ranks.end(seconds, error)
         self.group.end()
