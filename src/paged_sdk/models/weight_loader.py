@@ -17,7 +17,7 @@ from paged_sdk.kernels.quantized.gguf_blocks import BlockMatrix
 from paged_sdk.kernels.quantized.stored_matrix import DenseMatrix, StoredMatrix
 from paged_sdk.logs import get_logger
 from paged_sdk.models.adaptable_shape import outputs_of, rows_of
-from paged_sdk.models.sharded import JoinedLinear, SummedLinear
+from paged_sdk.models.sharded import ColumnParallelLinear, RowParallelLinear
 from paged_sdk.parallel.group import Group
 from paged_sdk.parallel.shard import SETTING, WHOLE, Shard
 from paged_sdk.quant.adapted import AdaptableLinear, AdaptableShape
@@ -186,9 +186,9 @@ class WeightLoader:
         )
         self._add_adaptable(shape)
         if self.group is not None and joined is not None:
-            return JoinedLinear(linear, shape.name, self.group, inputs=joined[0], outputs=joined[1])
+            return ColumnParallelLinear(linear, shape.name, self.group, inputs=joined[0], outputs=joined[1])
         if self.group is not None and cut is not None:
-            return SummedLinear(linear, shape.name, self.group)
+            return RowParallelLinear(linear, shape.name, self.group)
         return AdaptableLinear(linear, shape.name)
 
     def _joined(self, height: int, cols: Callable[[Shard], slice]) -> tuple[list[slice], list[slice]] | None:
