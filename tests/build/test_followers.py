@@ -24,7 +24,7 @@ from paged_sdk.build.ranks.ranks import Seat
 from paged_sdk.config.build import BuildSettings
 from paged_sdk.config.env import Environment, Launch
 from paged_sdk.parallel.group import Group, Message
-from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.rendezvous import Rendezvous
 from rank_threads import free_port, run_ranks
 
 
@@ -133,18 +133,18 @@ def test_a_launched_rank_without_memory_for_a_step_says_so(tmp_path: Path, monke
     said: list[str] = []
 
     def first() -> None:
-        meeting = Meeting(Launch(rank=0, size=2, address="localhost", port=port), lambda: None)
-        meeting.compare({}, lambda: None)
-        group = Group(0, 2, meeting.explain)
-        launched._join(meeting, group, torch.device("cpu"), lambda: None)
-        said.append(str(meeting.explain(RuntimeError("broken"))))
+        rendezvous = Rendezvous(Launch(rank=0, size=2, address="localhost", port=port), lambda: None)
+        rendezvous.compare({}, lambda: None)
+        group = Group(0, 2, rendezvous.explain)
+        launched._join(rendezvous, group, torch.device("cpu"), lambda: None)
+        said.append(str(rendezvous.explain(RuntimeError("broken"))))
         group.leave()
-        meeting.close()
+        rendezvous.close()
 
     thread = threading.Thread(target=first)
     thread.start()
-    meeting = Meeting(Launch(rank=1, size=2, address="localhost", port=port), lambda: None)
-    with pytest.raises(OutOfMemoryError, match=r"compute rank 1's part of .*: no 64 bytes"), meeting.failing():
-        follow_launch(meeting, loading(tmp_path, BuildSettings(device="cpu")))
+    rendezvous = Rendezvous(Launch(rank=1, size=2, address="localhost", port=port), lambda: None)
+    with pytest.raises(OutOfMemoryError, match=r"compute rank 1's part of .*: no 64 bytes"), rendezvous.failing():
+        follow_launch(rendezvous, loading(tmp_path, BuildSettings(device="cpu")))
     thread.join()
     assert "rank 1 of 2 has ended: OutOfMemoryError" in said[0]

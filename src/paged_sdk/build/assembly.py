@@ -45,7 +45,7 @@ from paged_sdk.engine.engine import Engine
 from paged_sdk.kernels.native.library import Workspace, load
 from paged_sdk.logs import get_logger
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.meeting import Meeting
+from paged_sdk.parallel.rendezvous import Rendezvous
 from paged_sdk.parallel.shard import shape_of_ranks
 from paged_sdk.runner.image_queue import ImageQueue
 from paged_sdk.runner.image_vectors import ImageVectors
@@ -93,8 +93,8 @@ def load_parts(
     if settings.draft is not None:
         devices += choose_devices(settings.draft.settings, devices[0])
     check_ranks(settings, size, devices)
-    meeting = None if launch is None else Meeting(launch, check_cancelled)
-    with nullcontext() if meeting is None else meeting.failing():
+    rendezvous = None if launch is None else Rendezvous(launch, check_cancelled)
+    with nullcontext() if rendezvous is None else rendezvous.failing():
         path = model_path(source, settings)
         encoder = encoder_file(source, settings, path)
         check_cancelled()
@@ -110,31 +110,31 @@ def load_parts(
             encoder=encoder,
             backends=backends,
         )
-        parts = _load_ranks(loading, seats, meeting, proposer)
+        parts = _load_ranks(loading, seats, rendezvous, proposer)
     if parts is None:
         raise SystemExit(0)
     return parts
 
 
 def _load_ranks(
-    loading: Loading, seats: Sequence[Seat], meeting: Meeting | None, proposer: Proposer | None
+    loading: Loading, seats: Sequence[Seat], rendezvous: Rendezvous | None, proposer: Proposer | None
 ) -> ModelParts | None:
     """Load a model or, with several ranks, this rank's shard.
 
     :param seats: the seats of this process and of the ranks that it starts
-    :param meeting: the rendezvous of ranks that were launched separately; None: this process starts any other ranks
+    :param rendezvous: connects ranks that were launched separately; None: this process starts any other ranks
     :returns: None on ranks other than 0, after rank 0 has ended
     """
     followers: Followers | None = None
     try:
         with alone_on(*loading.devices), memory_must_do(loading.path), kept_on(seats[0].processors):
             loading = evolve(loading, workspace=_workspace(loading.devices, loading.settings))
-            if meeting is not None and meeting.launch.rank > 0:
-                follow_launch(meeting, loading)
-                meeting.close()
+            if rendezvous is not None and rendezvous.launch.rank > 0:
+                follow_launch(rendezvous, loading)
+                rendezvous.close()
                 return None
-            if meeting is not None:
-                followers = Followers(LaunchedRanks(meeting, loading))
+            if rendezvous is not None:
+                followers = Followers(LaunchedRanks(rendezvous, loading))
             elif len(seats) > 1:
                 check_division(loading, len(seats))  # before starting processes, which takes seconds
                 followers = Followers(ChildRanks(loading, seats))

@@ -21,7 +21,7 @@ from paged_sdk.logs import get_logger
 from paged_sdk.parallel.lifelines import TOKEN_BYTES, Lifelines, attach, listen, welcome
 from paged_sdk.parallel.shard import SETTING
 
-__all__ = ["CheckCancelled", "Meeting"]
+__all__ = ["CheckCancelled", "Rendezvous"]
 
 _log = get_logger(__name__)
 
@@ -44,7 +44,7 @@ CheckCancelled = Callable[[], None]
 """Is called while something else is waited for or done, and raises to end that."""
 
 
-class Meeting:
+class Rendezvous:
     """Connects the ranks of a launch before and beside their :class:`~paged_sdk.parallel.group.Group`.
 
     Ranks publish their state in a TCPStore of torch.distributed, in the process of rank 0 or of torchrun's agent. Every

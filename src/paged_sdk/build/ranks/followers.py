@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from paged_sdk.errors import EngineError
 from paged_sdk.kernels.step import InsertedRows
 from paged_sdk.parallel.group import Group
-from paged_sdk.parallel.meeting import CheckCancelled
 from paged_sdk.parallel.messages import END, WAY, StepWriter
+from paged_sdk.parallel.rendezvous import CheckCancelled
 from paged_sdk.system.owner import Owner
 from paged_sdk.types.step import Step
 
