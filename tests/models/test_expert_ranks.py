@@ -79,7 +79,7 @@ SHORT: Final = (
 def model_of(config: Mapping[str, Any], tensors: Mapping[str, Tensor], form: Form, group: Group | None) -> DecoderModel:
     workspace = Workspace(library(), num_threads=1) if form.is_native else None
     policy = WeightPolicy(isq=form.isq, workspace=workspace)
-    return load_model(config, DictSource(tensors), dtype=form.dtype, device=CPU, policy=policy, group=group)
+    return load_model(config, DictSource(tensors), dtype=form.dtype, placement=CPU, policy=policy, group=group)
 
 
 def said(model: DecoderModel, form: Form, *, fused: bool) -> Tensor:

@@ -138,7 +138,7 @@ def _loaded(
         checkpoint.config,
         checkpoint.source,
         dtype=dtype,
-        device=_CPU,
+        placement=_CPU,
         policy=policy,
         on_progress=lambda done, total: check_cancelled(),
         num_threads=threads,

@@ -136,7 +136,7 @@ class _FamilyPlan:
             self.content,
             source,
             dtype=dtype,
-            device=placement,
+            placement=placement,
             policy=policy,
             on_progress=on_progress,
             num_threads=num_threads,

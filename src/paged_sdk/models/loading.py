@@ -35,7 +35,7 @@ def load_model(
     source: WeightSource,
     *,
     dtype: torch.dtype,
-    device: torch.device | Placement,
+    placement: Placement | torch.device,
     policy: WeightPolicy = DENSE,
     on_progress: Callable[[int, int], None] | None = None,
     num_threads: int = 1,
@@ -48,7 +48,7 @@ def load_model(
     :param config: ``config.json``'s content
     :param source: the weights; stays open, and tensors that the model does not use are not read
     :param dtype: dtype of weights, activations, keys and values
-    :param device: the device of the whole model, or a placement of its parts
+    :param placement: the devices of the model's parts, or the device of the whole model
     :param policy: chooses the form of each matrix; by default matrices are decoded
     :param on_progress: called with the number of tensors loaded and the number of all tensors, on the thread that
         loaded one; an exception from it ends loading
@@ -59,7 +59,7 @@ def load_model(
     :raises CheckpointError: the config is invalid, or a tensor is missing or has another shape than the config implies
     """
     shape, names = read_shape(config, source)
-    places = device if isinstance(device, Placement) else Placement.on(device, shape.num_layers)
+    places = placement if isinstance(placement, Placement) else Placement.on(placement, shape.num_layers)
     shard = WHOLE if group is None else shard_of(shape, group.rank, group.size)
     loader = WeightLoader(
         source,
